@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adapterhub.data.chat_formats import messages_of
+from adapterhub.data.chat_formats import ARGUMENTS, messages_of
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.generation import GenerationOptions
@@ -82,6 +82,11 @@ def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) 
     task = task.of_chats(setting)
     if (chat := task.chat_example(messages)) is not None:
         return task, chat
+    if any(ARGUMENTS in each for each in prompt):
+        raise ConfigError(
+            f"{ARGUMENTS}, and no chat template writes the prompts of this adapter",
+            expected=f"a request without {ARGUMENTS}",
+        )
     if len(messages) == 1 and messages[0][0] == "user":
         return task, task.example((messages[0][1],), predictor.data)
     raise ConfigError(

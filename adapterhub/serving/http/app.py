@@ -43,6 +43,7 @@ from adapterhub.serving.http.openai_generation import ENDPOINTS as OPENAI_GENERA
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
 from adapterhub.serving.http.scoring import ENDPOINTS as SCORING
 from adapterhub.serving.http.service import Service
+from adapterhub.serving.http.shapes import ClientRequest
 from adapterhub.serving.http.text_embeddings import ENDPOINTS as TEXT_EMBEDDINGS
 from adapterhub.web.connections import MOST_HEADER_BYTES
 from adapterhub.web.headers import SECURE_HEADERS
@@ -108,6 +109,8 @@ class _Handler:
                 call.body = self.endpoint.read(call)
             elif self.endpoint.request is not None:
                 call.body = self.endpoint.request.model_validate_json(call.raw_body)
+            if isinstance(call.body, ClientRequest):
+                call.body.check()
             response = rendered(await self.endpoint.answer(call))
         except ClientDisconnect:
             raise

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import (
+    FOR_ALL,
     InferenceRequest,
     inference_inputs,
     listed_at_most,
@@ -74,7 +75,7 @@ async def _classes(
     own = "sigmoid" if "labels" in printed_names(facts) else "softmax"
     if "value" in printed_names(facts):
         own = "none"
-    refuse_unless(asked.options, {"function_to_apply": (own,)})
+    refuse_unless(asked.options, {"function_to_apply": (own,)}, acts=("top_k", *FOR_ALL))
     most = listed_at_most(asked.options, "top_k")
     answers, _ = await _answers(call, facts, asked)
     return [
@@ -91,6 +92,8 @@ async def _zero_shot(
     They are the adapter's own, or hypotheses for an adapter that was trained to say whether one
     text follows from another (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
     """
+    known = ("candidate_labels", "multi_label", "hypothesis_template", *FOR_ALL)
+    refuse_unless(asked.options, {}, acts=known)
     labels = _candidates(asked.options)
     texts, single = inference_inputs(asked.inputs)
     if not all(isinstance(each, str) for each in texts):
@@ -184,7 +187,8 @@ def _ranked(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, An
 
 async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
     groups = ("simple", "first", "average", "max")
-    refuse_unless(asked.options, {"aggregation_strategy": groups})
+    known = ("ignore_labels", *FOR_ALL)
+    refuse_unless(asked.options, {"aggregation_strategy": groups, "stride": (0,)}, acts=known)
     ignored = asked.options.get("ignore_labels") or []
     if not isinstance(ignored, list):
         raise RequestError(
@@ -208,10 +212,17 @@ def _entity(entity: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_OF_SPANS: dict[str, tuple[Any, ...]] = {
+    "top_k": (1,),
+    "align_to_words": (False,),
+    "handle_impossible_answer": (False,),
+}
+
+
 async def _answer_spans(
     call: Call, facts: AdapterFacts, asked: InferenceRequest
 ) -> list[Any] | dict[str, Any]:
-    refuse_unless(asked.options, {"top_k": (1,)})
+    refuse_unless(asked.options, _OF_SPANS, acts=FOR_ALL)
     answers, single = await _answers(call, facts, asked)
     found = [
         {name: each[name] for name in ("answer", "start", "end")}
@@ -227,7 +238,7 @@ def _sigmoid(margin: float) -> float:
 
 
 async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
-    refuse_unless(asked.options, {"targets": ([],)})
+    refuse_unless(asked.options, {"targets": ([],)}, acts=("top_k", *FOR_ALL))
     most = listed_at_most(asked.options, "top_k", LISTED_FILLS)
     answers, single = await _answers(call, facts, asked)
 
@@ -275,7 +286,13 @@ def _token_id(tokenizer: Any, token: str) -> int | None:
 async def _vectors(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[Any]:
     refuse_unless(
         asked.options,
-        {"normalize": (True,), "prompt_name": ("query",), "encoding_format": ("float",)},
+        {
+            "normalize": (True,),
+            "prompt_name": ("query",),
+            "encoding_format": ("float",),
+            "truncation_direction": ("right", "Right"),
+        },
+        acts=("dimensions", *FOR_ALL),
     )
     answers, single = await _answers(call, facts, asked)
     vectors = [answer["vector"] for answer in answers]
@@ -285,6 +302,7 @@ async def _vectors(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> 
 
 async def _similarities(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> list[float]:
     source, others = asked.inputs["source_sentence"], asked.inputs.get("sentences")
+    refuse_unless(asked.options, {}, acts=FOR_ALL)
     texts = [source, *(others if isinstance(others, list) else [])]
     if not isinstance(others, list) or not others or not all(isinstance(t, str) for t in texts):
         raise RequestError(

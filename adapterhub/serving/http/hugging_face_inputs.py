@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from adapterhub.serving.http.errors import RequestError
 
+FOR_ALL = ("truncate", "truncation", "options", "user")
+"""Parameters of all tasks; the options are those of queues and caches of the hosted service."""
 _ROWS = (("question", "context"), ("text", "text_pair"))  # names of two texts in one input
 
 
@@ -18,6 +20,7 @@ class InferenceRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     inputs: Any
+    model: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
     stream: bool | None = None
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from adapterhub.serving.http.call import AdapterFacts, Call
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.hugging_face_inputs import InferenceRequest, inference_inputs
+from adapterhub.serving.http.hugging_face_inputs import FOR_ALL, InferenceRequest, inference_inputs
 from adapterhub.serving.http.shapes import refuse_unless
 from adapterhub.serving.http.text_generation import (
     event_stream,
@@ -64,7 +64,8 @@ def _all_options(asked: InferenceRequest) -> dict[str, Any]:
             expected='an object such as {"max_new_tokens": 20}',
         )
     options = {**asked.options, **own}
-    refuse_unless(options, _NOT_GENERATED)
+    known = (*_GENERATES, "return_full_text", "details", "generate_parameters", *FOR_ALL)
+    refuse_unless(options, _NOT_GENERATED, acts=known)
     return options
 
 
@@ -84,6 +85,10 @@ _NOT_GENERATED: dict[str, tuple[Any, ...]] = {
     "adapter_id": (),
     "truncate": (True, False),
     "num_beams": (1,),
+    "min_new_tokens": (0,),
+    "clean_up_tokenization_spaces": (False,),
+    "src_lang": (),
+    "tgt_lang": (),
 }
 
 

@@ -18,11 +18,21 @@ from starlette.responses import JSONResponse, Response
 from adapterhub import __version__
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.shapes import refuse_unless
 
 _HEAD_LENGTH = "inference-header-content-length"
 _BINARY = "binary_data_size"
 _PREDICTION = "prediction"
 _TYPES = {"FP32": "<f4", "INT64": "<i8"}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "sequence_id": (0, ""),
+    "sequence_start": (False,),
+    "sequence_end": (False,),
+    "priority": (0,),
+    "timeout": (0,),
+    "content_type": ("str", "hf"),
+}
+"""Parameters of requests that are not supported, with the values that change nothing."""
 _LENGTH = 4  # bytes of the length in front of an element
 
 
@@ -293,8 +303,22 @@ def _model_of(call: Call) -> str:
     return f"{name}@{version}" if version else name
 
 
+def _refuse_ignored(asked: InferRequest) -> None:
+    """Refuse parameters that would be ignored.
+
+    Raises:
+        RequestError: there are some.
+    """
+    refuse_unless(asked.parameters, _NEUTRAL, acts=("binary_data_output",))
+    for tensor in asked.inputs:
+        refuse_unless(tensor.parameters, {}, acts=(_BINARY, "content_type"))
+    for output in asked.outputs or ():
+        refuse_unless(output.parameters, {"classification": (0,)}, acts=("binary_data",))
+
+
 async def _infer(call: Call) -> dict[str, Any] | Response:
     asked: InferRequest = call.body
+    _refuse_ignored(asked)
     found = await call.predict(_model_of(call), texts_of_tensors(asked.inputs))
     outputs = chosen_outputs(output_tensors(found.answers), asked.outputs)
     answer = InferResponse(

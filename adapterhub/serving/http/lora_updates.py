@@ -6,14 +6,15 @@ verified, as everywhere. What a client calls `lora_path` is this reference.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from adapterhub.serving.http.call import Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.shapes import ClientRequest
 
 
-class LoadLoraRequest(BaseModel):
+class LoadLoraRequest(ClientRequest):
     """A name for clients, and the reference that it means: `lora_path`, as vLLM calls it."""
 
     lora_name: str = Field(min_length=1, max_length=200)
@@ -21,7 +22,7 @@ class LoadLoraRequest(BaseModel):
     load_inplace: bool = False
 
 
-class UnloadLoraRequest(BaseModel):
+class UnloadLoraRequest(ClientRequest):
     """The name that is served no more."""
 
     lora_name: str

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from adapterhub.data.chat_formats import ARGUMENTS
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
+    ClientRequest,
     ModelAnswer,
     ModelUsage,
     TextsOrTokens,
@@ -18,7 +20,6 @@ from adapterhub.serving.http.shapes import (
     listed_inputs,
     new_id,
     now,
-    refuse_unless,
     usage_of,
     writes_texts,
     writing_facts,
@@ -40,9 +41,31 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
     "logit_bias": ({},),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
     "functions": ([],),
+    "function_call": ("none", "auto"),
+    "documents": ([],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "priority": (0,),
+    "verbosity": ("medium",),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
@@ -52,16 +75,27 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """What clients may send that is not supported, with the values that change nothing."""
 
 
-class StreamOptions(BaseModel):
+_OWN_ARGUMENTS = frozenset(
+    {"tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
+     "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+     "conversation", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)  # fmt: skip
+"""Arguments of `apply_chat_template` that are no variables of a template."""
+_NEUTRAL_OF_STREAMS = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+
+
+class StreamOptions(ClientRequest):
     """What a stream has besides the text."""
+
+    neutral = _NEUTRAL_OF_STREAMS
 
     include_usage: bool = False
 
 
-class WritingRequest(BaseModel):
+class WritingRequest(ClientRequest):
     """What requests for texts have in common; fields that are not here are not supported."""
 
-    model_config = ConfigDict(extra="allow")
+    neutral = _NEUTRAL
 
     model: str
     temperature: float | None = Field(None, ge=0, le=100)
@@ -74,12 +108,20 @@ class WritingRequest(BaseModel):
     stream_options: StreamOptions | None = None
 
     def check(self) -> None:
-        """Refuse what is not supported.
+        """Refuse fields that would be ignored.
 
         Raises:
-            RequestError: a field has a value that would be ignored.
+            RequestError: there are some.
         """
-        refuse_unless(self.model_extra or {}, _NEUTRAL)
+        super().check()
+        if self.stream_options is not None:
+            self.stream_options.check()
+            if not self.stream:
+                raise RequestError(
+                    "stream_options without a stream",
+                    parameter="stream_options",
+                    expected="stream: true",
+                )
 
     @property
     def with_usage(self) -> bool:
@@ -122,6 +164,7 @@ class ChatRequest(WritingRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -205,16 +248,27 @@ class CompletionResponse(ModelAnswer):
 # Chats
 
 
-def chat_messages(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Return messages as chat templates read them.
+def chat_messages(
+    messages: Sequence[ChatMessage], arguments: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them, and what a template gets besides.
 
     Raises:
-        RequestError: a message has something else than text.
+        RequestError: a message has something else than text, or an argument is the server's own.
     """
-    return [_message(number, each) for number, each in enumerate(messages)]
+    if own := sorted(_OWN_ARGUMENTS.intersection(arguments or ())):
+        raise RequestError(
+            f"{', '.join(own)} in chat_template_kwargs",
+            parameter="chat_template_kwargs",
+            expected="variables of the adapter's chat template, such as enable_thinking",
+        )
+    found = [_message(number, each) for number, each in enumerate(messages)]
+    if arguments:
+        found[0][ARGUMENTS] = dict(arguments)
+    return found
 
 
-def _message(number: int, message: ChatMessage) -> dict[str, str]:
+def _message(number: int, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     place = f"messages[{number}]"
     if isinstance(content, list):
@@ -223,10 +277,15 @@ def _message(number: int, message: ChatMessage) -> dict[str, str]:
                 f"content of the type {wrong[0]!r}", parameter=place, expected="the type text"
             )
         content = "".join(each.text for each in content)
-    calls = message.model_extra or {}
-    if content is None or calls.get("tool_calls") or calls.get("function_call"):
+    more = {k: v for k, v in (message.model_extra or {}).items() if v not in (None, [])}
+    if content is None or "tool_calls" in more or "function_call" in more:
         raise RequestError("a message without a text", parameter=place, expected="content")
-    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if ARGUMENTS in more:
+        raise RequestError(
+            f"{ARGUMENTS} in a message", parameter=place, expected=f"{ARGUMENTS} beside messages"
+        )
+    role = "system" if message.role == "developer" else message.role
+    return {**more, "role": role, "content": content}
 
 
 async def _chat(call: Call) -> ChatResponse | Response:
@@ -241,7 +300,6 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
         RequestError: something is asked for that is not supported.
         AdapterhubError: it cannot be written.
     """
-    asked.check()
     await writing_facts(call, model)
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError(
@@ -251,7 +309,8 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
-    (text,) = await start_texts(call, model, [chat_messages(asked.messages)], options)
+    prompt = chat_messages(asked.messages, asked.chat_template_kwargs)
+    (text,) = await start_texts(call, model, [prompt], options)
     if asked.stream:
         return event_stream(call, _chat_events(text, asked))
     whole = await text.result()
@@ -322,7 +381,6 @@ def _usage(texts: Sequence[GeneratedText]) -> ModelUsage:
 
 async def _completion(call: Call) -> CompletionResponse | Response:
     asked: CompletionRequest = call.body
-    asked.check()
     facts = await writing_facts(call, asked.model)
     prompts = await listed_inputs(call, asked.prompt, facts, "prompt")
     options = asked.options(max_tokens=asked.max_tokens, logprobs=asked.logprobs)

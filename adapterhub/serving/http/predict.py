@@ -7,11 +7,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.shapes import ClientRequest
 
 _TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.", "It was full.")
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(ClientRequest):
     """Inputs for an adapter, each as `adapterhub predict` takes it."""
 
     model_config = ConfigDict(extra="forbid")

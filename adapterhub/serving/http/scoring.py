@@ -16,6 +16,7 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.openai_embeddings import in_base64
 from adapterhub.serving.http.shapes import (
     AdapterRequest,
+    ClientRequest,
     ModelAnswer,
     ModelUsage,
     Texts,
@@ -114,7 +115,7 @@ class RankedDocument(BaseModel):
     text: str
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(ClientRequest):
     """A query, and documents to rank by it; or `texts`, as text-embeddings-inference asks."""
 
     model: str | None = None

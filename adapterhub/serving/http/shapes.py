@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapters import BareBackbone
@@ -20,6 +20,8 @@ from adapterhub.serving.http.errors import RequestError, WrongShapeError
 from adapterhub.serving.http.openapi import shown_path
 from adapterhub.tasks._writing import written_text
 
+BESIDE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+"""Fields that say something of the client, which no answer depends on."""
 Texts = str | list[str]
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
 """Texts, or tokens of the backbone in place of each of them."""
@@ -31,7 +33,35 @@ def now() -> int:
     return int(time.time())
 
 
-class AdapterRequest(BaseModel):
+class ClientRequest(BaseModel):
+    """A body of a client: each of its fields acts, changes nothing, or is refused.
+
+    A field that is null is as if it was not there.
+
+    Attributes:
+        neutral: fields that are not supported, with the values that change nothing.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check(self) -> None:
+        """Refuse fields that would be ignored.
+
+        Raises:
+            RequestError: there are some.
+        """
+        refuse_unless(self.model_extra or {}, self.neutral, acts=BESIDE)
+
+
+class AdapterRequest(ClientRequest):
     """What each request has.
 
     Attributes:
@@ -243,22 +273,40 @@ def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
 
 
 def refuse_unless(
-    parameters: Mapping[str, Any], neutral: Mapping[str, Sequence[Any]], hint: str = ""
+    parameters: Mapping[str, Any],
+    neutral: Mapping[str, Sequence[Any]],
+    hint: str = "",
+    *,
+    acts: Collection[str] | None = None,
 ) -> None:
     """Refuse parameters that have another value than those that change nothing.
 
+    Args:
+        parameters: those of the client; null is none.
+        neutral: the values that change nothing.
+        hint: what to do instead.
+        acts: the other names that may be given. None: any.
+
     Raises:
-        RequestError: one has.
+        RequestError: one has; the error names all of them.
     """
-    for name, values in neutral.items():
-        value = parameters.get(name)
-        if value is not None and value not in values:
-            raise RequestError(
-                f"{name} is not supported",
-                parameter=name,
-                expected=" or ".join(map(repr, values)) or f"a request without {name}",
-                hint=hint,
-            )
+    unknown = () if acts is None else (name for name in parameters if name not in acts)
+    looked_at = dict.fromkeys((*neutral, *unknown))
+    refused = [
+        name
+        for name in looked_at
+        if parameters.get(name) is not None and parameters[name] not in neutral.get(name, ())
+    ]
+    if not refused:
+        return
+    names = ", ".join(name[:40] for name in refused[:8])
+    known = [f"{n} {' or '.join(map(repr, neutral[n]))}" for n in refused if neutral.get(n)]
+    raise RequestError(
+        f"{names} {'is' if len(refused) == 1 else 'are'} not supported",
+        parameter=refused[0][:40],
+        expected=", ".join(known) or f"a request without {names}",
+        hint=hint,
+    )
 
 
 # Which adapter

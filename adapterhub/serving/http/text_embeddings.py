@@ -16,6 +16,7 @@ from adapterhub import __version__
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
+    ClientRequest,
     TextsOrTokens,
     check_dimensions,
     chosen_facts,
@@ -30,7 +31,7 @@ from adapterhub.serving.http.shapes import (
 _LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
 
 
-class EmbedRequest(BaseModel):
+class EmbedRequest(ClientRequest):
     """Texts, or the tokens of each."""
 
     model: str | None = None
@@ -42,7 +43,7 @@ class EmbedRequest(BaseModel):
     dimensions: int | None = None
 
 
-class PredictPairsRequest(BaseModel):
+class PredictPairsRequest(ClientRequest):
     """A text, a pair of texts, or a list of lists of one or two texts."""
 
     model: str | None = None

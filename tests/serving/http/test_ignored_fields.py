@@ -1,0 +1,137 @@
+"""A field of a request acts, changes nothing by its value, or is refused by its name."""
+
+from __future__ import annotations
+
+import pytest
+from http_client import ask
+from http_service import running, service_of
+from served import TEXTS, TaskExample, write_adapter
+
+from adapterhub.serving import Engine
+from adapterhub.serving.adapters import BareBackbone
+
+CHAT = {"messages": [{"role": "user", "content": "a plot"}], "max_tokens": 4, "temperature": 0}
+TEXT = {"prompt": "a plot", "max_tokens": 4, "temperature": 0}
+THINKING = (
+    "{% for m in messages %}{{ m['content'] }}{{ m['name'] }} {% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}the end the end{% endif %}"
+)
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+BODIES = {
+    CHAT_PATH: {"model": "writer", **CHAT},
+    "/models/writer/v1/chat/completions": {"model": "writer", **CHAT},
+    TEXT_PATH: {"model": "writer", **TEXT},
+    "/v1/predict": {"model": "classes", "inputs": ["a plot"]},
+    "/v1/embeddings": {"model": "vectors", "input": "a plot"},
+    "/embed": {"model": "vectors", "inputs": "a plot"},
+    "/predict": {"model": "classes", "inputs": "a plot"},
+    "/classify": {"model": "classes", "input": ["a plot"]},
+    "/pooling": {"model": "classes", "input": ["a plot"]},
+    "/score": {"model": "vectors", "text_1": "a plot", "text_2": ["fine"]},
+    "/rerank": {"model": "vectors", "query": "a plot", "documents": ["fine"]},
+    "/models/classes": {"inputs": "a plot"},
+    "/models/vectors": {"inputs": "a plot"},
+    "/models/writer": {"inputs": "a plot", "parameters": {"max_new_tokens": 4}},
+}
+
+
+@pytest.fixture(scope="module")
+def url(backbones, tmp_path_factory):
+    backbone, folder = backbones("llama"), tmp_path_factory.mktemp("ignored")
+    examples = {
+        "writer": TaskExample("causal-lm(new_tokens=4)", "causal-lm"),
+        "vectors": TaskExample("embedding", "embedding"),
+        "classes": TaskExample("classification", "classification", ("neg", "pos")),
+    }
+    folders = {n: write_adapter(backbone, folder / n, example=e) for n, e in examples.items()}
+    with Engine(str(backbone)) as engine:
+        bare = engine.adapters.find(BareBackbone.TEXTS).result()
+        bare.predictor.tokenizer.chat_template = THINKING
+        with running(service_of(engine, folders)) as url:
+            yield url
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_unknown_fields_are_refused_by_name_and_null_is_no_field(url, path):
+    body = BODIES[path]
+    assert ask(url, path, body).status == 200
+    for name, value in (("min_q", 0.1), ("whatever", {"a": 1}), ("whatever", [])):
+        answer = ask(url, path, {**body, name: value})
+        assert answer.status in (400, 422), answer.data.decode()
+        assert name in answer.data.decode()
+    two = ask(url, path, {**body, "whatever": 1, "min_q": 1})
+    assert "whatever" in two.data.decode()
+    assert "min_q" in two.data.decode()
+    nulls = {"truncate": None, "encoding_format": None, "stream": None, "whatever": None}
+    accepted = ask(url, path, {**body, **(nulls if path != "/v1/predict" else {"truncate": None})})
+    assert accepted.status == 200, accepted.data.decode()
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"repetition_penalty": 8.0}, {"min_p": 0.9}, {"stop_token_ids": [5]}, {"min_tokens": 4},
+        {"tool_choice": "required"}, {"guided_choice": ["yes"]}, {"prompt_logprobs": 1},
+        {"reasoning_effort": "none"}, {"enable_thinking": False}, {"ignore_eos": True},
+        {"add_generation_prompt": False}, {"continue_final_message": True}, {"store": True},
+        {"skip_special_tokens": False}, {"stream_options": {"whatever": 1}, "stream": True},
+        {"stream_options": {"include_usage": True}}, {"bad_words": ["a"]}, {"documents": [{}]},
+    ],
+    ids=lambda field: "-".join(field),
+)  # fmt: skip
+def test_what_would_change_a_text_and_is_not_supported(url, path, field):
+    answer = ask(url, path, {**BODIES[path], **field})
+    assert answer.status == 400, answer.data.decode()
+    assert next(iter(field)) in answer.data.decode() or "whatever" in answer.data.decode()
+
+
+def test_values_that_change_nothing(url):
+    field = {"repetition_penalty": 1.0, "min_p": 0, "tool_choice": "none", "store": False,
+             "stop_token_ids": [], "user": "x", "skip_special_tokens": True}  # fmt: skip
+    for path in (CHAT_PATH, TEXT_PATH):
+        assert ask(url, path, {**BODIES[path], **field}).status == 200
+
+
+def test_arguments_of_a_chat_template_change_the_prompt(url):
+    def tokens(**more):
+        answer = ask(url, CHAT_PATH, {**BODIES[CHAT_PATH], **more})
+        assert answer.status == 200, answer.data.decode()
+        return answer.json["usage"]["prompt_tokens"]
+
+    plain = tokens()
+    assert tokens(chat_template_kwargs={"enable_thinking": True}) == plain
+    assert tokens(chat_template_kwargs={"enable_thinking": False}) > plain
+    named = [{**CHAT["messages"][0], "name": "the great actor"}]
+    assert tokens(messages=named) > plain
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "add_generation_prompt"),
+        ({"chat_template_kwargs": {"tools": [{}]}}, "tools"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "a", "chat_template_kwargs": {}}]}, "beside"),
+    ],
+)
+def test_arguments_that_are_no_variables_of_a_template(url, body, word):
+    answer = ask(url, CHAT_PATH, {**BODIES[CHAT_PATH], **body})
+    assert answer.status in (400, 422)
+    assert word in answer.data.decode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"parameters": {"whatever": 1}},
+        {"outputs": [{"name": "label", "parameters": {"classification": 2}}]},
+    ],
+)
+def test_parameters_of_the_inference_protocol(url, body):
+    path = "/v2/models/classes/infer"
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXTS[0]]}
+    assert ask(url, path, {"inputs": [tensor], "parameters": {"priority": 0}}).status == 200
+    answer = ask(url, path, {"inputs": [tensor], **body})
+    assert answer.status == 400, answer.data.decode()
+    assert "not supported" in answer.data.decode()
