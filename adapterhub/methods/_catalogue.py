@@ -218,6 +218,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     'invertible': ('invertible', 'an invertible change of the embeddings, undone in front of the output layer', 'Pfeiffer et al. 2020, https://arxiv.org/abs/2005.00052', 0.001, None, {
         'reduction': (int, 2, "each network's input width divided by its hidden width"),
         'activation': (str, 'relu', 'activation function, by its transformers name'),
+        'undone': (bool, True, 'undo the change in front of the output layer'),
     }),
     'kasa': ('kasa', "updates in the form of an SVD, in place of the weight's smallest components", 'Wang et al. 2024, https://arxiv.org/abs/2412.06071', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),

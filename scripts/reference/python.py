@@ -85,10 +85,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("attach", "load", "detach", "adapters", "Adapter"),
     ),
     "predict": (
-        "Open and predict",
+        "Train, open and predict",
         "An adapter, its backbone, tokenizer, task and labels as one object: "
         "[predicting](../../guides/predict.md).",
-        ("open", "inference.open.Predictor"),
+        ("train", "open", "inference.open.Predictor"),
     ),
     "route": (
         "Activate, compose, route",
