@@ -74,6 +74,7 @@ class DataOptions:
         None,
         "the column whose rows are held out together, such as speaker (null: by the task, such as "
         "all rows of a query, prompt or context; none: each text by itself)",
+        resumed="recorded",
     )
     train_target: str | None = option(
         None,
