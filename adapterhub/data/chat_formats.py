@@ -363,6 +363,29 @@ def turns_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [{k: v for k, v in t.items() if v is not None and k not in _LEARNED} for t in turns]
 
 
+def with_arguments(
+    messages: tuple[Message, ...], arguments: Mapping[str, Any]
+) -> tuple[Message, ...]:
+    """Return a chat with arguments of the chat template, where it has none of these names."""
+    if not arguments or not messages:
+        return messages
+    keys = _keys(messages[0])
+    keys[ARGUMENTS] = {**arguments, **keys.get(ARGUMENTS, {})}
+    return ((*messages[0][:2], json.dumps(keys, ensure_ascii=False)), *messages[1:])
+
+
+def shared_arguments(chats: Iterable[Sequence[Message]]) -> dict[str, Any]:
+    """Return the arguments of the chat template that all chats have, but tools and documents."""
+    found: list[dict[str, Any]] = []
+    for messages in chats:
+        given = _keys(messages[0]).get(ARGUMENTS, {}) if messages else {}
+        own = {k: v for k, v in given.items() if k not in ("tools", "documents")}
+        if not own or (found and own != found[0]):
+            return {}
+        found = [own]
+    return found[0] if found else {}
+
+
 def is_learned(message: Message) -> bool:
     """Return whether a message is learned: the assistant's, unless its `weight` is 0."""
     return message[0] == "assistant" and all(bool(_keys(message).get(k, True)) for k in _LEARNED)

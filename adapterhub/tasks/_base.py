@@ -221,6 +221,10 @@ class Task(ABC):
         """
         return self
 
+    def for_examples(self, examples: Sequence[Any]) -> Task:
+        """Return the task with the options that follow from the training examples."""
+        return self
+
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build an unlabelled example from the texts of a command line.
 

@@ -12,6 +12,7 @@ https://arxiv.org/abs/2107.02027).
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -33,8 +34,10 @@ from adapterhub.data.chat_formats import (
     may_be_empty,
     messages_of,
     opening,
+    shared_arguments,
     turns_of,
     weight_problem,
+    with_arguments,
     with_beside,
 )
 from adapterhub.data.columns import WANTS, ColumnChoice
@@ -113,6 +116,12 @@ class CausalLM(Generation, LearnsTokens):
     answer: str | None = option(
         None, "regular expression whose group must match (null: none, whole responses)"
     )
+    template_arguments: str | None = option(
+        None,
+        "arguments of the chat template, as JSON, for chats without their own (null: those that "
+        "all training chats have)",
+        omitted=True,
+    )
 
     name = "causal-lm"
     most_tokens = 1024
@@ -134,8 +143,33 @@ class CausalLM(Generation, LearnsTokens):
             raise ConfigError(f"answer is not a regular expression: {error}") from error
         if groups != 1:
             raise ConfigError(f"answer has {groups} groups", expected="one: '#### (.*)'")
+        if self.template_arguments is not None:
+            self._arguments()
         if self.generate and self.data == "text":
             raise ConfigError("raw text has no response to generate", hint="generate=false")
+
+    def _arguments(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.template_arguments or "{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f"template_arguments {one_line(str(self.template_arguments), 100)!r} is no object",
+                expected='JSON: {"enable_thinking": false}',
+            )
+        return found
+
+    def for_examples(self, examples: Sequence[Any]) -> CausalLM:
+        """Return the task with the arguments of the chat template that all chats have.
+
+        A chat at prediction is then written as those of the training.
+        """
+        if self.template_arguments is not None or not all(isinstance(e, Chat) for e in examples):
+            return self
+        shared = shared_arguments(example.messages for example in examples)
+        text = json.dumps(shared, ensure_ascii=False, sort_keys=True) if shared else None
+        return replace(self, template_arguments=text)
 
     @property
     def packs(self) -> bool:
@@ -263,12 +297,13 @@ class CausalLM(Generation, LearnsTokens):
         self, example: Any, tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False
     ) -> Tokens:
         """Tokenize an example; with `prompt` only up to the (last) response."""
+        given = self._arguments()
         if isinstance(example, Chat):
-            return _chat_tokens(example.messages, tokenizer, prompt)
+            return _chat_tokens(with_arguments(example.messages, given), tokenizer, prompt)
         template = prompt_template(self.template, tokenizer)
         if self.data == "pairs" and template is None:
-            pair = [("user", example.text), ("assistant", str(example.label or ""))]
-            return _chat_tokens(pair, tokenizer, prompt)
+            pair = (("user", example.text), ("assistant", str(example.label or "")))
+            return _chat_tokens(with_arguments(pair, given), tokenizer, prompt)
         if self.data == "text":
             ids = _start(example.text, tokenizer)
             closed = ids if prompt or not example.text.strip() else ended(ids, tokenizer)

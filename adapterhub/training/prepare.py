@@ -285,6 +285,8 @@ def _for_model(data: RunData, model: PreTrainedModel) -> RunData:
     """Return the data of a run with the options of its tasks that follow from the backbone."""
     parts = {name: _for_model(part, model) for name, part in data.parts.items()}
     task = data.task.for_model(model)
+    if not (parts or data.streams):
+        task = task.for_examples(data.train)
     note = task.model_note if task != data.task else ""
     return replace(data, task=task, parts=parts, notes=(*data.notes, *[note] * bool(note)))
 

@@ -14,6 +14,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._registry import dump_task
 from adapterhub.tasks._rows import IGNORED
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -385,6 +386,40 @@ def test_columns_of_another_form_are_refused(
     file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": turns("q1", "a1"), **columns}])
     with pytest.raises(DataError, match=expected):
         parse_task("causal-lm(data=chat)").read(str(file), DataOptions(text="messages"), "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([{"think": False}] * 3, '{"think": false}'),
+        ([{"think": False, "tools": TOOLS}] * 3, '{"think": false}'),
+        ([{"think": False}, {"think": True}, {"think": False}], None),
+        ([{"think": False}, {}, {"think": False}], None),
+        ([{"tools": TOOLS}] * 3, None),
+        ([{}] * 3, None),
+    ],
+)
+def test_prompts_are_written_as_all_chats_of_the_training(tmp_path, given, kept) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if think is defined and not think %}<no>{% endif %}"
+    )
+    rows = [{"messages": turns("q1", "a1"), "chat_template_kwargs": each} for each in given]
+    file = write_json_lines(tmp_path / "chats.jsonl", rows)
+    task = parse_task("causal-lm(data=chat)")
+    read = task.read(str(file), DataOptions(text="messages"), "train")
+    task = task.for_examples(read)
+    assert task.template_arguments == kept
+    assert parse_task(dump_task(task)) == task
+
+    def text(*messages):
+        row = task.encode([task.chat_example(messages)], Setting(tokenizer, 99), labelled=False)
+        return tokenizer.decode(row.rows[0]["input_ids"])
+
+    assert text(("user", "hi")) == ("hi<no>" if kept else "hi")
+    own = json.dumps({"chat_template_kwargs": {"think": True}})
+    assert text(("user", "hi", own)) == "hi"
 
 
 def test_columns_that_a_template_does_not_use_are_named(tmp_path: Path) -> None:
