@@ -19,6 +19,7 @@ _SIZES = {
     r"num_(key_value|kv)_heads": 2,
     r".*(num_heads|attention_heads|n_heads?)": 4,
     r"head_dim|d_kv|qk_.*head_dim|v_head_dim": 8,
+    r"rotary_dim": 4,
     r"hidden_size|d_model|n_embd|emb_dim|dim|embedding_size|embed_dim|word_embed_proj_dim": 32,
     r".*intermediate_size|.*ffn_dim|d_ff|n_inner|ffn_hidden_size|hidden_dim": 48,
     r"vocab_size|n_words": VOCAB,

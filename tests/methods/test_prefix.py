@@ -141,7 +141,7 @@ def test_a_size_of_zero_is_refused(option):
 PADDED_METHODS = ("prefix", "llama-adapter", "prompt", "p-tuning")
 PADDED = (
     "llama", "exaone4_5", "hyperclovax_vision_v2", "moss_transcribe_diarize", "gemma3", "qwen2_vl",
-    "afmoe", "apertus", "aria", "audioflamingo3", "qwen3", "mistral", "phi", "t5", "bart",
+    "afmoe", "apertus", "aria", "audioflamingo3", "qwen3", "mistral", "phi", "t5", "bart", "gptj",
 )  # fmt: skip
 
 
