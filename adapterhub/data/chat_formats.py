@@ -214,9 +214,9 @@ def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
     if len(pairs) != 1 or not all(_are_texts(table, column) for column in pairs[0]):
         return None
     name, text, target = " and ".join(pairs[0]), *pairs[0]
-    template = instruction_template(table.columns) if text.lower() == "instruction" else None
-    if template and all(_are_texts(table, column) for column in template_columns(template)):
-        return ChatFormat("Dolly" if "context" in columns else name, template, target)
+    both = instruction_template(table.columns) if text.lower() == "instruction" else None
+    if both and all(_are_texts(table, column) for column in template_columns(both)):
+        return ChatFormat("Dolly" if "context" in columns else name, both, target)
     return ChatFormat(name, text, target)
 
 
