@@ -209,7 +209,7 @@ def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
     same = {name: value for name, value in run.items() if name not in ("processes", STRETCHES)}
     train = dict(run.get("train", {}))
     rows = run.get("processes", 1) * train.pop("gradient_accumulation", 1)
-    size = train.get("batch_size", 1)
+    size = train.get("batch_size") or 1
     train = {n: v for n, v in train.items() if resumed_as(Recipe, ["train", n]) not in _COMPARED}
     return {**same, "train": train, ROWS: rows * size}
 
