@@ -629,3 +629,49 @@ def test_a_weight_that_a_helper_reads_has_its_adapter(cls, method):
     adapter.detach()
     assert torch.equal(model(x), bare)
     assert not torch.allclose(adapted, bare, atol=1e-4)
+
+
+class Windows(nn.Module):
+    """Attention whose trained bias torch's kernel takes as a mask, behind convolutions: MaxViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.GELU())
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.table = nn.Parameter(torch.randn(7, 2))
+        places = torch.arange(16)
+        self.register_buffer("places", (places[:, None] - places).clamp(-3, 3) + 3)
+
+    def forward(self, x):
+        x = self.stem(x).permute(0, 2, 3, 1).unflatten(2, (-1, 4)).unflatten(1, (-1, 4))
+        x = x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
+        q, k, v = self.qkv(x).unflatten(-1, (2, 12)).transpose(1, 2).chunk(3, -1)
+        bias = self.table[self.places].permute(2, 0, 1)[None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.proj(y.transpose(1, 2).flatten(2)) + x
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3", "oft", "norms", "full"])
+def test_a_bias_that_chooses_the_kernel_of_attention_is_as_before(method, layout):
+    """Torch computes attention with a mask that requires gradients by another kernel."""
+
+    def state():
+        each = [*model.named_parameters(), *model.named_buffers()]
+        return [(n, v.stride(), v.requires_grad, v.clone()) for n, v in each]
+
+    torch.manual_seed(0)
+    model, x = Windows().to(memory_format=layout).eval(), torch.randn(2, 3, 16, 16)
+    bare, before = model(x), state()
+    adapter = ah.attach(model, method if method in ("norms", "full") else f"{method}(sites=['*'])")
+    model.train()
+    model(x).pow(2).sum().backward()
+    torch.optim.SGD(adapter.parameters(), lr=0.1).step()
+    model.eval()
+    ah.merge(model, batch=(x,))
+    ah.unmerge(model)
+    adapter.detach()
+    assert torch.equal(model(x), bare)
+    for (*facts, value), (*known, own) in zip(state(), before, strict=True):
+        assert facts == known
+        assert torch.equal(value, own), known[0]
