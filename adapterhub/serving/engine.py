@@ -195,7 +195,10 @@ class ServingEngine:
         return self._stopped
 
     def busy_seconds(self) -> float:
-        """Return for how long the thread has computed one batch; 0 while it waits."""
+        """Return for how long the thread has made no progress; 0 while it waits.
+
+        Progress is a batch, a step of texts, or a pass of a model that writes one.
+        """
         return time.monotonic() - self._began if self._computing else 0.0
 
     @property
@@ -249,7 +252,7 @@ class ServingEngine:
                 raise TooLongError(encoded.lost, served.predictor.max_length)
             self._queue(request.size.tokens, lambda: self._waiting.append(request))
 
-        self._admit()
+        self._admit(deadline)
         source = _source(adapter, BareBackbone.VECTORS)
         self._accept(_Asked(source, _about(given), queue, lambda error: _fail(future, error)))
         return future
@@ -260,6 +263,7 @@ class ServingEngine:
         prompt: Prompt,
         options: GenerationOptions | None = None,
         deadline: float | None = None,
+        generation_time: float | None = None,
     ) -> TextGeneration:
         """Ask an adapter to write a text.
 
@@ -271,6 +275,8 @@ class ServingEngine:
                 the training of the adapter.
             options: how it is written.
             deadline: the seconds from now after which the text is worth nothing.
+            generation_time: the seconds that writing may take from the first token on, to which
+                the deadline does not apply then; None: the deadline holds for the whole text.
 
         Raises:
             OverloadedError: the queue is full.
@@ -282,6 +288,7 @@ class ServingEngine:
 
         def queue(served: ServedAdapter) -> None:
             request = self._write_request(generation, served, prompt, NextToken(how, seed, 0), ends)
+            request.generation_time = generation_time
             generation.reference, generation.digest = served.reference, served.digest
 
             def append() -> None:
@@ -291,7 +298,7 @@ class ServingEngine:
 
             self._queue(len(request.prompt.ids), append)
 
-        self._admit()
+        self._admit(deadline)
         source = _source(adapter, BareBackbone.TEXTS)
         self._accept(_Asked(source, _about(prompt), queue, generation.finish))
         return generation
@@ -324,7 +331,7 @@ class ServingEngine:
             encoded.limit,
         )
 
-    def _admit(self) -> None:
+    def _admit(self, deadline: float | None) -> None:
         """Count a request.
 
         Raises:
@@ -333,11 +340,13 @@ class ServingEngine:
         """
         with self._changed:
             self._refuse_stopped()
-            self.refuse_full()
+            self.refuse_full(deadline)
             self.counts["requests"] += 1
 
-    def refuse_full(self) -> None:
+    def refuse_full(self, deadline: float | None = None) -> None:
         """Refuse a request while the queue is full; a server does before it looks at its input.
+
+        Nobody is told to wait for longer than `deadline`: by then all that waits now has left.
 
         Raises:
             OverloadedError: the queue is full.
@@ -345,7 +354,10 @@ class ServingEngine:
         if self._queued >= self.queue_tokens:
             with self._changed:
                 self.counts["refused"] += 1
-            raise OverloadedError(self._queued, self.queue_tokens, self.expected_wait())
+            wait = self.expected_wait()
+            if deadline is not None:
+                wait = min(wait, max(deadline, 0.0))
+            raise OverloadedError(self._queued, self.queue_tokens, wait)
 
     def _queue(self, tokens: int, append: Callable[[], None]) -> None:
         with self._changed:
@@ -494,11 +506,15 @@ class ServingEngine:
 
     def _between_steps(self) -> None:
         """Compute a batch, and a step of texts, of other models than those that compute now."""
+        self._progress()
         with self._changed:
             batch = self._take()
         if batch:
             self._answer(batch)
         self._writers.step()
+
+    def _progress(self, *_: Any) -> None:
+        self._began = time.monotonic()
 
     def _begun(self, request: WriteRequest) -> None:
         """Count the prompt of a text no longer among those that wait."""
@@ -586,11 +602,15 @@ class ServingEngine:
 
     def _computed(self, batch: Sequence[_Request]) -> list[Answer]:
         """Return an answer for each request; of those that fail together, each half is tried."""
+        model = batch[0].served.model
+        seen = model.model.register_forward_pre_hook(self._progress)
         try:
-            return batch[0].served.model.compute([(r.served, r.encoded) for r in batch])
+            return model.compute([(r.served, r.encoded) for r in batch])
         except Exception as error:
             out_of_memory = is_out_of_memory(error)
             failed: Answer = _too_large(batch[0], error) if out_of_memory else error
+        finally:
+            seen.remove()
         if out_of_memory and torch.cuda.is_available():
             torch.cuda.empty_cache()
         if len(batch) == 1:

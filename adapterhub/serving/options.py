@@ -14,7 +14,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.registry.local import default_root
 from adapterhub.web.origins import is_loopback_address
 
-_TIMES = ("refresh", "deadline", "drain", "write_timeout")
+_TIMES = ("refresh", "deadline", "generation_time", "drain", "write_timeout")
 _SIZES = ("adapter_memory", "body")
 
 
@@ -40,6 +40,7 @@ class ServeOptions:
     adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")
     refresh: str = option("10s", "how often new versions are looked for; off: never")
     deadline: str = option("30s", "time until a request must be computed")
+    generation_time: str = option("5m", "time that a text may take from its first token on")
     drain: str = option("30s", "time to finish what is running when the server leaves")
     write_timeout: str = option("30s", "time after which a client that reads nothing is dropped")
     body: str = option("4MiB", "most bytes of a request")

@@ -11,6 +11,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.generation import GenerationOptions
 from adapterhub.serving.models import ServedAdapter
+from adapterhub.serving.requests import refuse_half_characters
 from adapterhub.tasks import Setting
 from adapterhub.tasks._language_models import Generation
 from adapterhub.tasks._rows import Row
@@ -51,6 +52,7 @@ def encode_prompt(
         ConfigError: the adapter does not write texts, or takes no chats.
         DataError: the prompt is of another form, or leaves no place for a text.
     """
+    refuse_half_characters(prompt)
     predictor = served.predictor
     task: Any = predictor.task
     predictor.writing(Writing())  # a model that cannot is refused

@@ -32,6 +32,7 @@ def read_example(given: Any, predictor: Predictor) -> Any:
     Raises:
         DataError: it is of another form, lacks a column or a text, or there are several.
     """
+    refuse_half_characters(given)
     examples, single = examples_of(given, predictor.task, predictor.data)
     if not single:
         raise DataError(
@@ -40,6 +41,27 @@ def read_example(given: Any, predictor: Predictor) -> Any:
             hint="submit each of them; they are computed together",
         )
     return examples[0]
+
+
+def refuse_half_characters(given: Any) -> None:
+    """Refuse texts with a part of a character, which no tokenizer takes.
+
+    Raises:
+        DataError: there is one.
+    """
+    if isinstance(given, str):
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"a text with half a character, U+{ord(given[error.start]):04X}",
+                expected="text of whole characters",
+            ) from None
+    elif isinstance(given, Mapping):
+        refuse_half_characters([*given, *given.values()])
+    elif isinstance(given, list | tuple):
+        for each in given:
+            refuse_half_characters(each)
 
 
 @dataclass(frozen=True)
@@ -91,11 +113,18 @@ def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> Encoded
     `virtual` is how many tokens its adapter puts in front of each row.
 
     Raises:
+        DataError: a row has no tokens.
         ServingError: the inputs of the task are not rows of tokens with a mask.
     """
     whole = encode_input(example, predictor)
     batches = tuple(whole.encoded.batch([number]) for number in range(len(whole.encoded.rows)))
-    return replace(whole, batches=batches, rows=tuple(map(_rows_of, batches)), virtual=virtual)
+    rows = tuple(map(_rows_of, batches))
+    if not all(row[MASK] for own in rows for row in own):
+        raise DataError(
+            "a text without tokens: it is empty, or the tokenizer leaves all of it out",
+            expected="a text of one token or more",
+        )
+    return replace(whole, batches=batches, rows=rows, virtual=virtual)
 
 
 def _rows_of(batch: Mapping[str, Tensor]) -> tuple[Row, ...]:

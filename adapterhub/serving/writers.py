@@ -54,6 +54,8 @@ class WriteRequest:
         ahead: the tokens that waited then.
         first: the time of its first token.
         written: the tokens so far, with the end token.
+        generation_time: the seconds from the first token on to which the deadline does not apply;
+            None: it does.
     """
 
     generation: TextGeneration
@@ -69,6 +71,7 @@ class WriteRequest:
     ahead: int = 0
     first: float = 0.0
     written: list[int] = field(default_factory=list)
+    generation_time: float | None = None
     _is_begun: bool = False
     _is_left: bool = False
 
@@ -87,7 +90,10 @@ class WriteRequest:
 
     def expire(self) -> bool:
         """Return whether it has ended, or its deadline has passed."""
-        late = 0.0 if self.deadline is None else time.monotonic() - self.deadline
+        ends = self.deadline
+        if self.first and self.generation_time is not None:
+            ends = self.first + self.generation_time
+        late = 0.0 if ends is None else time.monotonic() - ends
         if late > 0:
             self.generation.finish(DeadlineError(late, "complete" if self.written else "computed"))
         return self.generation.done

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -18,8 +19,10 @@ from adapterhub.serving import Engine
 from adapterhub.serving.http.allowed import AllowedAdapters
 from adapterhub.serving.http.app import ENDPOINTS, make_app
 from adapterhub.serving.http.call import Endpoint
+from adapterhub.serving.http.lifecycle import HttpServer, open_service
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import Service
+from adapterhub.serving.options import ServeOptions
 
 BACKBONE = "the-backbone"
 PAIRS = ((CONTEXT, "the movie was good"), ("a plot", "the end was poor"))
@@ -90,3 +93,35 @@ def running(service: Service, endpoints: Sequence[Endpoint] = ()) -> Iterator[st
         server.should_exit = True
         thread.join(30)
         listener.close()
+
+
+@contextmanager
+def started(**given: Any) -> Iterator[tuple[str, HttpServer, list[Exception]]]:
+    """Run a server with options; yield its address, itself, and the error that it ended with."""
+    options = ServeOptions(port=0, **given)
+    addresses: list[str] = []
+    errors: list[Exception] = []
+    ready = threading.Event()
+
+    def say(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    server = HttpServer(open_service(options), options, say)
+
+    def run() -> None:
+        try:
+            server.run()
+        except Exception as error:
+            errors.append(error)
+        ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield addresses[0] if addresses else "", server, errors
+    finally:
+        server.stop()
+        thread.join(30)
+        assert not thread.is_alive()

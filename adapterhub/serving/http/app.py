@@ -11,8 +11,9 @@ import logging
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -105,12 +106,7 @@ class _Handler:
             admit(call)
             call.raw_body = await read_body(call.request, self.service.limits.body)
             call.watch(receive)
-            if self.endpoint.read is not None:
-                call.body = self.endpoint.read(call)
-            elif self.endpoint.request is not None:
-                call.body = self.endpoint.request.model_validate_json(call.raw_body)
-            if isinstance(call.body, ClientRequest):
-                call.body.check()
+            call.body = await call.in_thread(partial(read_call, call))
             response = rendered(await self.endpoint.answer(call))
         except ClientDisconnect:
             raise
@@ -119,6 +115,8 @@ class _Handler:
         if call.facts_of_answer is not None:
             response.headers.update(adapter_headers(call.facts_of_answer))
         response.raw_headers.extend(SECURE_HEADERS)
+        if self.service.is_leaving:
+            response.headers["connection"] = "close"
         return response
 
     def _error(self, error: Exception, path: str) -> Response:
@@ -169,10 +167,27 @@ def admit(call: Call) -> None:
             "a server without tokens answers this machine alone",
             expected="the headers Host and Origin of localhost",
         )
-    if not (service.is_ready or call.endpoint.while_starting):
-        raise NotReadyError("the server is starting, or leaving")
+    if not (service.is_ready or service.is_leaving or call.endpoint.while_starting):
+        raise NotReadyError("the server is starting")
     if role:
         service.rate.take(call.token.name if call.token else "")
+
+
+def read_call(call: Call) -> BaseModel | None:
+    """Return the body of a call as its endpoint reads it.
+
+    Raises:
+        ValidationError: it is of another form.
+        RequestError: a field would be ignored.
+    """
+    body: BaseModel | None = None
+    if call.endpoint.read is not None:
+        body = call.endpoint.read(call)
+    elif call.endpoint.request is not None:
+        body = call.endpoint.request.model_validate_json(call.raw_body)
+    if isinstance(body, ClientRequest):
+        body.check()
+    return body
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
@@ -25,7 +24,13 @@ from adapterhub.registry.reference import is_name
 from adapterhub.serving.adapters import BareBackbone
 from adapterhub.serving.http.allowed import UnknownAdapterError, may_ask_for
 from adapterhub.serving.http.errors import LimitError
-from adapterhub.serving.http.waiting import AsyncGeneration, awaited_results, loaded_adapter
+from adapterhub.serving.http.waiting import (
+    AsyncGeneration,
+    awaited_results,
+    loaded_adapter,
+    raise_failed,
+)
+from adapterhub.serving.refusals import DeadlineError, OverloadedError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
     from adapterhub.inference.open import Predictor
     from adapterhub.serving.engine import ServedFuture
-    from adapterhub.serving.generation import GenerationOptions
+    from adapterhub.serving.generation import GenerationOptions, TextGeneration
     from adapterhub.serving.http.service import Service
     from adapterhub.serving.models import ServedAdapter
     from adapterhub.serving.prompts import Prompt
@@ -42,7 +47,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WATCHED_AFTER = 0.02  # seconds
-_ENCODED_HERE = 32 << 10  # bytes of a body whose inputs are encoded between other requests
+_READ_HERE = 1 << 10  # bytes of a body that is read and encoded between other requests
+_ROOM = 0.005  # seconds between two looks for room in the queue
+_GRACE = 0.25  # seconds behind the deadline in which the engine itself says that it has passed
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
 
 
@@ -260,7 +267,7 @@ class Call:
         source = self.service.allowed.find(model, self.patterns)
         try:
             found = self.service.engine.adapters.find(source or bare)
-            served = await loaded_adapter(found, self.service.limits.deadline)
+            served = await loaded_adapter(found, max(self.left, 0.0))
         except NotPublishedError:
             raise self.service.allowed.unknown(model, self.patterns) from None
         return self._facts(model, source, served)
@@ -296,7 +303,7 @@ class Call:
                 expected=f"at most {limits.inputs:,}",
                 hint="several requests",
             )
-        engine.refuse_full()
+        engine.refuse_full(limits.deadline)
         facts = await self.facts(model)
         given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
         self.rows += len(inputs)
@@ -304,16 +311,22 @@ class Call:
         futures: list[ServedFuture] = []
         is_over = False
 
-        def submit() -> None:
-            for each in given:
+        def submit() -> OverloadedError | None:
+            for each in given[len(futures) :]:
                 if is_over:
-                    return
-                left = limits.deadline - (time.perf_counter() - self.began)
-                futures.append(engine.submit(facts.source, each, left, truncate=truncate))
+                    return None
+                try:
+                    future = engine.submit(facts.source, each, self.left, truncate=truncate)
+                except OverloadedError as error:
+                    return error
+                futures.append(future)
+            return None
 
         try:
-            await self.with_tokenizer(facts, submit)
-            answers = await awaited_results(futures)
+            while (full := await self.with_tokenizer(facts, submit)) is not None:
+                await self._room(full, begun=_is_worked_on(futures, engine.queued_tokens))
+                raise_failed(futures)
+            answers = await awaited_results(futures, self.left + _GRACE)
         finally:
             is_over = True
             for future in futures:
@@ -344,13 +357,21 @@ class Call:
         Raises:
             AdapterhubError: the adapter cannot be used.
         """
-        self.service.engine.refuse_full()
+        if not self.generations:
+            self.service.engine.refuse_full(self.service.limits.deadline)
         facts = await self.facts(model, bare=BareBackbone.TEXTS)
         self.facts_of_answer = facts
         self.rows += 1
-        left = self.service.limits.deadline - (time.perf_counter() - self.began)
-        generate = partial(self.service.engine.generate, facts.source, prompt, options, left)
-        started = await self.with_tokenizer(facts, generate)
+
+        def generate() -> TextGeneration | OverloadedError:
+            limit = self.service.limits.generation_time
+            try:
+                return self.service.engine.generate(facts.source, prompt, options, self.left, limit)
+            except OverloadedError as error:
+                return error
+
+        while isinstance(started := await self.with_tokenizer(facts, generate), OverloadedError):
+            await self._room(started, begun=bool(self.generations))
         observe = self.service.metrics.observe_text
         generation = AsyncGeneration(started, facts.reference, observe)
         self.generations.append(generation)
@@ -361,9 +382,46 @@ class Call:
 
         It runs here, or in a thread where that may take long.
         """
-        if len(self.raw_body) <= _ENCODED_HERE and not facts.served.model.encoding.locked():
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(self.service.encoders, function)
+        if facts.served.model.encoding.locked():
+            return await self._elsewhere(function)
+        return await self.in_thread(function)
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Return the result of a function, computed here if the body is short, or in a thread."""
+        return function() if len(self.raw_body) <= _READ_HERE else await self._elsewhere(function)
+
+    async def _elsewhere(self, function: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await self.before_deadline(loop.run_in_executor(self.service.encoders, function))
+
+    @property
+    def left(self) -> float:
+        """The seconds until the deadline."""
+        return self.service.limits.deadline - (time.perf_counter() - self.began)
+
+    async def before_deadline(self, awaited: Awaitable[T]) -> T:
+        """Return what is awaited.
+
+        Raises:
+            DeadlineError: it does not come before the deadline.
+        """
+        try:
+            return await asyncio.wait_for(awaited, max(self.left + _GRACE, 0.0))
+        except asyncio.TimeoutError:
+            raise DeadlineError(max(-self.left, 0.0)) from None
+
+    async def _room(self, error: OverloadedError, *, begun: bool) -> None:
+        """Wait a moment for room in the queue: what is larger than it is computed in pieces.
+
+        Raises:
+            OverloadedError: the others that wait have to be computed first.
+            DeadlineError: there is none before the deadline.
+        """
+        if not begun:
+            raise error
+        if self.left <= 0:
+            raise DeadlineError(-self.left) from error
+        await asyncio.sleep(_ROOM)
 
     async def load_alias(self, name: str, reference: str) -> None:
         """Let a name mean an adapter from now on, and load it.
@@ -391,6 +449,14 @@ class Call:
         """
         if self.service.allowed.aliases.pop(name, None) is None:
             raise UnknownAdapterError(name, self.service.allowed.aliases)
+
+
+def _is_worked_on(futures: Sequence[ServedFuture], queued: int) -> bool:
+    """Return whether inputs of a request are computed, or only they are in the queue."""
+    waiting = [each for each in futures if not (each.done() or each.running())]
+    return bool(futures) and (
+        len(waiting) < len(futures) or queued <= sum(each.tokens for each in waiting)
+    )
 
 
 def _decoded(number: int, given: Any) -> MediaFile:

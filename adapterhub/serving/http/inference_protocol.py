@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from adapterhub import __version__
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.shapes import refuse_unless
+from adapterhub.serving.http.shapes import Items, refuse_unless
 
 _HEAD_LENGTH = "inference-header-content-length"
 _BINARY = "binary_data_size"
@@ -67,7 +67,7 @@ class TensorFacts(BaseModel):
 
     name: str
     datatype: str
-    shape: list[int]
+    shape: Items[int]
 
 
 class InputTensor(TensorFacts):
@@ -88,8 +88,8 @@ class InferRequest(BaseModel):
     """The inputs, and the outputs that are asked for; by default all."""
 
     id: str | None = None
-    inputs: list[InputTensor] = Field(min_length=1)
-    outputs: list[WantedOutput] | None = None
+    inputs: Items[InputTensor] = Field(min_length=1)
+    outputs: Items[WantedOutput] | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -13,6 +13,7 @@ import gc
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import FrameType
@@ -44,6 +45,7 @@ _LAST_ANSWERS = 1.0  # seconds in which a dead server still says so
 _TRIED = 3  # adapters of the registry, until one is loaded
 _WARM_WORDS = (1, 8, 32, 128)  # of the texts in the passes at the start
 _MOST_LISTED = 100_000
+_LAST_REQUESTS = 0.5  # seconds in which requests of open connections are still read
 _CLOSING = 1.0  # seconds for what is still computed when all connections are closed
 
 
@@ -170,6 +172,7 @@ def open_service(options: ServeOptions) -> Service:
             options.size("body"),
             options.inputs,
             options.seconds("deadline"),
+            options.seconds("generation_time"),
             options.requests_per_minute,
         ),
         tokens=tokens,
@@ -275,9 +278,22 @@ class _Uvicorn(uvicorn.Server):
             for each in tasks:
                 each.cancel()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and answer what their clients have sent, before they close.
+
+        A connection that is closed while a request is in it would be reset.
+        """
+        await asyncio.sleep(0)  # those that wait to be accepted are
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        ends = time.monotonic() + _LAST_REQUESTS
+        while time.monotonic() < ends and self.server_state.connections and not self.force_exit:
+            await asyncio.sleep(0.05)
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop taking requests; a second signal ends at once."""
-        self.service.is_ready = False
+        """Stop taking connections; a second signal ends at once."""
+        self.service.leave()
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -341,7 +357,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Leave, as on SIGTERM."""
-        self.service.is_ready = False
+        self.service.leave()
         self.server.should_exit = True
 
     def _load(self, listening: socket.socket) -> None:

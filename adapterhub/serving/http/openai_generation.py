@@ -13,6 +13,7 @@ from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
     ClientRequest,
+    Items,
     ModelAnswer,
     ModelUsage,
     TextsOrTokens,
@@ -102,7 +103,7 @@ class WritingRequest(ClientRequest):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 31)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     max_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -156,13 +157,13 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
 
 
 class ChatRequest(WritingRequest):
     """The messages of a chat, of which the next is written."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None

@@ -17,6 +17,7 @@ from adapterhub.serving.http.openai_embeddings import in_base64
 from adapterhub.serving.http.shapes import (
     AdapterRequest,
     ClientRequest,
+    Items,
     ModelAnswer,
     ModelUsage,
     Texts,
@@ -35,7 +36,7 @@ from adapterhub.serving.http.shapes import (
     usage_of,
 )
 
-TextsOrPairs = TextsOrTokens | list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+TextsOrPairs = TextsOrTokens | Items[Annotated[Items[str], Field(min_length=2, max_length=2)]]
 _EXAMPLE = ("When does the train leave?", "It leaves at nine.")
 
 
@@ -121,10 +122,10 @@ class RerankRequest(ClientRequest):
     model: str | None = None
     truncate: bool = False
     query: str
-    documents: list[str | RankedDocument] | None = None
+    documents: Items[str | RankedDocument] | None = None
     top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None
-    texts: list[str] | None = None
+    texts: Items[str] | None = None
     raw_scores: bool = False
     return_text: bool = False
 

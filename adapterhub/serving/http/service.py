@@ -26,13 +26,15 @@ class RequestLimits:
     Attributes:
         body: the bytes of its body.
         inputs: the inputs.
-        deadline: the seconds until it is computed.
+        deadline: the seconds until it is computed, or the first token of a text is.
+        generation_time: the seconds that a text may take from there on.
         per_minute: the requests of one token in a minute; 0: any number.
     """
 
     body: int = 4 << 20
     inputs: int = 1024
     deadline: float = 30.0
+    generation_time: float = 300.0
     per_minute: int = 0
 
 
@@ -76,7 +78,8 @@ class Service:
     Attributes:
         endpoints: all paths.
         is_ready: whether all is loaded and warm, and the server is not leaving.
-        encoders: the threads in which long inputs are encoded.
+        is_leaving: whether the server leaves: it answers what it has read, and closes connections.
+        encoders: the threads in which bodies are read and inputs are encoded.
     """
 
     def __init__(
@@ -95,13 +98,19 @@ class Service:
         self.rate = RequestRate(self.limits.per_minute)
         self.endpoints: tuple[Any, ...] = ()  # `Endpoint`, whose module needs this one
         self.is_ready = True
-        self.encoders = ThreadPoolExecutor(2, "adapterhub-encode")
+        self.is_leaving = False
+        self.encoders = ThreadPoolExecutor(4, "adapterhub-encode")
         self._refreshing = threading.Lock()
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are computed: the compute thread lives, and is not stuck."""
         return self.engine.is_alive and self.engine.busy_seconds() < STUCK_SECONDS
+
+    def leave(self) -> None:
+        """Be ready no more; what was read is answered, unless the server was still starting."""
+        self.is_leaving = self.is_leaving or self.is_ready
+        self.is_ready = False
 
     def refresh(self) -> int:
         """Look for new versions of what is loaded, and for new names; return how many have moved.

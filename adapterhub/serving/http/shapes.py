@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapters import BareBackbone
@@ -22,8 +22,19 @@ from adapterhub.tasks._writing import written_text
 
 BESIDE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 """Fields that say something of the client, which no answer depends on."""
-Texts = str | list[str]
-TextsOrTokens = str | list[str] | list[int] | list[list[int]]
+T = TypeVar("T")
+
+
+class _OnlyFirst(FailFast):
+    """Tell of the first wrong item alone; types that are in unions have to be hashable."""
+
+    __hash__ = object.__hash__
+
+
+Items = Annotated[list[T], _OnlyFirst()]
+"""A list of which the first wrong item is told: all of thousands would take seconds."""
+Texts = str | Items[str]
+TextsOrTokens = str | Items[str] | Items[int] | Items[Items[int]]
 """Texts, or tokens of the backbone in place of each of them."""
 _TRIED = 32  # adapters among which the only one that fits is looked for
 

@@ -17,6 +17,7 @@ from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
     ClientRequest,
+    Items,
     TextsOrTokens,
     check_dimensions,
     chosen_facts,
@@ -47,7 +48,7 @@ class PredictPairsRequest(ClientRequest):
     """A text, a pair of texts, or a list of lists of one or two texts."""
 
     model: str | None = None
-    inputs: str | list[str] | list[list[str]]
+    inputs: str | Items[str] | Items[Items[str]]
     truncate: bool = False
     raw_scores: bool = False
 

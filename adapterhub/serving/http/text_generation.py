@@ -62,7 +62,7 @@ async def start_texts(
         raise LimitError(f"{len(asked):,} prompts", expected=f"at most {limit:,}")
     started = [await call.generate(model, prompt, options) for prompt in asked]
     for each in started:
-        await each.begin()
+        await call.before_deadline(each.begin())
     return started
 
 

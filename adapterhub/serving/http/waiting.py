@@ -105,11 +105,14 @@ async def loaded_adapter(found: Future[ServedAdapter], seconds: float) -> Served
         raise UnservableError(str(error)) from error
 
 
-async def awaited_results(futures: Sequence[ServedFuture]) -> list[dict[str, Any]]:
+async def awaited_results(futures: Sequence[ServedFuture], seconds: float) -> list[dict[str, Any]]:
     """Return the results of futures.
+
+    After so many seconds only those are waited for that are computed already.
 
     Raises:
         AdapterhubError: that of the first that fails, at once.
+        DeadlineError: one is not computed yet after that time.
     """
     loop = asyncio.get_running_loop()
     waiter, left = loop.create_future(), itertools.count(len(futures) - 1, -1)
@@ -124,11 +127,25 @@ async def awaited_results(futures: Sequence[ServedFuture]) -> list[dict[str, Any
 
     for each in futures:
         each.add_done_callback(done)  # type: ignore[arg-type]
-    await waiter
+    try:
+        await asyncio.wait_for(asyncio.shield(waiter), max(seconds, 0.0))
+    except asyncio.TimeoutError:
+        if not all(each.running() or each.done() for each in futures):
+            raise DeadlineError(0.0) from None
+        await waiter
+    raise_failed(futures)
+    return [each.result() for each in futures]
+
+
+def raise_failed(futures: Sequence[ServedFuture]) -> None:
+    """Raise the error of the first future that has failed, if one has.
+
+    Raises:
+        AdapterhubError: that of an input, with its number.
+    """
     for number, each in enumerate(futures):
         if each.done() and (error := each.exception()) is not None:
             raise _of_input(number, error)
-    return [each.result() for each in futures]
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *of: Any) -> None:

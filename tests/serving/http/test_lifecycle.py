@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from http_client import ask, predict
+from http_service import started
 from served import EXAMPLES, TEXTS, write_adapter
 from starlette.responses import StreamingResponse
 from waiting import wait_until
@@ -35,36 +36,6 @@ def registry(backbone, tmp_path_factory):
         folder = write_adapter(backbone, root / example.task, example=example, seed=seed)
         ah.publish(folder, example.task, registry=root / "registry")
     return root / "registry"
-
-
-@contextmanager
-def started(**given):
-    """Run a server with options; yield its address and itself."""
-    options = ServeOptions(port=0, **given)
-    addresses, errors, ready = [], [], threading.Event()
-
-    def say(address):
-        addresses.append(address)
-        ready.set()
-
-    server = HttpServer(open_service(options), options, say)
-
-    def run():
-        try:
-            server.run()
-        except Exception as error:
-            errors.append(error)
-        ready.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert ready.wait(60)
-        yield addresses[0] if addresses else "", server, errors
-    finally:
-        server.stop()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def test_named_adapters_are_loaded_and_each_length_is_warm(registry, tmp_path, backbone):

@@ -1,0 +1,266 @@
+"""A server under pressure: wrong inputs among right ones, full queues, deadlines, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import pytest
+from http_client import ask, predict
+from http_service import running, service_of, started
+from pydantic import ValidationError
+from served import TEXTS, TaskExample, busy, write_adapter
+
+from adapterhub.errors import DataError
+from adapterhub.serving import Engine
+from adapterhub.serving.http import service as services
+from adapterhub.serving.http.app import ENDPOINTS
+from adapterhub.serving.http.service import RequestLimits
+from adapterhub.serving.models import ClassModel, SharedBody
+
+QUEUE = 60  # tokens
+EXAMPLES = {
+    "writer": TaskExample("causal-lm(new_tokens=4)", "causal-lm"),
+    "vectors": TaskExample("embedding", "embedding"),
+    "classes": TaskExample("classification", "classification", ("neg", "pos")),
+    "tags": TaskExample("tagging", "tagging", ("O", "B-x")),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(backbones, tmp_path_factory):
+    """Write adapters of a backbone whose tokenizer adds no token to a text."""
+    folder = tmp_path_factory.mktemp("pressed")
+    return {
+        name: write_adapter(backbones("llama"), folder / name, example=example)
+        for name, example in EXAMPLES.items()
+    }
+
+
+@pytest.fixture
+def pressed(backbones, folders):
+    """Serve with a small queue; yield the address and the service."""
+    with Engine(str(backbones("llama")), queue_tokens=QUEUE) as engine:
+        engine.pin(*folders.values())
+        service = service_of(engine, folders)
+        with running(service) as url:
+            yield url, service
+
+
+# Errors of one input
+
+
+@pytest.mark.parametrize("task", ["classes", "vectors", "tags"])
+def test_an_input_that_is_none_leaves_those_of_others_alone(folders, backbones, task):
+    given = (TEXTS[0], "", TEXTS[1], "\ud800", ("a", "\udfff"), TEXTS[3])
+    with Engine(str(backbones("llama"))) as engine:
+        engine.pin(folders[task])
+        with busy(engine) as free:
+            futures = [engine.submit(folders[task], each) for each in given]
+            free.set()
+            errors = [future.exception(60) for future in futures]
+    assert [type(each) for each in errors[:1] + errors[2:3] + errors[5:]] == [type(None)] * 3
+    assert all(isinstance(errors[n], DataError) for n in (3, 4))
+    assert errors[1] is None or isinstance(errors[1], DataError)
+
+
+@pytest.mark.parametrize("bad", ["", "\ud800", None, 5, [], {}, [""], ["a", "b", "c"], "\x00"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_input_is_an_error_of_the_server(pressed, name, bad):
+    answer = predict(pressed[0], name, "a plot", bad, "fine")
+    assert answer.status < 500, answer.data
+    if answer.status == 400:
+        assert "input 1" in answer.message or "rows" in answer.message, answer.message
+
+
+# A queue that is full
+
+
+def test_a_request_that_is_larger_than_the_queue(pressed):
+    url, service = pressed
+    texts = [f"{TEXTS[3]} {n}" for n in range(80)]
+    found = predict(url, "classes", *texts)
+    assert found.status == 200, found.data
+    assert len(found.json["predictions"]) == len(texts)
+    assert service.engine.queued_tokens == 0
+    written = ask(
+        url, "/v1/completions", {"model": "writer", "prompt": texts[:20], "max_tokens": 2}
+    )
+    assert [each["index"] for each in written.json["choices"]] == list(range(20))
+
+
+def test_a_full_queue_of_others_refuses_and_tells_a_time_below_the_deadline(pressed):
+    url, service = pressed
+    engine = service.engine
+    service.limits = RequestLimits(deadline=7.0)
+    with busy(engine):
+        while engine.queued_tokens < QUEUE:
+            engine.submit(service.allowed.named["classes"], TEXTS[3])
+        engine._rate = 1e-6
+        answers = [
+            predict(url, "classes", TEXTS[3]),
+            ask(url, "/v1/completions", {"model": "writer", "prompt": "a", "max_tokens": 2}),
+        ]
+    for answer in answers:
+        assert answer.status == 429
+        assert 0 < int(answer.headers["retry-after"]) <= 7
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize("inputs", [1, 80])
+def test_a_deadline_is_told_when_it_passes(pressed, inputs):
+    url, service = pressed
+    service.limits = RequestLimits(deadline=0.4)
+    with busy(service.engine):
+        began = time.monotonic()
+        answers = [
+            predict(url, "classes", *[TEXTS[3]] * inputs),
+            ask(url, "/v1/completions", {"model": "writer", "prompt": "a", "stream": True}),
+        ]
+        seconds = time.monotonic() - began
+    assert [each.status for each in answers] in ([504, 504], [504, 429])
+    assert seconds < 4
+
+
+def test_a_text_that_is_begun_is_not_cut_by_the_deadline(pressed):
+    url, service = pressed
+    service.limits = RequestLimits(deadline=1.0, generation_time=60)
+    body = {"model": "writer", "prompt": "a plot", "max_tokens": 30, "temperature": 0}
+    whole = ask(url, "/v1/completions", body)
+    assert whole.json["usage"]["completion_tokens"] > 5
+    slow = service.engine._writers.step
+
+    def step():
+        time.sleep(0.1)
+        slow()
+
+    service.engine._writers.step = step
+    for stream in (False, True):
+        answer = ask(url, "/v1/completions", {**body, "stream": stream})
+        assert answer.status == 200
+        assert b"deadline" not in answer.data
+    service.limits = RequestLimits(deadline=1.0, generation_time=0.3)
+    assert b"deadline" in ask(url, "/v1/completions", {**body, "stream": True}).data
+    assert ask(url, "/v1/completions", body).status == 504
+
+
+# Health
+
+
+def test_a_long_text_is_progress(pressed, monkeypatch):
+    url, _ = pressed
+    monkeypatch.setattr(services, "STUCK_SECONDS", 0.5)
+    computed = ClassModel.compute
+
+    def slowly(self, asked):
+        model, passes = self.model, []
+
+        def pause(*_):
+            passes.append(time.sleep(0.2))
+
+        with_pause = model.register_forward_hook(pause)
+        try:
+            return computed(self, asked)
+        finally:
+            with_pause.remove()
+            assert len(passes) == 4
+
+    monkeypatch.setattr(ClassModel, "compute", slowly)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(predict, url, "writer", "a plot")
+        seen = []
+        while not answer.done():
+            seen.append(ask(url, "/healthz").status)
+            time.sleep(0.02)
+    assert answer.result().status == 200
+    assert set(seen) == {200}
+    assert len(seen) > 5
+
+
+def test_a_thread_that_computes_nothing_is_stuck(pressed, monkeypatch):
+    url, service = pressed
+    monkeypatch.setattr(services, "STUCK_SECONDS", 0.2)
+    with busy(service.engine):
+        time.sleep(0.4)
+        assert ask(url, "/healthz").status == 503
+    assert predict(url, "classes", "a plot").status == 200
+    assert ask(url, "/healthz").status == 200
+
+
+@pytest.mark.parametrize("item", ["null", "[]", "{}", "1", '1,"a"', "[null]", "true", "1.5"])
+def test_bodies_that_are_wrong_in_many_places_tell_of_few(item):
+    """Each error costs; a list of 10,000 wrong items had some for each of its forms."""
+    items, counts = f"[{','.join([item] * 10_000)}]", []
+    for endpoint in ENDPOINTS:
+        if endpoint.request is None:
+            continue
+        for name in endpoint.request.model_fields:
+            counts.append(_errors_of(endpoint.request, f'{{"{name}": {items}}}'))
+    assert max(counts) < 50
+
+
+def _errors_of(request, body):
+    try:
+        request.model_validate_json(body)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+def test_bodies_are_read_beside_the_event_loop(pressed, monkeypatch):
+    url, _ = pressed
+    names = []
+    encode = SharedBody.encode
+
+    def noted(self, given, served):
+        names.append(threading.current_thread().name)
+        return encode(self, given, served)
+
+    monkeypatch.setattr(SharedBody, "encode", noted)
+    assert predict(url, "classes", *["a plot"] * 200).status == 200
+    assert all(name.startswith("adapterhub-encode") for name in names)
+    assert len(names) == 200
+
+
+# The end
+
+
+def test_what_was_read_is_answered_before_the_server_leaves(folders, backbones):
+    named = [f"{name}={folder}" for name, folder in folders.items()]
+    with started(adapters=tuple(named), backbone=str(backbones("llama"))) as (url, server, errors):
+        opened = [http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for _ in range(4)]
+        for each in opened:
+            each.connect()
+        body = json.dumps({"model": "classes", "inputs": ["a plot"]})
+        kept = opened[0]
+        kept.request("POST", "/v1/predict", body)
+        first = kept.getresponse()
+        assert (first.status, first.read() != b"") == (200, True)
+        with busy(server.service.engine) as free:
+            opened[1].request("POST", "/v1/predict", body)
+            deadline = time.monotonic() + 30
+            while not server.service.engine.queued_tokens:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            server.stop()
+            assert server.service.is_ready is False
+            for each in (opened[0], opened[2]):  # kept alive, and without a request so far
+                each.request("POST", "/v1/predict", body)
+            time.sleep(0.3)
+            free.set()
+            answers = [each.getresponse() for each in opened[:3]]
+            statuses = [(each.status, each.getheader("connection")) for each in answers]
+        assert statuses == [(200, "close")] * 3
+        host, port = urlsplit(url).netloc.split(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=5)
+        for each in (*answers, *opened):
+            each.close()
+    assert not errors
