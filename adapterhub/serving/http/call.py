@@ -308,6 +308,25 @@ class Call:
         given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
         self.rows += len(inputs)
         self.facts_of_answer = facts
+        futures, answers = await self._computed(facts, given, truncate)
+        if futures[0].digest != facts.digest:  # the reference has moved meanwhile
+            facts = self.facts_of_answer = replace(
+                facts,
+                reference=self.service.allowed.shown(model, futures[0].reference),
+                digest=futures[0].digest,
+            )
+        return Predicted(
+            answers=answers,
+            facts=facts,
+            tokens=sum(each.tokens for each in futures),
+            truncated=tuple(n for n, each in enumerate(futures) if each.lost),
+        )
+
+    async def _computed(
+        self, facts: AdapterFacts, given: Sequence[Any], truncate: bool
+    ) -> tuple[list[ServedFuture], list[dict[str, Any]]]:
+        """Return the answers of an adapter, and their futures, in pieces that the queue takes."""
+        engine = self.service.engine
         futures: list[ServedFuture] = []
         is_over = False
 
@@ -331,18 +350,7 @@ class Call:
             is_over = True
             for future in futures:
                 future.cancel()
-        if futures[0].digest != facts.digest:  # the reference has moved meanwhile
-            facts = self.facts_of_answer = replace(
-                facts,
-                reference=self.service.allowed.shown(model, futures[0].reference),
-                digest=futures[0].digest,
-            )
-        return Predicted(
-            answers=answers,
-            facts=facts,
-            tokens=sum(each.tokens for each in futures),
-            truncated=tuple(n for n, each in enumerate(futures) if each.lost),
-        )
+        return futures, answers
 
     async def generate(
         self, model: str, prompt: Prompt, options: GenerationOptions
