@@ -77,7 +77,8 @@ def pull(
 
     Args:
         reference: a folder, or an adapter in a registry or on a hub.
-        folder: a new folder to copy the files to; by default the store's own copy is returned.
+        folder: a new folder to copy the files to, or one that has them already; by default the
+            store's own copy is returned.
         backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
         registry: the folder of the local registry, if not the default one.
         allow_pickle: accept another library's adapter as a pickle if it has no safetensors file.
@@ -88,7 +89,7 @@ def pull(
         RegistryError: not found, or the store cannot be reached.
         FileError: the files differ from the published ones.
         SignatureError: a signature is required, and there is none by a trusted key.
-        OutputError: `folder` exists or cannot be written.
+        OutputError: `folder` has something else, or cannot be written.
     """
     options = {"backbone": backbone, "registry": registry, "allow_pickle": allow_pickle}
     target = None if folder is None else expanded(folder)
@@ -110,6 +111,7 @@ def pull_verified(
     `refuse_yanked` makes an error of a version that was yanked.
     """
     parsed = read_reference(reference, registry, signed=signed)
+    is_there = False
     if parsed.kind == "folder":
         asked, source = parsed, fetch_folder(expanded(parsed.name), signed=signed)
         found = source if folder is None else _copied(source, folder, allow_pickle)
@@ -118,19 +120,31 @@ def pull_verified(
         entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
         if refuse_yanked and entry.yanked is not None:
             raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
-        found = source = fetch(parsed, store, entry, folder, signed=signed)
+        is_there = folder is not None and _holds(folder, entry.digest)
+        source = fetch(parsed, store, entry, None if is_there else folder, signed=signed)
+        found = replace(source, folder=folder) if is_there and folder is not None else source
         asked = replace(parsed, version=entry.version)  # also where it was named by a tag
     if not (found.folder / MANIFEST_FILE).is_file():
         return found  # another library's
     try:
         on = Origins(asked, registry).bring(source.folder, source.digest)
-        if folder is not None:
+        if folder is not None and not is_there:
             write_copies(folder, on)
     except BaseException:
-        if folder is not None:
+        if folder is not None and not is_there:
             shutil.rmtree(folder, ignore_errors=True)  # it is new
         raise
     return replace(found, reference=asked, on=on)
+
+
+def _holds(folder: Path, digest: str) -> bool:
+    """Return whether a folder has the files of a version, with nothing below it."""
+    try:
+        manifest = read_manifest(folder, digest)
+        check_tensor_file(folder, manifest)
+    except FileError:
+        return False
+    return not manifest.on
 
 
 def _copied(fetched: Fetched, folder: Path, allow_pickle: bool) -> Fetched:

@@ -25,8 +25,16 @@ def test_a_name_is_pulled_from_the_registry(registry, tmp_path):
     copy = ah.pull("polite@v1", tmp_path / "mine", registry=registry)
     assert copy == tmp_path / "mine"
     assert read_adapter(copy)[0] == read_adapter(stored)[0] == read_adapter(tmp_path / "made-0")[0]
+    before = (copy / "adapter.json").stat().st_mtime_ns
+    assert ah.pull("polite@v1", copy, registry=registry) == copy  # it has these files already
+    assert (copy / "adapter.json").stat().st_mtime_ns == before
     with pytest.raises(OutputError):
         ah.pull("polite@v2", copy, registry=registry)
+    (copy / "adapter.safetensors").chmod(0o644)
+    (copy / "adapter.safetensors").write_bytes(b"changed")
+    with pytest.raises(OutputError):
+        ah.pull("polite@v1", copy, registry=registry)
+    assert (copy / "adapter.safetensors").read_bytes() == b"changed"
     with pytest.raises(RegistryError, match="no version v3"):
         ah.pull("polite@v3", registry=registry)
 
