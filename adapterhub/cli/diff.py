@@ -17,32 +17,51 @@ from adapterhub.cli._options import (
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from adapterhub.files.compare import TensorDifference
+    from adapterhub.files.manifest import Manifest
 
 _MOST_TENSORS = 12  # rows: those that differ most
 _MOST_TEXT = 40  # characters of a value
 
 
 @click.command("diff")
-@click.argument("references", nargs=2, metavar="ADAPTER ADAPTER")
+@click.argument("references", nargs=-1, metavar="ADAPTER ADAPTER...")
 @backbone_option
 @registry_option
 @require_signature_option
 @as_json_option
 def command(
-    references: tuple[str, str], backbone: str | None, registry: str | None, as_json: bool
+    references: tuple[str, ...], backbone: str | None, registry: str | None, as_json: bool
 ) -> None:
-    """Show in what two adapters differ: options, data, scores and tensors.
+    """Show in what adapters differ from the first: options, data, scores and tensors.
 
     Each ADAPTER is a run folder, an adapter folder or a published name. The distance of two tensors
     is the norm of their difference, relative to the norm of the first.
     """
-    from adapterhub.files.compare import field_row, manifest_differences, tensor_differences
     from adapterhub.files.native import read_manifest
     from adapterhub.registry.pull import pull
 
+    if len(references) < 2:
+        raise click.UsageError("Missing argument 'ADAPTER': two are compared.")
     folders = [pull(r, backbone=backbone, registry=registry) for r in references]
-    first, second = ((folder, read_manifest(folder)) for folder in folders)
+    first, *others = [(folder, read_manifest(folder)) for folder in folders]
+    for number, (reference, second) in enumerate(zip(references[1:], others, strict=True)):
+        if number and not as_json:
+            say("")
+        _print_differences((references[0], reference), first, second, as_json=as_json)
+
+
+def _print_differences(
+    references: tuple[str, str],
+    first: tuple[Path, Manifest],
+    second: tuple[Path, Manifest],
+    *,
+    as_json: bool,
+) -> None:
+    from adapterhub.files.compare import field_row, manifest_differences, tensor_differences
+
     fields = manifest_differences(first[1], second[1])
     tensors = tensor_differences(first, second)
     if as_json:

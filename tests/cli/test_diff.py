@@ -25,6 +25,16 @@ def test_two_versions_are_compared(typed, tmp_path):
     assert tree["tensors"] == {"encoder.0.attn.q.lora.a": row}
 
 
+def test_several_are_compared_with_the_first(typed, tmp_path):
+    for seed, name in enumerate("abc"):
+        sample_adapters.write(tmp_path / name, seed, accuracy=seed / 4)
+    shown = typed("diff a b c")
+    assert typed("diff a b") in shown
+    assert typed("diff a c") in shown
+    lines = typed("diff a b c --json").splitlines()
+    assert [json.loads(line)["adapters"] for line in lines] == [["a", "b"], ["a", "c"]]
+
+
 def test_tensors_that_only_one_has_are_counted(typed, trained):
     sample_adapters.write(trained.parent / "made")
     shown = typed("diff ./run ./made")
