@@ -115,7 +115,8 @@ class Shape:
     ) -> None:
         """Print a prediction, and what it is of unless it is `alone`."""
         if self.as_json:
-            print_json(task.printed(example, prediction))
+            cut = {"truncated": prediction.truncated} if prediction.truncated else {}
+            print_json(task.printed(example, prediction) | cut)
             return
         shown = task.shown(example)
         # The whole text, however long: it is the user's own, or was asked for.

@@ -45,6 +45,12 @@ registry_option = click.option(
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 head_option = click.option("--head", metavar="NAME", help="Which head, of an adapter with several.")
 task_option = click.option("--task", metavar="TASK", help="The task, if the adapter records none.")
+max_length_option = click.option(
+    "--max-length",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Cut inputs to so many tokens, if not to what the backbone reads.",
+)
 lock_file_option = click.option(
     "--file", default="adapterhub.lock", show_default=True, help="Lock file."
 )

@@ -13,6 +13,7 @@ from adapterhub.cli._options import (
     backbone_place_option,
     data_form_options,
     head_option,
+    max_length_option,
     registry_option,
     require_signature_option,
     text_column_option,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--target", "eval_target", help="File of target texts, one per line.")
 @data_form_options
 @head_option
+@max_length_option
 @click.option("--task", help="The task of the backbone, or of an ADAPTER that records none.")
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
@@ -48,6 +50,7 @@ def command(
     reference: str | None,
     data: str,
     head: str | None,
+    max_length: int | None,
     task: str | None,
     backbone: str | None,
     registry: str | None,
@@ -64,18 +67,17 @@ def command(
     --shots put labelled examples in front of each prompt (few-shot).
     """
     from adapterhub.backbones.early_checks import check_backbone_options
-    from adapterhub.inference.record import read_training_record
+    from adapterhub.inference.record import LONGEST_UNRECORDED, read_training_record
 
     if backbone:
         check_backbone_options(backbone)
     if reference:
         record = read_training_record(reference, registry, head, task)
+        _refuse_shots(examples, shots)
     else:
         record = _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
-    if reference:
-        _refuse_shots(examples, shots)
     with reading(data):
         task_of_data, choice = record.task.fitted(data, options, "eval")
         rows = task_of_data.read(data, choice.options, "eval")
@@ -86,9 +88,10 @@ def command(
         from adapterhub.inference.open import open_adapter, open_backbone
 
     if reference:
-        opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
+        named = {"registry": registry, "head": head, "task": task, "max_length": max_length}
+        opened = open_adapter(reference, backbone, **named)  # type: ignore[arg-type]
     else:
-        opened = open_backbone(str(backbone), prompted)
+        opened = open_backbone(str(backbone), prompted, max_length or LONGEST_UNRECORDED)
         if opened.task != prompted and opened.task.model_note:
             say(opened.task.model_note, err=True)
     predicted: list[Prediction] = []

@@ -18,6 +18,7 @@ from adapterhub.cli._options import (
     check_engine,
     data_form_options,
     head_option,
+    max_length_option,
     registry_option,
     require_signature_option,
     several_options,
@@ -98,6 +99,7 @@ _writing_options = several_options(
 @_writing_options
 @_table_options
 @task_option
+@max_length_option
 @head_option
 @backbone_place_option
 @registry_option
@@ -125,9 +127,10 @@ def command(
     stopped, the same command goes on.
     """
     tables = {name: more.pop(name) for name in _TABLE_OPTIONS}
+    limit = {"max_length": more.pop("max_length")}
     if tables["source"] is not None:
         _refuse_beside_input(texts, {"--data": data, "--json": as_json or None, **more})
-        _predict_table(reference, text, pair, task, head, backbone, registry, **tables)
+        _predict_table(reference, text, pair, task, head, backbone, registry, **limit, **tables)
         return
     _refuse_without_input(tables)
     if reference is None:
@@ -152,7 +155,7 @@ def command(
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
-    opened = open_adapter(reference, backbone, registry=registry, head=head, task=task)
+    opened = open_adapter(reference, backbone, registry=registry, head=head, task=task, **limit)
     if asked is None:
         from adapterhub.cli._live import answer_lines
 
@@ -176,6 +179,8 @@ def _predict(opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Sh
     """Predict on all examples; print the predictions, or write them to a table."""
     with doing("predicting"):
         predictions = answers(opened, asked.examples, how)
+    if cut := opened.cut_note(predictions):
+        say(cut, err=True)
     if shape.is_picture:
         for file, example in zip(shape.save_pictures(predictions), asked.examples, strict=True):
             say_text(f"{one_line(str(file))}\t{one_line(opened.task.shown(example)[0], 60)}")
@@ -187,7 +192,9 @@ def _predict(opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Sh
     from adapterhub.inference.table_file import input_columns, with_predictions, write_table_file
 
     columns = input_columns(asked.table, opened.task, asked.examples)
-    write_table_file(Path(shape.output), with_predictions(columns, predictions, shape.every))
+    cuts = bool(opened.task.limits(opened.setting))
+    found = with_predictions(columns, predictions, shape.every, cuts=cuts)
+    write_table_file(Path(shape.output), found)
     say(f"{len(predictions):,} rows: {shape.output}")
 
 
@@ -331,6 +338,7 @@ def _predict_table(
     backbone: str | None,
     registry: str | None,
     *,
+    max_length: int | None,
     source: str,
     output: str | None,
     route_column: str | None,
@@ -356,7 +364,7 @@ def _predict_table(
         from adapterhub.inference.table_job import TableJob, TableOutput, plan_table
 
     sources = {name: AdapterSource(each, head, task=task) for name, each in named.items()}
-    job = TableJob(source, sources, route_column, into, backbone, registry)
+    job = TableJob(source, sources, route_column, into, backbone, registry, max_length=max_length)
     with doing(f"reading {source}"):
         planned = plan_table(job, text, pair[0] if pair else None)
     _predict_missing(TableOutput(output, planned), engine, workers, ray_address)

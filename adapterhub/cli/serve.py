@@ -48,6 +48,7 @@ _where = several_options(
 )
 _limits = several_options(
     click.option("--batch-tokens", type=int, help="Most positions computed at once."),
+    click.option("--max-length", type=int, help="Longest input.  [default: as the backbone]"),
     click.option("--queue-tokens", type=int, help="Most tokens that wait.  [default: 131072]"),
     click.option("--adapter-memory", metavar="SIZE", help="Of adapters kept.  [default: 2GiB]"),
     click.option("--refresh", metavar="TIME", help="To look for new versions.  [default: 10s]"),

@@ -41,7 +41,8 @@ from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks._language_models import check_writes
-from adapterhub.tasks._lengths import encode_whole, lost_tokens, truncate
+from adapterhub.tasks._lengths import encode_whole, lost_of_each, lost_tokens, truncate
+from adapterhub.tasks._rows import UNLIMITED, limit_of
 from adapterhub.tasks._writing import Writing, streamed
 from adapterhub.tasks.embedding import Embedding
 from adapterhub.training.loading import make_ready
@@ -87,8 +88,8 @@ class Predictor:
 
     @property
     def max_length(self) -> int:
-        """The longest input, in tokens; what is longer is cut."""
-        return self.setting.max_length
+        """The longest input, in tokens; what is longer is cut, or read in windows."""
+        return limit_of(self.setting)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -104,13 +105,16 @@ class Predictor:
         a table of pandas, polars, pyarrow or datasets.
 
         Predictions have what the task predicts as attributes, such as `label`, `probability` and
-        `scores` of a class, or `text` of a generated text, and all of it in `as_dict()`.
+        `scores` of a class, or `text` of a generated text, and all of it in `as_dict()`. The
+        attribute `truncated` is how many tokens of the input were cut.
 
         Raises:
             DataError: an input is of another form, or lacks a column or a text.
         """
         examples, single = examples_of(inputs, self.task, self.data)
         predictions = self.predict_examples(examples, batch_size)
+        if cut := self.cut_note(predictions):
+            warn_user(cut)
         return predictions[0] if single else predictions
 
     def predict_examples(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
@@ -118,7 +122,20 @@ class Predictor:
         if not examples:
             return []
         encoded = self.task.encode(examples, self.setting, labelled=False)
-        return self.task.predict(self.model, encoded, batch_size)
+        predictions = self.task.predict(self.model, encoded, batch_size)
+        for prediction, lost in zip(predictions, lost_of_each(encoded), strict=True):
+            prediction.cut(lost)
+        return predictions
+
+    def cut_note(self, predictions: Sequence[Prediction]) -> str:
+        """Return the line that says how many inputs were cut; "" if none was."""
+        lost = [each.truncated for each in predictions if each.truncated]
+        if not lost:
+            return ""
+        return (
+            f"{len(lost):,} of {len(predictions):,} inputs are longer than {self.max_length:,} "
+            f"tokens: {sum(lost):,} tokens are cut; the column truncated has how many of each"
+        )
 
     def embed(
         self, texts: str | Sequence[str], *, prefix: str | None = None, batch_size: int = 64
@@ -271,6 +288,7 @@ def open_adapter(
     task: str | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | int | torch.device | None = None,
+    max_length: int | None = None,
 ) -> Predictor:
     """Load an adapter on its backbone: one object that predicts.
 
@@ -283,10 +301,11 @@ def open_adapter(
         task: the task, for an adapter that records none.
         dtype: fp32, bf16 or fp16, or a dtype of torch, if not that of training.
         device: "cuda", 0 or a `torch.device`, if not the fastest one here.
+        max_length: the longest input, in tokens; by default what the backbone has positions for.
 
     Raises:
         ConfigError: the reference is malformed or a model, several heads and none is named, no
-            task, or one for another kind of model.
+            task, or one for another kind of model; or `max_length` is below 1.
         RegistryError: the reference cannot be resolved.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -299,6 +318,8 @@ def open_adapter(
             hint='ah.open("runs/x"), which loads the backbone; or ah.load(model, "runs/x")',
         )
     backbone = None if backbone is None else os.fspath(backbone)
+    if max_length is not None and max_length < 1:
+        raise ConfigError(f"max_length is {max_length}", expected="1 or more tokens")
     fetched = pull_verified(reference, registry=registry)
     folder = fetched.folder
     record = training_record(with_head(read_manifest(folder), head), task)
@@ -308,7 +329,7 @@ def open_adapter(
     make_ready(model, move=device is None)
     digest = fetched.digest
     adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
-    return predictor_of(model, adapter.labels, tokenizer, record, [adapter])
+    return predictor_of(model, adapter.labels, tokenizer, record, [adapter], max_length)
 
 
 def predictor_of(
@@ -317,16 +338,33 @@ def predictor_of(
     tokenizer: PreTrainedTokenizerBase,
     record: TrainingRecord,
     adapters: Sequence[Adapter] = (),
+    max_length: int | None = None,
 ) -> Predictor:
     """Return the predictor of a loaded adapter, whose head has these labels.
 
-    `adapters` are those that apply: the loaded one, in the parts that it was attached in.
+    `adapters` are those that apply: the loaded one, in the parts that it was attached in. None as
+    the longest input is `read_length`.
     """
     model = as_model(model)  # of a pipeline: its parts; the pipeline is the processor
     positions = text_positions(model, adapters)
-    limit = min(record.max_length, positions)
-    setting = Setting(tokenizer, limit, labels, record.seed, positions)
+    length = max_length or read_length(record, positions)
+    if record.task.cuts_as_trained and not max_length:
+        length = min(length, vector_length(model, tokenizer))
+    limit = min(length, positions)
+    setting = Setting(tokenizer, limit, labels, record.seed, positions, windows=True)
     return Predictor(model, record.task.for_model(model), setting, record.data)
+
+
+def read_length(record: TrainingRecord, positions: int) -> int:
+    """Return the longest input of a prediction: as long as the backbone has positions for.
+
+    Training may have cut texts to fewer tokens. Without a number of positions, as T5 and Mamba, it
+    is the length of the training, but not less than `LONGEST_UNRECORDED`. A context in which an
+    answer is looked for is read in windows of the length of the training.
+    """
+    if record.task.keeps_length:
+        return record.max_length
+    return positions if positions < UNLIMITED else max(record.max_length, LONGEST_UNRECORDED)
 
 
 def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDED) -> Predictor:
@@ -348,7 +386,7 @@ def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDE
     model = as_model(model)
     reads = vector_length(model, tokenizer) if task.cuts_as_trained else max_positions(model)
     limit = min(max_length, reads)
-    setting = Setting(tokenizer, limit, positions=max_positions(model))
+    setting = Setting(tokenizer, limit, positions=max_positions(model), windows=True)
     return Predictor(model, task.for_model(model), setting)
 
 
@@ -600,6 +638,7 @@ def open_several(
     sources: Mapping[str, AdapterSource],
     backbone: str | None = None,
     registry: str | None = None,
+    max_length: int | None = None,
 ) -> OpenedAdapters:
     """Load adapters; those with the same backbone, class of model and tokenizer share one model.
 
@@ -620,6 +659,8 @@ def open_several(
             loaded[key] = pulled.load_model(backbone)
         model, tokenizer = loaded[key]
         adapter = pulled.attach_to(model, f"adapter-{number}")
-        predictors[name] = predictor_of(model, adapter.labels, tokenizer, pulled.record, [adapter])
+        predictors[name] = predictor_of(
+            model, adapter.labels, tokenizer, pulled.record, [adapter], max_length
+        )
         attached[name] = adapter.name
     return OpenedAdapters(predictors, attached)

@@ -63,9 +63,14 @@ def input_columns(table: Table | None, task: Task, examples: Sequence[Any]) -> C
     }
 
 
-def with_predictions(columns: Columns, predictions: Sequence[Prediction], every: bool) -> Columns:
-    """Add the columns of predictions; a name that is taken becomes predicted_NAME."""
-    found = [prediction.columns(every) for prediction in predictions]
+def with_predictions(
+    columns: Columns, predictions: Sequence[Prediction], every: bool, *, cuts: bool = False
+) -> Columns:
+    """Add the columns of predictions; a name that is taken becomes predicted_NAME.
+
+    `cuts`: inputs may be cut, and the column `truncated` is how many of their tokens were.
+    """
+    found = [p.columns(every) | ({"truncated": p.truncated} if cuts else {}) for p in predictions]
     joined = dict(columns)
     for name in dict.fromkeys(name for row in found for name in row):
         free = name

@@ -76,6 +76,7 @@ class TableJob:
     registry: str | None = None
     options: Mapping[str, DataOptions] = field(default_factory=dict)
     batch_size: int = 64
+    max_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class TableWorker:
         if is_folder(folder):  # paths of adapters and rows may be relative
             os.chdir(folder)
         self.job = job
-        self.adapters = open_several(job.adapters, job.backbone, job.registry)
+        self.adapters = open_several(job.adapters, job.backbone, job.registry, job.max_length)
 
     def predict(self, part: TablePart) -> Any:
         """Return the rows of a part with their predictions, a pyarrow table.
@@ -176,7 +177,8 @@ class TableWorker:
             examples = self._examples(name, own, places, part.file)
             predictions = self.adapters.predict(name, examples, job.batch_size)
             for index, prediction in zip(indices, predictions, strict=True):
-                found[index] = json.dumps(prediction.as_dict(), ensure_ascii=False)
+                cut = {"truncated": prediction.truncated} if prediction.truncated else {}
+                found[index] = json.dumps(prediction.as_dict() | cut, ensure_ascii=False)
         return rows.append_column(job.into, pyarrow.array(found, pyarrow.string()))
 
     def _examples(self, name: str, rows: Any, places: Sequence[str], file: str) -> list[Any]:

@@ -128,6 +128,7 @@ class ServingEngine:
         quantize: the quantization of all backbones, likewise.
         cache_tokens: the most tokens of texts that are written whose keys and values are kept; more
             texts wait.
+        max_length: the longest input, in tokens; by default what each backbone has positions for.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class ServingEngine:
         dtype: str | None = None,
         quantize: str | None = None,
         cache_tokens: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         self.batch_tokens = batch_tokens
         self.queue_tokens = queue_tokens
@@ -162,7 +164,7 @@ class ServingEngine:
         self._closing = False
         self._stopped: StoppedError | None = None  # why nothing is computed any more
         self.adapters = ServedAdapters(
-            ServedModels(backbone, dtype, quantize, batch_tokens),
+            ServedModels(backbone, dtype, quantize, batch_tokens, max_length),
             registry,
             among,
             signed,

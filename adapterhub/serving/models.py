@@ -499,6 +499,7 @@ class PlannedAdapter:
     model: SharedBody | ClassModel
     reason: str = ""
     head: StateHead | None = None
+    max_length: int | None = None
     held: list[HeldModules] = field(default_factory=list)
 
     def attach(self) -> ServedAdapter:
@@ -551,7 +552,12 @@ class PlannedAdapter:
             digest=self.pulled.digest or "",
             model=self.model,
             predictor=predictor_of(
-                model, labels, self.model.tokenizer, self.pulled.record, attached
+                model,
+                labels,
+                self.model.tokenizer,
+                self.pulled.record,
+                attached,
+                self.max_length,
             ),
             name=self.name,
             row=self.name if on_model else None,
@@ -589,7 +595,8 @@ class ServedModels:
 
     `backbone` is where all adapters' backbone is loaded from, if not from where they record;
     `dtype` and `quantize` are those of all models, if not those of each adapter's training.
-    `batch_tokens` is the most that is computed at once; None: as measured.
+    `batch_tokens` is the most that is computed at once; None: as measured. `max_length` is the
+    longest input; None: what each backbone reads.
     """
 
     def __init__(
@@ -598,7 +605,9 @@ class ServedModels:
         dtype: str | None = None,
         quantize: str | None = None,
         batch_tokens: int | None = None,
+        max_length: int | None = None,
     ) -> None:
+        self.max_length = max_length
         self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
         self.measured = batch_tokens is not None
         self.limits = BatchLimits.of_tokens(batch_tokens or _UNMEASURED)
@@ -626,7 +635,7 @@ class ServedModels:
         head = self._head(body, pulled)
         if isinstance(head, str):
             return self.plan_apart(pulled, name, head)
-        return PlannedAdapter(pulled, name, body, head=head)
+        return PlannedAdapter(pulled, name, body, head=head, max_length=self.max_length)
 
     def plan_apart(self, pulled: PulledAdapter, name: str, reason: str) -> PlannedAdapter:
         """Load a model of the adapter's class, unless it is loaded.
@@ -641,7 +650,8 @@ class ServedModels:
             model, tokenizer = self._loaded(pulled)
             self._tensors(self._form(pulled)).share(model)
             self.classes[key] = ClassModel(model, tokenizer, self.limits)
-        return PlannedAdapter(pulled, name, self.classes[key], reason)
+        own = self.classes[key]
+        return PlannedAdapter(pulled, name, own, reason, max_length=self.max_length)
 
     def forget(self, served: ServedAdapter) -> None:
         """Let go of a model that an adapter had for itself, once it was removed."""
@@ -669,7 +679,7 @@ class ServedModels:
         task, kind = task_and_kind(_FEATURES)
         length = vector_length(body.model, body.tokenizer)
         record = TrainingRecord(task, DataOptions(), length, kind=kind)
-        predictor = predictor_of(body.model, (), body.tokenizer, record)
+        predictor = predictor_of(body.model, (), body.tokenizer, record, (), length)
         return ServedAdapter("", "", body, predictor, pinned=True)
 
     def bare_writer(self) -> ServedAdapter:

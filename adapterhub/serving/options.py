@@ -36,6 +36,9 @@ class ServeOptions:
     admin: bool = option(True, "whether there are paths that change something")
     try_page: bool = option(False, "whether / is a page to try adapters")
     batch_tokens: int | None = option(None, "most positions at once (null: by the device)", least=1)
+    max_length: int | None = option(
+        None, "longest input, in tokens (null: what the backbone reads)", least=1
+    )
     queue_tokens: int = option(1 << 17, "most tokens that wait", least=1)
     adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")
     refresh: str = option("10s", "how often new versions are looked for; off: never")

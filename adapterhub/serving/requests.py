@@ -19,7 +19,7 @@ from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.batches import RequestSize
 from adapterhub.tasks import Encoded
-from adapterhub.tasks._lengths import lost_tokens
+from adapterhub.tasks._lengths import lost_of_each
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import Row
 
@@ -93,18 +93,7 @@ class EncodedInput:
 def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
     """Encode an example for its task alone."""
     encoded = predictor.task.encode([example], predictor.setting, labelled=False)
-    return EncodedInput(example, encoded, lost=_lost_tokens(encoded))
-
-
-def _lost_tokens(encoded: Encoded) -> int:
-    """Count the tokens that were cut; a row that is not full is not encoded again."""
-    task, setting = encoded.task, encoded.setting
-    limits = [limit - getattr(task, "new_tokens", 0) for _, _, limit in task.limits(setting)]
-    lengths = (zip(task.row_lengths(row), limits, strict=True) for row in encoded.rows)
-    if not limits or all(length < limit for each in lengths for length, limit in each):
-        return 0
-    whole = task.unlimited().encode(encoded.examples, setting.unlimited, labelled=False)
-    return sum(each.lost for each in lost_tokens(whole, encoded))
+    return EncodedInput(example, encoded, lost=sum(lost_of_each(encoded)))
 
 
 def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> EncodedInput:

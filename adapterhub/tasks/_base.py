@@ -35,7 +35,17 @@ Pooling = Literal["cls", "mean", "last", "max", "model"]
 
 
 class Prediction(ABC):
-    """The output for one example."""
+    """The output for one example.
+
+    Attributes:
+        truncated: how many tokens of the input were cut.
+    """
+
+    truncated: int = 0
+
+    def cut(self, tokens: int) -> None:
+        """Record how many tokens of the input were cut."""
+        object.__setattr__(self, "truncated", tokens)
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
@@ -128,6 +138,8 @@ class Task(ABC):
     """What an example is: its name in what `predict --json` prints."""
     pair_name: ClassVar[str] = ""
     """What the second text of an example is, if that has a name of its own: "question"."""
+    keeps_length: ClassVar[bool] = False
+    """Whether predictions read windows of the length of the training, and lose nothing by it."""
     most_tokens: ClassVar[int] = 512
     """The longest input that is chosen by default, in tokens."""
     cuts_as_trained: ClassVar[bool] = False

@@ -138,6 +138,29 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
     return found
 
 
+def lost_of_each(encoded: Encoded) -> list[int]:
+    """Count the tokens that were cut of each example; only those of full rows are encoded again."""
+    task, setting = encoded.task, encoded.setting
+    lost = [0] * len(encoded.examples)
+    limits = [limit - getattr(task, "new_tokens", 0) for _, _, limit in task.limits(setting)]
+    if not limits or not encoded.owners:
+        return lost
+    full = {
+        owner
+        for owner, row in zip(encoded.owners, encoded.rows, strict=True)
+        if any(n >= limit for n, limit in zip(task.row_lengths(row), limits, strict=True))
+    }
+    if not full:
+        return lost
+    long = sorted(full)
+    examples = [encoded.examples[index] for index in long]
+    whole = task.unlimited().encode(examples, setting.unlimited, labelled=False)
+    missing = _tokens(whole).sum(0) - _tokens(encoded)[:, long].sum(0)
+    for index, count in zip(long, missing.clip(min=0).tolist(), strict=True):
+        lost[index] = count
+    return lost
+
+
 def _tokens(encoded: Encoded) -> Counts:
     """Count the tokens of each example by part, over all of its rows: (parts, examples)."""
     import numpy as np

@@ -32,6 +32,8 @@ class Setting:
         seed: the seed of random inputs, such as masks.
         positions: the positions of the model that are left to a text, and to what is written
             behind it: `text_positions`.
+        windows: whether tags are predicted of longer texts in windows, so that no word is left out;
+            training cuts them.
     """
 
     processor: Any
@@ -39,6 +41,7 @@ class Setting:
     labels: tuple[str, ...] = ()
     seed: int = 0
     positions: int = UNLIMITED
+    windows: bool = False
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -92,7 +95,7 @@ def limit_of(setting: Setting) -> int:
 
 def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
     """Truncate a text to a number of tokens."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = encoded["offset_mapping"]
     return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 

@@ -416,7 +416,7 @@ def template_note(task: str) -> str:
 
 def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenize a text with the special tokens at its start, once, but not at its end."""
-    ids: list[int] = tokenizer(text)["input_ids"]
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]  # long ones are cut
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
         ids = ids[1:]  # a template has it, too
     return without_end(ids, tokenizer)
@@ -486,7 +486,7 @@ def _tokens_of(
             for number, (begin, end) in enumerate(pairwise(cuts))
             for i in tokenizer(text[begin:end], add_special_tokens=False)["input_ids"]
         ]
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     begins = [begin for begin, _ in learned]
     labels = []
     for begin, end in encoded["offset_mapping"]:

@@ -95,6 +95,7 @@ class QuestionAnswering(Task):
     threshold: float = option(0.0, "margin by which no answer must score higher")
 
     name = "question-answering"
+    keeps_length = True
     summary = "the span of a context that answers a question"
     main_metric = "f1"
     outcomes = "texts"
@@ -189,6 +190,9 @@ class QuestionAnswering(Task):
 
     def _windows(self, question: Question, setting: Setting) -> Iterator[Row]:
         limit, tokenizer = limit_of(setting), setting.tokenizer
+        if setting.windows:  # a long question makes them longer
+            words = len(tokenizer(question.text.strip(), verbose=False)["input_ids"])
+            limit = min(max(limit, 2 * words), setting.positions, tokenizer.model_max_length)
         asked = cut_text(question.text.strip(), tokenizer, limit // 2)  # half is for the context
         room = limit - limit // 2 - tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:

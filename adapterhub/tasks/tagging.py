@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import Grouped, check_labels, read_rows, refuse
@@ -24,12 +24,16 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._class_weights import WeighsClasses
-from adapterhub.tasks._forward import Passed
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._show import tags_line
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_Read = tuple[int, int, int, float]  # a word, the pieces around it, its class, its probability
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
 
@@ -147,17 +151,26 @@ class Tagging(WeighsClasses, Task):
         tokenizer = setting.tokenizer
         if not tokenizer.is_fast:
             raise ConfigError("tagging needs a fast tokenizer, which maps word pieces to words")
+        limit = limit_of(setting)
+        room = limit - tokenizer.num_special_tokens_to_add()
         encoded = tokenizer(
             list(example.tokens),
             is_split_into_words=True,
             truncation=True,
-            max_length=limit_of(setting),
+            max_length=limit,
+            stride=max(min(limit // 4, room - 1), 0) if setting.windows else 0,
+            return_overflowing_tokens=True,
         )
-        row: Row = dict(encoded) | {"first": _first_pieces(encoded.word_ids())}
+        names = [name for name in encoded if name != "overflow_to_sample_mapping"]
+        rows: list[Row] = []
+        for number in range(len(encoded["input_ids"]) if setting.windows else 1):
+            row: Row = {name: encoded[name][number] for name in names}
+            rows.append(row | {"first": _first_pieces(encoded.word_ids(number))})
         if labelled and (tags := example.tags) is not None:
             index = {label: i for i, label in enumerate(setting.labels)}
-            row["labels"] = [IGNORED if w < 0 else index[tags[w]] for w in row["first"]]
-        return [row]
+            for row in rows:
+                row["labels"] = [IGNORED if w < 0 else index[tags[w]] for w in row["first"]]
+        return rows
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
         """Pad rows without `first`, which is no input of the model."""
@@ -172,20 +185,39 @@ class Tagging(WeighsClasses, Task):
 
     # Predictions
 
-    def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
-        """Return the most probable tag of each token; O where the sentence was truncated."""
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the most probable tag of each token; O where the sentence was truncated.
+
+        Of several windows with a token, it is that in which most tokens are around it.
+        """
         left = data.setting.tokenizer.padding_side == "left"
-        best = passed.output.logits.float().softmax(-1).max(-1)
-        rows = zip(passed.indices, best.indices.tolist(), best.values.tolist(), strict=True)
-        for i, classes, values in rows:
-            sentence, first = data.examples[i], data.rows[i]["first"]
-            offset = len(classes) - len(first) if left else 0
-            tags, scores = ["O"] * len(sentence.tokens), [1.0] * len(sentence.tokens)
-            for position, token in enumerate(first, start=offset):
-                if token >= 0:
-                    tags[token] = data.setting.labels[classes[position]]
-                    scores[token] = values[position]
-            yield Tags(tuple(tags), tuple(entities(sentence, tags, scores)))
+        labels = data.setting.labels
+
+        def read(passed: Passed) -> Iterator[list[_Read]]:
+            best = passed.output.logits.float().softmax(-1).max(-1)
+            rows = zip(passed.indices, best.indices.tolist(), best.values.tolist(), strict=True)
+            for i, classes, values in rows:
+                first = data.rows[i]["first"]
+                offset = len(classes) - len(first) if left else 0
+                yield [
+                    (token, min(n, len(first) - n), classes[offset + n], values[offset + n])
+                    for n, token in enumerate(first)
+                    if token >= 0
+                ]
+
+        tags = [["O"] * len(sentence.tokens) for sentence in data.examples]
+        scores = [[1.0] * len(sentence.tokens) for sentence in data.examples]
+        around = [[-1] * len(sentence.tokens) for sentence in data.examples]
+        found = each_row(model, data, batch_size, read)
+        for owner, tokens in zip(data.owners, found, strict=True):
+            for token, near, label, score in tokens:
+                if near > around[owner][token]:
+                    around[owner][token] = near
+                    tags[owner][token], scores[owner][token] = labels[label], score
+        return [
+            Tags(tuple(own), tuple(entities(sentence, own, values)))
+            for sentence, own, values in zip(data.examples, tags, scores, strict=True)
+        ]
 
     # Metrics
 

@@ -46,6 +46,7 @@ def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, 
     assert list(found["TEXT"]) == TEXTS
     assert list(map(str, found["id"])) == ["1", "2", "3", "4"]
     added = ["predicted_label", "probability", "probability of neg", "probability of pos"]
+    added += ["truncated"]
     assert list(found.columns) == [*READERS[source](file).columns, *added]
     code, out, _ = adapterhub("predict", trained, "--data", file, "--json")
     expected = [json.loads(line) for line in out.splitlines()]

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
+import pandas as pd
 import pytest
 from command_line import refused
-from fixtures import sentences, write_json_lines, write_tsv
+from fixtures import json_lines, sentences, write_json_lines, write_tsv
 from selection import rotate
 from served import TaskExample, write_adapter
 
 import adapterhub as ah
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read
 from adapterhub.serving import Engine, GenerationOptions
+from adapterhub.tasks._writing import Writing
 from adapterhub.training.prepare import prepare
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 LONG = " ".join(["the movie was very good"] * 60)
 VIRTUAL = ("lora(rank=2)", "prompt(length=20)", "p-tuning(length=20)", "prefix(length=20)",
            ["lora(rank=2)", "prompt(length=7)"])  # fmt: skip
+READERS = {
+    "csv": pd.read_csv,
+    "tsv": partial(pd.read_csv, sep="\t"),
+    "jsonl": partial(pd.read_json, lines=True),
+    "parquet": pd.read_parquet,
+}
 KINDS = {
     "classification": TaskExample("classification", "classification", ("neg", "pos")),
     "regression": TaskExample("regression", "regression", ("score",)),
@@ -112,6 +123,120 @@ def test_virtual_tokens_that_leave_no_room_are_refused_before_the_first_step(
             "--method", f"prompt(length={length})",
         )  # fmt: skip
         refused(result, f"{length} virtual tokens", "at most 61")
+
+
+@pytest.fixture
+def short_run(backbone, tmp_path):
+    """An adapter that was trained on texts of 8 tokens."""
+    return trained_on(backbone, tmp_path / "short", KINDS["classification"], 8)
+
+
+def trained_on(folder, output, kind, length):
+    """Write an adapter whose training cut texts to a length."""
+    model, _ = ah.load_backbone(str(folder), task=kind.kind, labels=kind.labels)
+    adapter = ah.attach(model, "lora(rank=2)", name="short")
+    recipe = {"task": kind.task, "data": {"pair": kind.pair}, "train": {"max_length": length}}
+    adapter.metadata.training = {"recipe": recipe}
+    adapter.save(output)
+    return output
+
+
+def test_predictions_read_what_the_backbone_reads(short_run, adapterhub, tmp_path):
+    """Whatever length the training had; what is cut is told, in every way out."""
+    inside, beyond = "good " * 40 + "film", "good " * 80 + "film"
+    model, short = ah.open(short_run), ah.open(short_run, max_length=8)
+    assert (model.max_length, short.max_length) == (64, 8)
+    assert model.predict(inside).truncated == 0
+    with pytest.warns(UserWarning, match="1 of 2 inputs are longer than 64 tokens: 19 tokens"):
+        whole, cut = model.predict([inside, beyond])
+    assert (whole.truncated, cut.truncated) == (0, 19)
+    with pytest.warns(UserWarning, match="longer than 8 tokens"):
+        assert short.predict(inside).truncated == 35
+    with pytest.raises(ConfigError, match="max_length is 0"):
+        ah.open(short_run, max_length=0)
+    file = write_json_lines(tmp_path / "t.jsonl", [{"text": inside}, {"text": beyond}])
+    for into in ("csv", "tsv", "jsonl", "parquet"):
+        output = tmp_path / f"out.{into}"
+        code, _, err = adapterhub("predict", short_run, file, "--output", output)
+        assert code == 0, err
+        assert err.count("1 of 2 inputs are longer than 64 tokens") == 1
+        assert list(READERS[into](output)["truncated"]) == [0, 19]
+    code, out, _ = adapterhub("predict", short_run, beyond, "--json", "--max-length", 10)
+    assert json_lines(out)[0]["truncated"] == 73
+    job = tmp_path / "job.parquet"
+    pd.DataFrame({"text": [inside, beyond]}).to_parquet(tmp_path / "in.parquet")
+    code, _, err = adapterhub(
+        "predict", short_run, "--input", tmp_path / "in.parquet", "--output", job
+    )
+    assert code == 0, err
+    assert ["truncated" in cell for cell in pd.read_parquet(job)["prediction"]] == [False, True]
+
+
+def test_an_evaluation_reads_as_much_and_a_server_too(short_run, adapterhub, tmp_path):
+    rows = [("good " * n + w, w) for n, w in ((40, "neg"), (80, "pos"))]
+    file = write_tsv(tmp_path / "e.tsv", rows)
+    for words, cut in ((), "1 of 2 evaluation texts"), (("--max-length", 8), "2 of 2"):
+        with pytest.warns(UserWarning, match=cut):
+            assert adapterhub("eval", short_run, "--data", file, *words)[0] == 0
+    for options, lost in (({}, 19), ({"max_length": 8}, 75)):
+        with Engine(**options) as engine:
+            future = engine.submit(str(short_run), "good " * 80 + "film")
+            future.result(60)
+            assert future.lost == lost
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "embedding", "pair"])
+def test_encoders_of_every_task_say_what_they_cut(kind, backbone, tmp_path):
+    model = ah.open(trained_on(backbone, tmp_path / "run", KINDS[kind], 8))
+    with pytest.warns(UserWarning, match="1 of 1 inputs are longer than 64 tokens"):
+        assert model.predict(asked(kind)).truncated > 100
+    few = ("a film", "a plot") if kind == "pair" else "a film"
+    assert model.predict(few).truncated == 0
+
+
+@pytest.mark.parametrize("length", [8, 200])
+def test_every_word_gets_a_tag(length, backbone, tmp_path):
+    """Of a sentence that fits, the tags are those of one pass; windows overlap in longer ones."""
+    folder = trained_on(backbone, tmp_path / "run", KINDS["tagging"], length)
+    model = ah.open(folder)
+    words = LONG.split()
+    fitting = {"words": words[:60]}
+    assert model.predict(fitting).truncated == 0
+    examples, _ = examples_of([{"words": words}], model.task, model.data)
+    encoded = model.task.encode(examples, model.setting, labelled=False)
+    covered = {token for row in encoded.rows for token in row["first"]} - {-1}
+    assert covered == set(range(len(words)))
+    assert len(encoded.rows) > 4
+    found = model.predict({"words": words})
+    assert (len(found.tags), found.truncated) == (len(words), 0)
+    with Engine() as engine:
+        assert len(engine.submit(str(folder), {"words": words}).result(60)["tags"]) == len(words)
+
+
+def test_a_context_is_read_in_windows_and_a_long_question_makes_them_longer(backbone, tmp_path):
+    kind = TaskExample("question-answering", "question-answering")
+    model = ah.open(trained_on(backbone, tmp_path / "run", kind, 16))
+    example = model.task.example(["the movie was very good " * 5, LONG], model.data)
+    rows = model.task.encode([example], model.setting, labelled=False).rows
+    assert {sum(o is None for o in row["offsets"]) for row in rows} == {25 + 3}
+    assert max(o[1] for row in rows for o in row["offsets"] if o) == len(LONG)
+    assert model.predict(("the movie", LONG)).truncated == 0
+
+
+def test_a_backbone_without_positions_reads_a_bounded_text(backbones, tmp_path):
+    model = ah.open(trained_on(backbones("t5"), tmp_path / "run", KINDS["seq2seq"], 8))
+    assert model.setting.max_length == 2048
+    model = ah.open(trained_on(backbones("t5"), tmp_path / "long", KINDS["seq2seq"], 4000))
+    assert model.setting.max_length == 4000
+
+
+def test_a_prompt_is_cut_from_the_left_and_told(backbones, tmp_path):
+    model = ah.open(trained_on(backbones("gpt2"), tmp_path / "run", KINDS["causal-lm"], 8))
+    few = model.writing(Writing(max_new_tokens=4))
+    (found,) = few.predict_examples([few.task.example((LONG,), few.data)])
+    whole = len(few.tokenizer(LONG)["input_ids"])
+    assert found.truncated >= whole - 60
+    assert few.predict("good").truncated == 0
 
 
 def test_targets_longer_than_the_decoder_are_cut_and_told(backbones, tmp_path, adapterhub):

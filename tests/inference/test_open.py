@@ -55,7 +55,7 @@ def test_predictions_are_those_of_the_adapter_on_its_backbone(folder: Path, back
 
 
 def test_evaluation_refuses_labels_that_the_adapter_lacks(folder: Path) -> None:
-    predictor = open_adapter(folder)
+    predictor = open_adapter(folder, max_length=5)
     with pytest.warns(UserWarning, match="2 of 2 evaluation texts are longer than 5 tokens"):
         assert 0 <= predictor.evaluate(EXAMPLES)["accuracy"] <= 1
     with pytest.raises(DataError, match="labels"):

@@ -201,6 +201,7 @@ def close(found: Any, expected: Any, far: float = 1e-5) -> None:
     np.testing.assert_allclose(found, expected, atol=far, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
@@ -219,6 +220,7 @@ def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
     close([each["vector"] for each in found], expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 @rotate("name", CASES)
 def test_an_adapter_trains_predicts_and_merges_over_all_of_it(
     encoders, adapterhub, tmp_path: Path, name: str

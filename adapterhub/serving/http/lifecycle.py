@@ -159,6 +159,7 @@ def open_service(options: ServeOptions) -> Service:
         among=among,
         signed=options.require_signature,
         batch_tokens=options.batch_tokens,
+        max_length=options.max_length,
         queue_tokens=options.queue_tokens,
         adapter_memory=options.size("adapter_memory"),
         dtype=options.dtype,
