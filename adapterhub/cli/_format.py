@@ -107,6 +107,8 @@ def bytes_text(size: float) -> str:
     """Format a number of bytes in a unit that leaves two to four digits: "1.5 MB" (10^6 bytes)."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
+            if unit == "GB" and size < 10:
+                return f"{size:.2f} GB"
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"

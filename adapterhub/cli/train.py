@@ -33,7 +33,7 @@ from adapterhub.cli._recipe_flags import (
 )
 from adapterhub.config.spec import call_text
 from adapterhub.config.user_folders import is_file
-from adapterhub.errors import ConfigError, TrainingError, one_line
+from adapterhub.errors import AdapterhubError, ConfigError, TrainingError, one_line
 from adapterhub.files.scores import TEST
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.loop.processes import is_main, restarted
@@ -190,10 +190,13 @@ def _recipe_of(output: str | None) -> str | None:
 
 
 def _print_plan(prepared: Any) -> None:
+    from adapterhub.loop.progress import process_memory
     from adapterhub.loop.report import rate_text
     from adapterhub.training.plan import plan_of
 
-    plan, recipe, data = plan_of(prepared), prepared.recipe, prepared.data
+    process = process_memory()
+    tried = _rehearsed(prepared)  # before the plan, whose small batches leave gaps in the memory
+    plan, recipe, data = plan_of(prepared, process), prepared.recipe, prepared.data
     epochs = round(plan.steps / plan.steps_per_epoch, 2)
     sites = [(site, method, f"{count:,}") for site, method, count in plan.sites]
     print_table(ShownTable(("site", "method", "parameters"), sites, title="Sites"))
@@ -215,8 +218,25 @@ def _print_plan(prepared: Any) -> None:
         f"{recipe.train.max_length}",
         **{f"memory, {part}": bytes_text(size) for part, size in plan.memory.items()},
         "memory, total": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
+        **tried,
     }
     print_facts(facts, width=24)
+
+
+def _rehearsed(prepared: Any) -> dict[str, str]:
+    """Make a few steps; return their memory in place of the estimate, and the time of the run."""
+    from adapterhub.training.plan import rehearse
+
+    try:
+        with doing("trying a few steps"):
+            found = rehearse(prepared)
+    except AdapterhubError as error:
+        return {"time": f"not known, for a first step fails: {error.problem}"}
+    if found is None:
+        return {"time": "not known: the run was not tried"}
+    memory = f"{bytes_text(found.peak_memory)} (measured in {found.steps} steps, and an evaluation)"
+    each = f"{found.step_seconds:.2g} s a step, as measured here and now"
+    return {"memory, total": memory, "time": f"about {seconds_text(found.seconds)} ({each})"}
 
 
 def _print_tasks(tasks: Sequence[Any]) -> None:

@@ -7,10 +7,14 @@ with Python, torch and the data, and what training adds to it.
 from __future__ import annotations
 
 import math
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +27,12 @@ from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.backbones.quantized_layers import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
+from adapterhub.loop import loop
+from adapterhub.loop.batching import LazyBatches, batch_order
 from adapterhub.loop.optimizers import OPTIMIZERS
-from adapterhub.loop.progress import process_memory
+from adapterhub.loop.processes import process_count
+from adapterhub.loop.progress import peak_memory, process_memory
+from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.mixing import mixture_shares, parse_mixing
 from adapterhub.recipe.options import steps_per_epoch
@@ -45,6 +53,7 @@ from adapterhub.tasks._rows import Row
 from adapterhub.tasks._show import removed_text
 from adapterhub.training.lengths import fit_rows
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.run import epoch_batches, training_session
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream import StreamedRows
 from adapterhub.training.task_mixture import MixedRows, steps_of_tasks
@@ -88,8 +97,11 @@ class TrainingPlan:
     tasks: tuple[PlannedTask, ...] = ()
 
 
-def plan_of(prepared: PreparedRun) -> TrainingPlan:
-    """Compute the plan of a prepared run."""
+def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
+    """Compute the plan of a prepared run.
+
+    `process` is the memory of the process before any step; None: what it takes now.
+    """
     adapter, options, encoded = prepared.adapter, prepared.options, prepared.train
     trainable = sum(p.numel() for p in adapter.parameters())
     per_epoch = steps_per_epoch(
@@ -110,8 +122,140 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         rates={group["name"]: group["lr"] for group in groups},
         labels=encoded.task.label_counts(encoded) if known else {},
         truncated=sum(each.cut for each in prepared.rows.lost[:1]),
-        memory=_memory(prepared),
+        memory=_memory(prepared, process),
         tasks=tuple(_tasks(prepared, options.max_steps or per_epoch * options.epochs)),
+    )
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a few steps of a run took: its longest batch, and usual ones.
+
+    Attributes:
+        steps: how many were made.
+        step_seconds: the time of a usual step.
+        seconds: the time of the whole run, if all its steps and evaluations take as long.
+        peak_memory: in bytes, measured as the run measures it.
+    """
+
+    steps: int
+    step_seconds: float
+    seconds: float
+    peak_memory: int
+
+
+_LONGEST, _USUAL = 2, 3  # steps of a rehearsal: the optimizer has its state from the second one on
+
+
+class _NoRoom(Exception):
+    """By the step of one row, a whole batch does not fit into the memory that is free."""
+
+
+def rehearse(prepared: PreparedRun) -> Rehearsal | None:
+    """Make a few steps and an evaluation as the run does, in a folder that is deleted.
+
+    The first step has one row. The adapter is changed by them: the run itself has to be prepared
+    anew. None where a batch does not fit into the memory that is free by what that row takes, or
+    where several processes share the run.
+
+    Raises:
+        AdapterhubError: a step fails, as it would in the run.
+    """
+    try:
+        return None if process_count() > 1 else _rehearsal(prepared)
+    except _NoRoom:
+        return None
+
+
+def _rehearsal(prepared: PreparedRun) -> Rehearsal:
+    options, streamed = prepared.options, isinstance(prepared.train, StreamedRows)
+    encoded = prepared.train.head if isinstance(prepared.train, StreamedRows) else prepared.train
+    lengths, size, seed = encoded.lengths, options.batch_size, prepared.recipe.seed
+    batches = None if streamed else epoch_batches(prepared, 0)
+    order = batches.order if isinstance(batches, LazyBatches) else batch_order(
+        lengths, size, 0, seed, options.length_grouped
+    )  # fmt: skip
+    per_epoch = steps_per_epoch(len(prepared.train.rows), size, options.gradient_accumulation)
+    steps = options.max_steps or per_epoch * options.epochs
+    drawn = order[: steps * options.gradient_accumulation]
+    whole = [each for each in drawn if len(each) == len(drawn[0])]
+    longest = max(whole, key=lambda indices: max(lengths[i] for i in indices))
+    usual = [whole[len(whole) * place // (_USUAL + 1)] for place in range(1, _USUAL + 1)]
+    alone = [max(longest, key=lambda i: lengths[i])]
+    marks: list[float] = []
+    device = device_of(prepared.model) or torch.device("cpu")
+    before = peak_memory(device)
+
+    def collated(indices: list[int]) -> Any:
+        if len(marks) == 1 and (peak_memory(device) - before) * size > _room(device):
+            raise _NoRoom
+        marks.append(time.perf_counter())
+        return encoded.batch(indices, 0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        few = replace(
+            options, max_steps=1 + _LONGEST + _USUAL, gradient_accumulation=1, eval_every="epoch",
+            patience=None, tensorboard=False, tracker=(), save_every=None,
+        )  # fmt: skip
+        recipe = replace(prepared.recipe, train=few, output=str(Path(folder) / "run"))
+        session = training_session(replace(prepared, recipe=recipe), Reporter(), False)
+        made = LazyBatches([alone, *[longest] * _LONGEST, *usual], collated)
+        session.batches = lambda epoch: made
+        ended: list[float] = []
+        largest = _largest_rows(prepared)
+
+        def evaluate() -> Mapping[str, float]:
+            ended.append(time.perf_counter())
+            if largest is None:
+                return {}
+            task, rows = prepared.data.task, options.eval_batch_size
+            found = task.evaluate(prepared.model, largest, rows)
+            ended.append(time.perf_counter())
+            return found
+
+        session.evaluate = evaluate if largest is not None else None
+        Path(recipe.output).mkdir()
+        result = loop.train(session)
+    stop = ended[0] if ended else time.perf_counter()
+    step = (stop - marks[-_USUAL]) / _USUAL * options.gradient_accumulation
+    seconds = steps * step
+    if largest is not None and prepared.evaluation is not None:
+        every = options.eval_every if isinstance(options.eval_every, int) else per_epoch
+        share = len(prepared.evaluation.rows) / max(len(largest.rows), 1)
+        seconds += math.ceil(steps / every) * share * (ended[1] - ended[0])
+    return Rehearsal(1 + _LONGEST + _USUAL, step, seconds, result.peak_memory)
+
+
+def _room(device: torch.device) -> float:
+    """Return the bytes that are free; infinity if the system does not tell."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as file:
+            (line,) = (line for line in file if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024.0
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _largest_rows(prepared: PreparedRun) -> Encoded | None:
+    """Return the evaluation rows of the longest examples, one batch of them; None without any."""
+    rows = prepared.evaluation
+    if rows is None or prepared.data.parts or not len(rows.examples):
+        return None
+    if not rows.owners:
+        return replace(rows, rows=[*islice(rows.rows, prepared.options.eval_batch_size)])
+    lengths = rows.lengths
+    first = sorted(range(len(rows.rows)), key=lambda i: -lengths[i])
+    chosen = dict.fromkeys(rows.owners[i] for i in first)
+    kept = sorted([*chosen][: prepared.options.eval_batch_size])
+    numbers = {owner: number for number, owner in enumerate(kept)}
+    places = [i for i, owner in enumerate(rows.owners) if owner in numbers]
+    return replace(
+        rows,
+        examples=[rows.examples[owner] for owner in kept],
+        rows=[rows.rows[i] for i in places],
+        owners=[numbers[rows.owners[i]] for i in places],
     )
 
 
@@ -128,7 +272,7 @@ def _tasks(prepared: PreparedRun, total: int) -> Iterator[PlannedTask]:
         yield PlannedTask(name, task, rows.sizes[name], shares[name], steps[name], own.weight)
 
 
-def _memory(prepared: PreparedRun) -> dict[str, int]:
+def _memory(prepared: PreparedRun, now: int | None) -> dict[str, int]:
     """Estimate the bytes that the run takes, by part."""
     adapter, options = prepared.adapter, prepared.options
     rows, tokens = options.batch_size, max(prepared.train.lengths)
@@ -138,7 +282,8 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     if is_view(adapter.model):  # its batches are no texts, which could be made up
         batch = partial(batch_bytes, adapter, prepared.train.batch, recomputed)
         layers = batch(1) + (rows - 1) * (batch(2) - batch(1))
-        return _parts_of_memory(prepared, layers, round((HEAP - 1) * layers) if on_cpu else 0)
+        extra = round((HEAP - 1) * layers) if on_cpu else 0
+        return _parts_of_memory(prepared, layers, extra, now)
     layers = activation_bytes(adapter, rows, tokens, recomputed, offloaded)
     frozen = None if prepared.data.parts else frozen_head(adapter, prepared.data.task, options)
     activations = layers + logit_bytes(adapter, logits_at_once(frozen, rows * tokens))
@@ -149,10 +294,12 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
         activations + (heap - 1) * layers,
         logit_bytes(adapter, written) + heap * evaluation_bytes(adapter, *evaluated),
     )
-    return _parts_of_memory(prepared, activations, round(peak) - activations)
+    return _parts_of_memory(prepared, activations, round(peak) - activations, now)
 
 
-def _parts_of_memory(prepared: PreparedRun, activations: int, temporary: int) -> dict[str, int]:
+def _parts_of_memory(
+    prepared: PreparedRun, activations: int, temporary: int, now: int | None
+) -> dict[str, int]:
     adapter, options = prepared.adapter, prepared.options
     on_cpu = device_of(adapter.model) == torch.device("cpu")
     weights = {
@@ -160,7 +307,8 @@ def _parts_of_memory(prepared: PreparedRun, activations: int, temporary: int) ->
         "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
     }
     # Measured after the small batches, which load the rest of the libraries.
-    process = max(process_memory() - sum(weights.values()), 0) if on_cpu else 0
+    now = process_memory() if now is None else now
+    process = max(now - sum(weights.values()), 0) if on_cpu else 0
     return {
         **({"process": process} if on_cpu else {}),
         **weights,

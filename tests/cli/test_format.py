@@ -21,7 +21,7 @@ from adapterhub.files.shown_table import ShownTable
     ("size", "text"),
     [
         (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (317_700, "318 kB"),
-        (1_540_000, "1.5 MB"), (2.5e9, "2.5 GB"), (3e12, "3.0 TB"),
+        (1_540_000, "1.5 MB"), (2.5e9, "2.50 GB"), (25e9, "25.0 GB"), (3e12, "3.0 TB"),
     ],
 )  # fmt: skip
 def test_bytes(size, text):

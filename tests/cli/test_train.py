@@ -71,7 +71,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
         "with batch size 3, ",
         "prefix 3.00e-02, scaled-parallel 3.00e-04  head 4.00e-03, cosine",
         "64 training examples, by train.max_length=4",
-        "(measured in 5 steps, and an evaluation)",
+        "(measured in 6 steps, and an evaluation)",
         " s a step, as measured here and now)",
     ):
         assert expected in out

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tiny_models
+import transformers
 from fixtures import write_tsv
+from selection import rotate
 
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE
 from adapterhub.recipe.recipe import read
+from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import PreparedRun, prepare
 
@@ -112,3 +116,81 @@ def test_gradient_checkpointing_takes_less_activation_memory(prepared) -> None:
     less = plan_of(prepared("train.max_length=64", "train.gradient_checkpointing=true"))
     assert less.memory["activations"] < plain.memory["activations"]
     assert less.memory["backbone weights"] == plain.memory["backbone weights"]
+
+
+def grown(backbone: Path, folder: Path) -> Path:
+    """Return a backbone of the same kind whose activations are not lost in the process."""
+    config = transformers.AutoConfig.from_pretrained(backbone)
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "d_model": 256, "d_ff": 1024}
+    for name in wide.keys() & vars(config).keys():
+        setattr(config, name, wide[name])
+    if getattr(config, "head_dim", None) is not None:
+        config.head_dim = 256 // config.num_attention_heads
+    shutil.copytree(backbone, folder)
+    (folder / "model.safetensors").unlink()
+    kind = getattr(transformers, config.architectures[0])
+    kind._from_config(config).save_pretrained(folder)
+    return folder
+
+
+CHECKPOINTS = ["train.gradient_checkpointing=true"]
+RUNS_TRIED = [
+    ("bert", "classification", ["method=lora", "train.batch_size=16"]),
+    ("bert", "classification", ["method=lora", "train.batch_size=64"]),
+    ("bert", "classification", ["method=full", "train.batch_size=16"]),
+    ("bert", "classification", ["method=prefix", "train.batch_size=32"]),
+    ("bert", "classification", ["method=pfeiffer", "train.batch_size=32", *CHECKPOINTS]),
+    ("bert", "masked-lm", ["method=lora", "train.batch_size=16"]),
+    ("llama", "causal-lm(data=text)", ["method=lora", "train.batch_size=16"]),
+    ("llama", "causal-lm(data=text)", ["method=full", "train.batch_size=16", *CHECKPOINTS]),
+    ("llama", "causal-lm(data=text)", ["method=prefix", "train.batch_size=8"]),
+    ("t5", "seq2seq", ["method=lora", "train.batch_size=16"]),
+    ("t5", "seq2seq", ["method=full", "train.batch_size=16"]),
+    ("t5", "seq2seq", ["method=pfeiffer", "train.batch_size=32", *CHECKPOINTS]),
+]
+
+
+@pytest.mark.apart
+@rotate(("family", "task", "options"), RUNS_TRIED)
+def test_a_dry_run_prints_the_memory_and_the_time_of_the_run(
+    family, task, options, backbones, tmp_path
+) -> None:
+    place = grown(backbones(family), tmp_path / "backbone")
+    row = " ".join(["good", "bad", "movie"] * 20)
+    file = write_tsv(tmp_path / "a.tsv", [(row, "neg"), (f"{row} good", "pos")] * 64)
+    words = ["--backbone", str(place), "--train", str(file), "--eval", str(file), "--task", task]
+    words += ["--output", str(tmp_path / "run"), "train.tensorboard=false", "train.epochs=1"]
+    facts = []
+    for more in (["--dry-run"], []):
+        command = [sys.executable, "-m", "adapterhub", "train", *words, *options, *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        pairs = (line.strip().partition("  ") for line in done.stdout.splitlines())
+        facts.append({name: value.strip() for name, _, value in pairs})
+        assert bool(more) != (tmp_path / "run").exists()
+    tried, ran = facts
+    assert "measured in 6 steps" in tried["memory, total"]
+    ratio = in_bytes(tried["memory, total"]) / in_bytes(ran["peak memory"])
+    assert 0.88 <= ratio <= 1.05
+    assert tried["time"].startswith("about ")
+
+
+def in_bytes(text: str) -> float:
+    number, unit = text.split()[:2]
+    return float(number) * {"MB": 1e6, "GB": 1e9}[unit]
+
+
+def test_a_batch_that_would_not_fit_is_not_tried(prepared, monkeypatch) -> None:
+    monkeypatch.setattr(plan_module, "_room", lambda device: -1.0)
+    assert plan_module.rehearse(prepared()) is None
+
+
+def test_the_time_is_that_of_all_steps_and_evaluations(prepared) -> None:
+    """In proportion to the steps, however fast the machine is."""
+    few, many = (
+        plan_module.rehearse(prepared(f"train.max_steps={n}", "train.eval_every=1000000"))
+        for n in (10, 1000)
+    )
+    for found, steps in ((few, 10), (many, 1000)):
+        assert found.seconds >= steps * found.step_seconds
+    assert many.seconds > 5 * few.seconds
