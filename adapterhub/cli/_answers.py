@@ -124,12 +124,17 @@ class Shape:
         say_text("\t".join(one_line(cell, sys.maxsize) for cell in cells))
 
 
-def answers(opened: Predictor, examples: Sequence[Any], how: HowToWrite | None) -> list[Prediction]:
-    """Return a prediction for each example; `how` is given for tasks that generate."""
+def answers(
+    opened: Predictor, examples: Sequence[Any], how: HowToWrite | None, **empty: Any
+) -> list[Prediction]:
+    """Return a prediction for each example; `how` is given for tasks that generate.
+
+    `empty` is what `Predictor.predict_examples` takes for empty ones.
+    """
     if how is None or not how.options.given:
-        return opened.predict_examples(examples)
+        return opened.predict_examples(examples, **empty)
     with how.options.sampling():
-        return opened.writing(how.options).predict_examples(examples)
+        return opened.writing(how.options).predict_examples(examples, **empty)
 
 
 def print_pieces(pieces: Iterable[str]) -> str:

@@ -95,6 +95,9 @@ _writing_options = several_options(
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @data_form_options
+@click.option(
+    "--keep-empty", is_flag=True, help="Give an input without a text an empty prediction."
+)
 @click.option("--all", "every", is_flag=True, default=None, help="Show each label's probability.")
 @_writing_options
 @_table_options
@@ -127,14 +130,13 @@ def command(
     stopped, the same command goes on.
     """
     tables = {name: more.pop(name) for name in _TABLE_OPTIONS}
-    limit = {"max_length": more.pop("max_length")}
+    limit, keep = ({name: more.pop(name)} for name in ("max_length", "keep_empty"))
     if tables["source"] is not None:
         _refuse_beside_input(texts, {"--data": data, "--json": as_json or None, **more})
-        _predict_table(reference, text, pair, task, head, backbone, registry, **limit, **tables)
+        tables |= limit | keep
+        _predict_table(reference, text, pair, task, head, backbone, registry, **tables)
         return
-    _refuse_without_input(tables)
-    if reference is None:
-        raise click.UsageError("Missing argument 'ADAPTER'.")
+    reference = _without_input(reference, tables)
     shape = Shape(as_json, bool(more.pop("every")), tables["output"])
     shape.check()
     from adapterhub.backbones.early_checks import check_backbone_options
@@ -149,7 +151,7 @@ def command(
     texts, data = _file_among(texts, data, record.task)
     typed = not texts and data is None and sys.stdin.isatty()
     shape.check_use(record.task, typed)
-    asked = None if typed else _asked(record, texts, data, text, pair, more)
+    asked = None if typed else _asked(record, texts, data, text, pair, more, **keep)
     if asked is not None and shape.is_picture:
         shape.files(len(asked.examples))
     with doing("loading torch"):
@@ -164,7 +166,7 @@ def command(
         for example in asked.examples:
             print_pieces(opened.writing(how.options).streamed([example], how.options))
     else:
-        _predict(opened, asked, how, shape)
+        _predict(opened, asked, how, shape, **keep)
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,23 @@ class _Asked:
 
     examples: list[Any]
     table: Table | None = None
+    unit: str = "text"
+
+    @property
+    def places(self) -> list[str]:
+        """The names of the examples in errors."""
+        if self.table is None or len(self.table.lines) != len(self.examples):
+            return [f"{self.unit} {number}" for number in range(1, len(self.examples) + 1)]
+        return [f"{self.table.shown_source}, {self.table.unit} {n}" for n in self.table.lines]
 
 
-def _predict(opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Shape) -> None:
+def _predict(
+    opened: Predictor, asked: _Asked, how: HowToWrite | None, shape: Shape, *, keep_empty: bool
+) -> None:
     """Predict on all examples; print the predictions, or write them to a table."""
     with doing("predicting"):
-        predictions = answers(opened, asked.examples, how)
+        empty = {"keep_empty": keep_empty, "places": asked.places}
+        predictions = answers(opened, asked.examples, how, **empty)
     if cut := opened.cut_note(predictions):
         say(cut, err=True)
     if shape.is_picture:
@@ -260,6 +273,8 @@ def _asked(
     text: str | None,
     pair: tuple[str, ...],
     form: dict[str, Any],
+    *,
+    keep_empty: bool,
 ) -> _Asked:
     """Return the examples of the command line, of a file or of standard input."""
     from adapterhub.inference.inputs import read_inputs
@@ -268,11 +283,13 @@ def _asked(
     if texts:
         return _Asked([task.example([first, *pair], record.data) for first in texts])
     if data in (None, "-"):
-        return _Asked(_read_lines(record))
+        return _Asked(_read_lines(record), unit="line")
     given = {name: value for name, value in form.items() if value is not None}
     given |= {"text": text or record.data.text, "pair": pair[0] if pair else record.data.pair}
     with reading(str(data)):
-        examples, choice = read_inputs(task, str(data), replace(record.data, **given))
+        examples, choice = read_inputs(
+            task, str(data), replace(record.data, **given), keep_empty=keep_empty
+        )
     for note in choice.notes:
         say(note, err=True)
     return _Asked(examples, choice.table)
@@ -316,17 +333,21 @@ def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
         )
 
 
-def _refuse_without_input(tables: dict[str, Any]) -> None:
-    """Refuse options of Parquet files without --input.
+def _without_input(reference: str | None, tables: dict[str, Any]) -> str:
+    """Return the adapter, and refuse options of Parquet files without --input.
 
     Raises:
         ConfigError: some are given.
+        UsageError: there is no adapter.
     """
     unused = (n for n, v in tables.items() if v not in (None, (), _USUAL.get(n)))
     given = [name for name in unused if name != "output"]
     if given:
         flags = [f"--{n.replace('_', '-').replace('adapters', 'adapter')}" for n in given]
         raise ConfigError(f"{', '.join(flags)} without --input", hint="--input FILES.parquet")
+    if reference is None:
+        raise click.UsageError("Missing argument 'ADAPTER'.")
+    return reference
 
 
 def _predict_table(
@@ -339,6 +360,7 @@ def _predict_table(
     registry: str | None,
     *,
     max_length: int | None,
+    keep_empty: bool,
     source: str,
     output: str | None,
     route_column: str | None,
@@ -364,7 +386,16 @@ def _predict_table(
         from adapterhub.inference.table_job import TableJob, TableOutput, plan_table
 
     sources = {name: AdapterSource(each, head, task=task) for name, each in named.items()}
-    job = TableJob(source, sources, route_column, into, backbone, registry, max_length=max_length)
+    job = TableJob(
+        source,
+        sources,
+        route_column,
+        into,
+        backbone,
+        registry,
+        max_length=max_length,
+        keep_empty=keep_empty,
+    )
     with doing(f"reading {source}"):
         planned = plan_table(job, text, pair[0] if pair else None)
     _predict_missing(TableOutput(output, planned), engine, workers, ray_address)

@@ -26,11 +26,50 @@ _FORMS = (
 _TYPED = re.compile(r'adapterhub predict ADAPTER (".*)')
 _TEXTS = ("", ".txt", ".csv", ".tsv", ".tab")
 _ROWS = "the rows"  # where errors are: they have no file
+_LOOKED_AT = 200  # characters of a text: with a letter or a digit of ASCII, it has tokens
 _reading = threading.Lock()  # tables are found by their source, which is the same for all rows
 
 
-def read_inputs(task: Task, source: str, options: DataOptions) -> tuple[list[Any], ColumnChoice]:
+class EmptyInputError(DataError):
+    """Inputs without a text, of which nothing can be predicted."""
+
+
+def empty_inputs(task: Task, examples: Sequence[Any], tokenizer: Any) -> list[int]:
+    """Return which examples lack a text: it is empty, blank, or has no tokens."""
+    return [
+        number
+        for number, example in enumerate(examples)
+        if any(_is_nothing(text, tokenizer) for text in task.read_texts(example))
+    ]
+
+
+def _is_nothing(text: str, tokenizer: Any) -> bool:
+    if not text.strip():
+        return True
+    if any(letter.isascii() and letter.isalnum() for letter in text[:_LOOKED_AT]):
+        return False
+    return not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def empty_error(empty: Sequence[int], places: Sequence[str], count: int) -> EmptyInputError:
+    """Build the error for empty inputs; `places` are the names of all of them."""
+    return EmptyInputError(
+        f"{len(empty):,} of {count:,} inputs {'have' if len(empty) > 1 else 'has'} no text"
+        if count > 1
+        else "the input has no text",
+        offenders=first_few([f"{places[n]}: empty, blank, or without a token" for n in empty]),
+        expected="a text in each field of each input",
+        hint='--keep-empty, keep_empty=True in Python or {"keep_empty": true} in a request: an '
+        "empty prediction in its place",
+    )
+
+
+def read_inputs(
+    task: Task, source: str, options: DataOptions, *, keep_empty: bool = False
+) -> tuple[list[Any], ColumnChoice]:
     """Read the examples of a file to predict on, a row each, and which columns they are of.
+
+    With `keep_empty` a missing cell is an empty text.
 
     Raises:
         DataError: the file cannot be read, or its columns are in doubt.
@@ -42,7 +81,21 @@ def read_inputs(task: Task, source: str, options: DataOptions) -> tuple[list[Any
         examples = [task.example(texts_of(list(row), task, options), options) for row in rows]
         return examples, ColumnChoice(options, table, notes)
     fitted, choice = task.fitted(source, options, PREDICT, labelled=False)
+    if keep_empty:
+        table = without_missing(read_table(source, choice.options, PREDICT), choice.options)
+        keep_table(table, source, choice.options, PREDICT)
     return fitted.read(source, choice.options, PREDICT, labelled=False), choice
+
+
+def without_missing(table: Table, options: DataOptions) -> Table:
+    """Return a table in which the missing texts of a prediction are empty ones."""
+    texts = {options.text_column, options.pair}
+
+    def read(name: str) -> Iterable[Any]:
+        values = table.column(name)
+        return ["" if plain_cell(v) is None else v for v in values] if name in texts else values
+
+    return replace(table, column=read)
 
 
 def texts_of(cells: list[str], task: Task, options: DataOptions) -> list[str]:
@@ -65,30 +118,41 @@ def _nameless(task: Task, source: str, options: DataOptions) -> Table | None:
     return table if lines and count in (1, most or count) else None
 
 
-def examples_of(given: Any, task: Task, options: DataOptions) -> tuple[list[Any], bool]:
+def examples_of(
+    given: Any, task: Task, options: DataOptions, *, keep_empty: bool = False
+) -> tuple[list[Any], bool]:
     """Return examples, and whether what is given is one and no list of them.
 
     Args:
         given: what a user predicts on.
         task: the task of the adapter.
         options: those of the data that it was trained on.
+        keep_empty: take a missing value for an empty text.
 
     Raises:
         DataError: it is of another form, or rows lack the columns of the training data.
     """
-    single = isinstance(given, str | os.PathLike | tuple | Mapping) or is_dataclass(given)
+    one = isinstance(given, str | os.PathLike | tuple | Mapping) or is_dataclass(given)
+    single = one or plain_cell(given) is None
     items = [given] if single else items_of(given)
     if not single and messages_of(items) is not None and _is_message(items[0]):
         single, items = True, [items]
     rows = [isinstance(item, Mapping) for item in items]
     try:
         if items and all(rows):
-            return _read_rows(items, task, options), single
+            return _read_rows(items, task, options, keep_empty), single
         if wrong := [f"item {n}: {type(items[n]).__name__}" for n, row in enumerate(rows) if row]:
             raise DataError("rows and other inputs in one list", offenders=first_few(wrong))
-        return [_example(item, task, options) for item in items], single
+        return [_example(_filled(item), task, options) for item in items], single
     except DataError as error:
         raise _in_python(error, options) from error
+
+
+def _filled(item: Any) -> Any:
+    """Return an input with empty texts for missing ones, which are refused by their number."""
+    if isinstance(item, tuple):
+        return tuple("" if plain_cell(text) is None else text for text in item)
+    return "" if plain_cell(item) is None else item
 
 
 def _is_message(item: Mapping[str, Any]) -> bool:
@@ -110,7 +174,9 @@ def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> li
     raise DataError(f"cannot {what} {type(given).__name__}", expected=expected)
 
 
-def _read_rows(rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptions) -> list[Any]:
+def _read_rows(
+    rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptions, keep_empty: bool
+) -> list[Any]:
     """Read rows as those of a table with the columns of the training data."""
     plain = [{str(name): plain_cell(value) for name, value in row.items()} for row in rows]
     table = table_of_objects(_ROWS, "row", dict(enumerate(plain)))
@@ -118,7 +184,7 @@ def _read_rows(rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptio
         # A format keeps rows from being taken for a file of the name.
         options = replace(options, format="jsonl", skip_empty=False)
         keep_table(table, _ROWS, options, PREDICT)
-        return read_inputs(task, _ROWS, options)[0]
+        return read_inputs(task, _ROWS, options, keep_empty=keep_empty)[0]
 
 
 def plain_cell(value: Any) -> Any:

@@ -32,7 +32,7 @@ from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.scores import ScoreError
 from adapterhub.inference.embed import embed
-from adapterhub.inference.inputs import examples_of
+from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
@@ -40,6 +40,7 @@ from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
+from adapterhub.tasks._base import NoPrediction
 from adapterhub.tasks._language_models import check_writes
 from adapterhub.tasks._lengths import encode_whole, lost_of_each, lost_tokens, truncate
 from adapterhub.tasks._rows import UNLIMITED, limit_of
@@ -96,7 +97,7 @@ class Predictor:
         """The labels, in the order of the logits; () if the task has none."""
         return self.setting.labels
 
-    def predict(self, inputs: Any, *, batch_size: int = 64) -> Any:
+    def predict(self, inputs: Any, *, batch_size: int = 64, keep_empty: bool = False) -> Any:
         """Return the prediction of one input, or a list of one for each of several.
 
         One input is a text, a file name for tasks on pictures or sounds, a tuple of texts (a pair,
@@ -108,17 +109,42 @@ class Predictor:
         `scores` of a class, or `text` of a generated text, and all of it in `as_dict()`. The
         attribute `truncated` is how many tokens of the input were cut.
 
+        An input without a text is an error, or with `keep_empty` has a prediction without values.
+
         Raises:
             DataError: an input is of another form, or lacks a column or a text.
         """
-        examples, single = examples_of(inputs, self.task, self.data)
-        predictions = self.predict_examples(examples, batch_size)
+        examples, single = examples_of(inputs, self.task, self.data, keep_empty=keep_empty)
+        predictions = self.predict_examples(examples, batch_size, keep_empty=keep_empty)
         if cut := self.cut_note(predictions):
             warn_user(cut)
         return predictions[0] if single else predictions
 
-    def predict_examples(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
-        """Return one prediction per example of the task."""
+    def predict_examples(
+        self,
+        examples: Sequence[Any],
+        batch_size: int = 64,
+        *,
+        keep_empty: bool = False,
+        places: Sequence[str] = (),
+    ) -> list[Prediction]:
+        """Return one prediction per example of the task.
+
+        `places` name the examples in errors. Those without a text have no values with `keep_empty`.
+
+        Raises:
+            EmptyInputError: an example has no text.
+        """
+        empty = empty_inputs(self.task, examples, self.tokenizer)
+        if empty and not keep_empty:
+            named = places or [f"item {number}" for number in range(len(examples))]
+            raise empty_error(empty, named, len(examples))
+        without = {*empty}
+        kept = [example for number, example in enumerate(examples) if number not in without]
+        found = iter(self._predicted(kept, batch_size))
+        return [NoPrediction() if n in without else next(found) for n in range(len(examples))]
+
+    def _predicted(self, examples: Sequence[Any], batch_size: int) -> list[Prediction]:
         if not examples:
             return []
         encoded = self.task.encode(examples, self.setting, labelled=False)
@@ -628,10 +654,12 @@ class OpenedAdapters:
     predictors: Mapping[str, Predictor]
     attached: Mapping[str, str]
 
-    def predict(self, name: str, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
-        """Return one prediction per example."""
+    def predict(
+        self, name: str, examples: Sequence[Any], batch_size: int = 64, **empty: Any
+    ) -> list[Prediction]:
+        """Return one prediction per example; `empty` is what `predict_examples` takes for those."""
         activate(self.predictors[name].model, self.attached[name])
-        return self.predictors[name].predict_examples(examples, batch_size)
+        return self.predictors[name].predict_examples(examples, batch_size, **empty)
 
 
 def open_several(

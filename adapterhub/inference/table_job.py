@@ -33,6 +33,7 @@ from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError, TrainingError
 from adapterhub.files.atomic import finished_names, replace_file
+from adapterhub.inference.inputs import without_missing
 from adapterhub.inference.open import AdapterSource, open_several
 from adapterhub.inference.record import read_training_record
 from adapterhub.ray_cluster import connect_ray, import_ray, share_out
@@ -77,6 +78,7 @@ class TableJob:
     options: Mapping[str, DataOptions] = field(default_factory=dict)
     batch_size: int = 64
     max_length: int | None = None
+    keep_empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,10 @@ class TableWorker:
             own = rows.take(indices)
             places = [f"{start + index + 1} of group {part.group}" for index in indices]
             examples = self._examples(name, own, places, part.file)
-            predictions = self.adapters.predict(name, examples, job.batch_size)
+            named = [f"{part.file}, row {place}" for place in places]
+            predictions = self.adapters.predict(
+                name, examples, job.batch_size, keep_empty=job.keep_empty, places=named
+            )
             for index, prediction in zip(indices, predictions, strict=True):
                 cut = {"truncated": prediction.truncated} if prediction.truncated else {}
                 found[index] = json.dumps(prediction.as_dict() | cut, ensure_ascii=False)
@@ -184,6 +189,8 @@ class TableWorker:
     def _examples(self, name: str, rows: Any, places: Sequence[str], file: str) -> list[Any]:
         options, task = self.job.options[name], self.adapters.predictors[name].task
         table = _table(rows, places, file)
+        if self.job.keep_empty:
+            table = without_missing(table, options)
         keep_table(table, file, options, PREDICT)
         return task.read(file, options, PREDICT, labelled=False)
 

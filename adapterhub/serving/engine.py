@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from adapterhub.errors import AdapterhubError, ConfigError, one_line
+from adapterhub.inference.inputs import EmptyInputError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving.adapters import BareBackbone, ModelUse, ServedAdapters, Source
 from adapterhub.serving.batches import RequestSize, choose_batch
@@ -37,11 +38,12 @@ from adapterhub.serving.refusals import (
     TooLongError,
     is_out_of_memory,
 )
-from adapterhub.serving.requests import EncodedInput
+from adapterhub.serving.requests import EncodedInput, read_example
 from adapterhub.serving.sampling import NextToken
 from adapterhub.serving.text_pieces import TextPieces
 from adapterhub.serving.writers import WriteRequest
 from adapterhub.serving.writing import Writers
+from adapterhub.tasks._base import NoPrediction
 from adapterhub.tasks._writing import Writing
 
 T = TypeVar("T")
@@ -224,6 +226,7 @@ class ServingEngine:
         deadline: float | None = None,
         *,
         truncate: bool = True,
+        keep_empty: bool = False,
     ) -> ServedFuture:
         """Ask for the answer of an adapter to one input.
 
@@ -237,6 +240,8 @@ class ServingEngine:
             deadline: the seconds from now after which the answer is worth nothing.
             truncate: cut an input that is longer than the adapter's longest; otherwise it is an
                 error.
+            keep_empty: answer an input without a text by `{"empty": true}`; otherwise it is an
+                error.
 
         Raises:
             OverloadedError: the queue is full.
@@ -246,7 +251,13 @@ class ServingEngine:
         ends = None if deadline is None else time.monotonic() + deadline
 
         def queue(served: ServedAdapter) -> None:
-            encoded = served.model.encode(given, served)
+            try:
+                encoded = served.model.encode(given, served)
+            except EmptyInputError:
+                if not keep_empty:
+                    raise
+                _answer_empty(future, served, given)
+                return
             request = _Request(future, served, encoded, encoded.size, ends)
             future.reference, future.digest = served.reference, served.digest
             future.tokens, future.lost = request.size.tokens, encoded.lost
@@ -676,6 +687,14 @@ def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
         future.set_exception(error)
         if not isinstance(error, Exception):
             raise
+
+
+def _answer_empty(future: ServedFuture, served: ServedAdapter, given: Any) -> None:
+    """Answer an input without a text."""
+    example = read_example(given, served.predictor)
+    future.reference, future.digest = served.reference, served.digest
+    if future.set_running_or_notify_cancel():
+        future.set_result(served.predictor.task.printed(example, NoPrediction()))
 
 
 def _fail(future: Future[Any], error: BaseException) -> None:

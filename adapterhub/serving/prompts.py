@@ -8,6 +8,7 @@ from typing import Any
 
 from adapterhub.data.chat_formats import ARGUMENTS, messages_of
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.inference.inputs import empty_error, empty_inputs
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.generation import GenerationOptions
 from adapterhub.serving.models import ServedAdapter
@@ -58,6 +59,8 @@ def encode_prompt(
     predictor.writing(Writing())  # a model that cannot is refused
     setting = predictor.setting.unlimited
     task, example = _example(prompt, task, predictor, setting)
+    if empty_inputs(task, [example], predictor.tokenizer):
+        raise empty_error([0], ["the prompt"], 1)
     row = task.encode([example], setting, labelled=False).rows[0]
     if row.keys() - {"input_ids", "attention_mask"}:
         raise ConfigError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.errors import DataError, ServingError
-from adapterhub.inference.inputs import examples_of
+from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.batches import RequestSize
 from adapterhub.tasks import Encoded
@@ -91,7 +91,13 @@ class EncodedInput:
 
 
 def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
-    """Encode an example for its task alone."""
+    """Encode an example for its task alone.
+
+    Raises:
+        EmptyInputError: it has no text.
+    """
+    if empty_inputs(predictor.task, [example], predictor.tokenizer):
+        raise empty_error([0], ["the input"], 1)
     encoded = predictor.task.encode([example], predictor.setting, labelled=False)
     return EncodedInput(example, encoded, lost=sum(lost_of_each(encoded)))
 

@@ -65,6 +65,27 @@ class Prediction(ABC):
 
 
 @dataclass(frozen=True)
+class NoPrediction(Prediction):
+    """What an empty input has in place of a prediction; its other attributes are None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return that the input is empty."""
+        return {"empty": True}
+
+    def __str__(self) -> str:
+        return ""
+
+    def columns(self, every: bool = False) -> dict[str, Any]:
+        """Return no columns: the cells stay empty."""
+        return {}
+
+
+@dataclass(frozen=True)
 class Generated(Prediction):
     """A generated text."""
 
@@ -258,6 +279,10 @@ class Task(ABC):
     def shown(self, example: Any) -> list[str]:
         """Return the texts that `predict` prints next to a prediction."""
         return [example.text]
+
+    def read_texts(self, example: Any) -> list[str]:
+        """Return the texts that a prediction needs; without one of them there is none."""
+        return [] if self.decodes else self.shown(example)
 
     def printed(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return the object that `predict --json` prints: the text, and what is predicted of it."""

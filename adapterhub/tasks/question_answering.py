@@ -172,6 +172,10 @@ class QuestionAnswering(Task):
         """Return the question without its context, which is long."""
         return [example.text]
 
+    def read_texts(self, example: Question) -> list[str]:
+        """Return the question and the context."""
+        return [example.text, example.context]
+
     def group_of(self, example: Question) -> Hashable:
         """Return the context, on which there are several questions."""
         return example.context

@@ -202,6 +202,10 @@ class TextToImage(MediaTask):
         """Return the prompt."""
         return [_prompt_of(example)]
 
+    def read_texts(self, example: Any) -> list[str]:
+        """Return none: a picture is made without a prompt, too."""
+        return []
+
     # Rows
 
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:

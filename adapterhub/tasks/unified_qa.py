@@ -115,6 +115,10 @@ class UnifiedQA(Seq2Seq):
 
         return read_rows(source, options, split, names, build)
 
+    def read_texts(self, example: Example) -> list[str]:
+        """Return the question: there need not be a context."""
+        return [example.text.partition(SEPARATOR)[0]]
+
     def group_of(self, example: Example) -> Hashable:
         """Return the context, on which there are several questions; without one, the question."""
         context = example.text.partition(SEPARATOR)[2]

@@ -30,13 +30,14 @@ def test_predict_from_a_file_and_from_standard_input(
 
 
 def test_no_row_vanishes(train, adapterhub, tmp_path, monkeypatch):
-    """Blank lines are predicted on as on standard input, whatever training left out."""
+    """Blank lines have a row as on standard input, whatever training left out."""
     assert train("data.skip_empty=true", "train.epochs=1")[0] == 0
     text, run = "a good film\n\na bad film\n\n", tmp_path / "run"
     (tmp_path / "lines.txt").write_text(text)
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    from_stdin = adapterhub("predict", run, "--json")[1]
-    code, from_file, _ = adapterhub("predict", run, "--data", tmp_path / "lines.txt", "--json")
+    keep = ("--json", "--keep-empty")
+    from_stdin = adapterhub("predict", run, *keep)[1]
+    code, from_file, _ = adapterhub("predict", run, "--data", tmp_path / "lines.txt", *keep)
     assert code == 0
     assert len(json_lines(from_file)) == 4
     assert from_file == from_stdin

@@ -39,7 +39,8 @@ def written(path):
 )  # fmt: skip
 def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, source, into):
     file, output = written(tmp_path / f"rows{source}"), tmp_path / "new" / f"out{into}"
-    code, out, err = adapterhub("predict", trained, file, "--output", output, "--all")
+    keep = ("--keep-empty",)
+    code, out, err = adapterhub("predict", trained, file, "--output", output, "--all", *keep)
     assert code == 0, err
     assert out == f"4 rows: {output}\n"
     found = READERS[into](output)
@@ -48,11 +49,14 @@ def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, 
     added = ["predicted_label", "probability", "probability of neg", "probability of pos"]
     added += ["truncated"]
     assert list(found.columns) == [*READERS[source](file).columns, *added]
-    code, out, _ = adapterhub("predict", trained, "--data", file, "--json")
+    code, out, _ = adapterhub("predict", trained, "--data", file, "--json", *keep)
     expected = [json.loads(line) for line in out.splitlines()]
-    assert list(found["predicted_label"]) == [row["label"] for row in expected]
-    assert list(found["probability of pos"]) == pytest.approx(
-        [row["scores"]["pos"] for row in expected]
+    assert [row.get("empty", False) for row in expected] == [False, False, True, False]
+    texts = found[found["TEXT"] != ""]
+    filled = [row for row in expected if row["text"]]
+    assert list(texts["predicted_label"]) == [row["label"] for row in filled]
+    assert list(map(float, texts["probability of pos"])) == pytest.approx(
+        [row["scores"]["pos"] for row in filled]
     )
     if "list" in found and source == into == ".jsonl":
         assert list(found["list"]) == ROWS["list"]

@@ -279,7 +279,12 @@ class Call:
         return AdapterFacts(model, reference, served.digest, source, served)
 
     async def predict(
-        self, model: str, inputs: Sequence[Any], *, truncate: bool = False
+        self,
+        model: str,
+        inputs: Sequence[Any],
+        *,
+        truncate: bool = False,
+        keep_empty: bool = False,
     ) -> Predicted:
         """Return the answers of an adapter to inputs, which may be computed in several batches.
 
@@ -288,6 +293,8 @@ class Call:
             inputs: each as `Predictor.predict` takes it; for tasks on pictures and sounds the bytes
                 of a file in base64.
             truncate: cut inputs that are too long; otherwise they are refused.
+            keep_empty: answer inputs without a text by `{"empty": true}`; otherwise they are
+                refused.
 
         Raises:
             DataError: an input is not valid; the error names it.
@@ -308,7 +315,7 @@ class Call:
         given = [_decoded(n, each) for n, each in enumerate(inputs)] if facts.decodes else inputs
         self.rows += len(inputs)
         self.facts_of_answer = facts
-        futures, answers = await self._computed(facts, given, truncate)
+        futures, answers = await self._computed(facts, given, truncate, keep_empty)
         if futures[0].digest != facts.digest:  # the reference has moved meanwhile
             facts = self.facts_of_answer = replace(
                 facts,
@@ -323,7 +330,7 @@ class Call:
         )
 
     async def _computed(
-        self, facts: AdapterFacts, given: Sequence[Any], truncate: bool
+        self, facts: AdapterFacts, given: Sequence[Any], truncate: bool, keep_empty: bool
     ) -> tuple[list[ServedFuture], list[dict[str, Any]]]:
         """Return the answers of an adapter, and their futures, in pieces that the queue takes."""
         engine = self.service.engine
@@ -335,7 +342,9 @@ class Call:
                 if is_over:
                     return None
                 try:
-                    future = engine.submit(facts.source, each, self.left, truncate=truncate)
+                    future = engine.submit(
+                        facts.source, each, self.left, truncate=truncate, keep_empty=keep_empty
+                    )
                 except OverloadedError as error:
                     return error
                 futures.append(future)

@@ -25,6 +25,10 @@ class PredictRequest(ClientRequest):
     truncate: bool = Field(
         False, description="Cut inputs that are too long, which are refused otherwise."
     )
+    keep_empty: bool = Field(
+        False,
+        description='Answer inputs without a text by {"empty": true}; they are refused otherwise.',
+    )
 
 
 class PredictResponse(BaseModel):
@@ -38,7 +42,9 @@ class PredictResponse(BaseModel):
 async def _predict(call: Call) -> dict[str, Any]:
     asked: PredictRequest = call.body
     inputs = [_as_tuple(each) for each in asked.inputs]
-    found = await call.predict(asked.model, inputs, truncate=asked.truncate)
+    found = await call.predict(
+        asked.model, inputs, truncate=asked.truncate, keep_empty=asked.keep_empty
+    )
     return {
         "model": found.facts.reference,
         "predictions": found.answers,

@@ -278,6 +278,17 @@ def test_an_input_that_is_too_long_is_cut_only_where_asked(url, service):
     assert predict(url, "team-polite", " ".join(["movie"] * (limit - 2))).json["truncated"] == []
 
 
+@pytest.mark.parametrize("nothing", ["", " \n", "\u3000", None])
+def test_an_input_without_a_text_is_refused_by_its_number_or_kept(nothing, url):
+    refused = predict(url, "team-polite", TEXT, nothing, TEXT)
+    assert refused.status == 400
+    assert refused.message.startswith("input 1: the input has no text")
+    kept = predict(url, "team-polite", TEXT, nothing, TEXT, keep_empty=True)
+    assert kept.status == 200
+    assert [each.get("empty", False) for each in kept.json["predictions"]] == [False, True, False]
+    assert kept.json["predictions"][0]["label"]
+
+
 def test_a_full_queue_says_when_to_come_again(registry):
     with Engine(registry=registry.root, queue_tokens=20) as engine:
         service = Service(engine, AllowedAdapters({}, ("*",)))

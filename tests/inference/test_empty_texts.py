@@ -1,0 +1,123 @@
+"""Inputs without a text: an error that names them, or an empty prediction, in every way in."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pandas as pd
+import pytest
+from command_line import refused
+from fixtures import json_lines, write_json_lines
+from served import TaskExample, write_adapter
+
+import adapterhub as ah
+from adapterhub.errors import DataError
+from adapterhub.serving import Engine, GenerationOptions
+
+NOTHING = ["", " ", "\n\t", "\u00a0", "\u3000", "\u200b\u200e", None, float("nan")]
+KINDS = {
+    "classification": ("bert", TaskExample("classification", "classification", ("neg", "pos"))),
+    "on a decoder": ("gpt2", TaskExample("classification", "classification", ("neg", "pos"))),
+    "multi-label": ("bert", TaskExample("multi-label", "multi-label", ("neg", "pos"))),
+    "regression": ("bert", TaskExample("regression", "regression", ("score",))),
+    "embedding": ("bert", TaskExample("embedding", "features")),
+    "causal-lm": ("gpt2", TaskExample("causal-lm", "causal-lm")),
+    "llama": ("llama", TaskExample("causal-lm", "causal-lm")),
+    "seq2seq": ("t5", TaskExample("seq2seq", "seq2seq")),
+}
+
+
+@pytest.fixture
+def adapter(backbones, tmp_path):
+    def write(kind):
+        architecture, example = KINDS[kind]
+        return write_adapter(backbones(architecture), tmp_path / "run", example=example)
+
+    return write
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_python_refuses_or_keeps_them(kind, adapter):
+    model = ah.open(adapter(kind))
+    good = model.predict("a film")
+    for nothing in NOTHING:
+        if (
+            nothing == "\u200b\u200e"
+            and model.tokenizer(nothing, add_special_tokens=False)["input_ids"]
+        ):
+            continue  # these have tokens here
+        with pytest.raises(DataError, match="no text") as error:
+            model.predict(["a film", nothing])
+        assert "item 1" in str(error.value)
+        with pytest.raises(DataError, match="no text"):
+            model.predict(nothing)
+        first, empty = model.predict(["a film", nothing], keep_empty=True)
+        assert first.as_dict().keys() == good.as_dict().keys()
+        assert (str(empty), empty.label, empty.as_dict()) == ("", None, {"empty": True})
+    for rows in ([{"text": "a film"}, {"text": None}], pd.DataFrame({"text": ["a film", None]})):
+        with pytest.raises(DataError, match="row 1"):
+            model.predict(rows)
+        assert model.predict(rows, keep_empty=True)[1].as_dict() == {"empty": True}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_refuses_or_answers_them_alone(kind, adapter):
+    folder = adapter(kind)
+    with Engine() as engine:
+        future, good = engine.submit(folder, "  "), engine.submit(folder, "a film")
+        kept = engine.submit(folder, "  ", keep_empty=True)
+        with pytest.raises(DataError, match="no text"):
+            future.result(60)
+        assert "empty" not in good.result(60)
+        assert kept.result(60)["empty"] is True
+        if KINDS[kind][1].kind in ("causal-lm", "seq2seq"):
+            generation = engine.generate(folder, " ", GenerationOptions(max_tokens=2))
+            with pytest.raises(DataError, match="no text"):
+                generation.result(60)
+
+
+def test_both_texts_of_a_pair_are_needed(backbone, tmp_path):
+    pair = TaskExample("classification", "classification", ("neg", "pos"), pair="second")
+    model = ah.open(write_adapter(backbone, tmp_path / "run", example=pair))
+    for given in (("a film", ""), (" ", "a plot"), ("", ""), ("a film", None)):
+        with pytest.raises(DataError, match="no text"):
+            model.predict(given)
+        assert model.predict(given, keep_empty=True).label is None
+    rows = [{"text": "a film", "second": "a plot"}, {"text": "a film", "second": None}]
+    with pytest.raises(DataError, match="row 1"):
+        model.predict(rows)
+    assert [p.label is None for p in model.predict(rows, keep_empty=True)] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["classification", "causal-lm"])
+def test_the_command_line_names_the_file_and_the_line(
+    kind, adapter, adapterhub, tmp_path, monkeypatch
+):
+    folder = adapter(kind)
+    refused(adapterhub("predict", folder, "a film", " "), "text 2")
+    code, out, err = adapterhub("predict", folder, "a film", " ", "--json", "--keep-empty")
+    assert code == 0, err
+    assert [row.get("empty", False) for row in json_lines(out)] == [False, True]
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\n\na plot\n"))
+    refused(adapterhub("predict", folder), "line 2")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("a film\n\na plot\n")
+    refused(adapterhub("predict", folder, "--data", lines), "lines.txt, line 2")
+    rows = write_json_lines(tmp_path / "r.jsonl", [{"text": "a film"}, {"text": None}])
+    refused(adapterhub("predict", folder, "--data", rows), "line 2")
+    table = tmp_path / "t.parquet"
+    pd.DataFrame({"text": ["a film", "", None]}).to_parquet(table)
+    for file, missing in ((lines, [False, True, False]), (rows, [False, True])):
+        output = tmp_path / f"{file.stem}.jsonl.out.jsonl"
+        code, _, err = adapterhub("predict", folder, "--data", file, "--output", output,
+                                  "--keep-empty")  # fmt: skip
+        assert code == 0, err
+        name = "label" if kind == "classification" else "generated"
+        assert [row[name] is None for row in json_lines(output.read_text())] == missing
+    words = ("predict", folder, "--input", table, "--output")
+    assert adapterhub(*words, tmp_path / "no.parquet")[0] == 2
+    code, _, err = adapterhub(*words, tmp_path / "yes.parquet", "--keep-empty")
+    assert code == 0, err
+    found = map(json.loads, pd.read_parquet(tmp_path / "yes.parquet")["prediction"])
+    assert [each.get("empty", False) for each in found] == [False, True, True]
