@@ -235,7 +235,7 @@ def test_the_reader_lists_every_offender() -> None:
 
 def test_a_changed_value_is_detected() -> None:
     assert "altered" in broken({"name": "rude"})
-    assert "not canonical" in _message(to_json(MANIFEST).replace(b"\n", b"\r\n"))
+    assert "CRLF" in _message(to_json(MANIFEST).replace(b"\n", b"\r\n"))
     assert "not canonical" in _message(to_json(MANIFEST).rstrip())
 
 
