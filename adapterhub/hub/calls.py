@@ -37,6 +37,11 @@ _PARTS = {
     "kind": "datasets|spaces",
     "rest": ".*",
 }
+_OF_REPOSITORY = re.compile(
+    r"/api/(models|datasets|spaces)/[^/]+/"
+    r"(?!tree/|revision/|commits?/|refs$|paths-info/|preupload/|tag/|branch/|resolve/)[^/]+/."
+)
+"""What is asked of OWNER/NAME; a client may also leave the owner out."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -263,7 +268,7 @@ def match_route(
     if is_path:
         raise HubRefusal(f"this path is not asked by {method}", status=405)
     is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
-    if is_own or re.match(r"/api/(models|datasets|spaces)/[^/]+/[^/]+/.", path):
+    if is_own or _OF_REPOSITORY.match(path):
         raise HubRefusal(
             f"not supported here: this hub has no {method} {one_line(path, 100)}", status=501
         )

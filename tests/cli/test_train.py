@@ -89,11 +89,11 @@ def test_dry_run_of_a_run_that_exists(trained, train):
 @pytest.mark.parametrize("method", ["full", "prefix", "[prompt, lora(rank=2)]"])
 def test_the_same_run_gives_the_same_bytes(train, tmp_path, method):
     for name in ("one", "two"):
-        code, _, err = train("--method", method, "train.epochs=1", output=tmp_path / name)
+        code, _, err = train("--method", method, "train.epochs=1", output=tmp_path / name / "run")
         assert code == 0, err
     for file in ("adapter.safetensors", "adapter.json", "README.md"):
-        assert (tmp_path / "one/adapter" / file).read_bytes() == (
-            tmp_path / "two/adapter" / file
+        assert (tmp_path / "one/run/adapter" / file).read_bytes() == (
+            tmp_path / "two/run/adapter" / file
         ).read_bytes()
 
 
@@ -138,7 +138,7 @@ def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, dat
     assert child.returncode == 0, child.stderr
     assert json.loads(child.stdout.splitlines()[-1]) == [-9] * len(methods), child.stderr
     for method, killed in folders.items():
-        whole = killed.with_name(f"{killed.name}-whole")
+        whole = killed.parent / "whole" / killed.name  # the name is the adapter's
         with subtests.test(method):
             assert not (killed / "adapter").exists()
             words = ("--method", method, *more)
