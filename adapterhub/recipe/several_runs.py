@@ -153,13 +153,12 @@ def _place(output: str, name: str) -> str:
 
 
 def without_places(staged: StagedRecipe, name: str) -> Recipe:
-    """Return the recipe of a stage without paths that depend on the output folder."""
+    """Return the recipe of a stage without what depends on the output folder: paths and name."""
     recipe = staged.stages[name]
     names = {_place(staged.output, each): each for each in staged.starts[name]}
     start = recipe.from_ and names.get(recipe.from_, recipe.from_)
-    return replace(
-        recipe, output="-", from_=start, on=tuple(names.get(each, each) for each in recipe.on)
-    )
+    on = tuple(names.get(each, each) for each in recipe.on)
+    return replace(recipe, output="-", name=None, from_=start, on=on)
 
 
 MOST_NAME = 120  # characters of a folder's name, which most file systems limit to 255 bytes

@@ -155,12 +155,23 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def final_bytes(output: Path) -> tuple[bytes, ...]:
-    """The files that two equal runs share to the byte: tensors, and metrics without wall times."""
+    """The files that two equal runs share to the byte: tensors, and records without wall times.
+
+    The adapter has the name of its folder, which two runs do not share.
+    """
     last, best = (output / "checkpoints" / name for name in ("last", "best"))
+    progress = json.loads((best / "progress.json").read_bytes())
+    del progress["files"], progress["sha256"]  # digests of the card, the manifest and the record
+    records = [progress]
+    tensors = [folder / "tensors.safetensors" for folder in (last, best)]
+    if (best / "adapter").exists():  # that of a sharded run is not in one place
+        tensors += [folder / "adapter/adapter.safetensors" for folder in (last, best)]
+        manifest = json.loads((best / "adapter/adapter.json").read_bytes())
+        del manifest["name"], manifest["sha256"]
+        records.append(manifest)
     return (
-        (last / "tensors.safetensors").read_bytes(),
-        (best / "tensors.safetensors").read_bytes(),
-        (best / "progress.json").read_bytes(),
+        *(path.read_bytes() for path in tensors),
+        *(json.dumps(record).encode() for record in records),
         (output / "metrics.jsonl").read_bytes(),
     )
 
