@@ -30,6 +30,7 @@ from adapterhub.backbones.early_checks import VECTOR_POOLINGS
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import NAMES, POOLS, json_or_none, transformer_options
 from adapterhub.backbones.processor import processor_of, tokenizer_of
+from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, MismatchError, counted
 
 WITHOUT = "none"
@@ -298,7 +299,7 @@ class SentenceModules:
 def model_folder(model: PreTrainedModel) -> Path | None:
     """Return the folder that a model was loaded from, if it is known."""
     for place in (getattr(model, ORIGIN, ""), getattr(model, "name_or_path", "")):
-        if place and Path(place).is_dir():
+        if place and is_folder(place):
             return Path(place)
     return None
 

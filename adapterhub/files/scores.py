@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from adapterhub.errors import counted
+
 EN_DASH = "\N{EN DASH}"
 ERRORS = "errors"  # in the training record of a manifest: {metric: {n, low, high}}
 TEST = "test/"  # before the names of metrics of rows that chose nothing
@@ -45,7 +47,8 @@ class ScoreError:
 
     def __str__(self) -> str:
         number = f"n = {self.rows:,}"
-        number += f" in {self.groups:,} groups" if self.groups is not None else ""
+        if self.groups is not None:
+            number += f" in {counted(self.groups, 'group')}"
         return ", ".join(filter(None, (self.interval, number)))
 
     def record(self) -> dict[str, float]:

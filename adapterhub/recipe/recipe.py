@@ -242,7 +242,7 @@ MEANINGS = {
     "sweep": "--sweep KEY=V,V",
     "do_train": "nothing: a run trains",
     "do_eval": "data.eval=FILE",
-    "report_to": "train.tracker=wandb",
+    "report_to": "train.tracker=[wandb]",
     "push_to_hub": "adapterhub push RUN hf:OWNER/NAME, after training",
     "deepspeed": "train.shard=true",
     "fsdp": "train.shard=true",

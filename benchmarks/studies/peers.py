@@ -39,6 +39,7 @@ from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
+from adapterhub.backbones.pooling import max_positions
 from adapterhub.bench.cells import Cell, Group, cell_key
 from adapterhub.bench.conduct import run_study
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
@@ -63,7 +64,6 @@ from adapterhub.tasks._rows import Setting
 from adapterhub.tasks.classification import Number, OfTexts, best_of
 from adapterhub.training.lengths import fit_rows
 from adapterhub.training.loading import SharedLoader
-from adapterhub.training.prepare import max_positions
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 # Options of a recipe that the Trainer gets under its own name, if the recipe sets them.

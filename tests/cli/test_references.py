@@ -97,11 +97,11 @@ def test_a_published_name_is_taken_by_every_command(named_mine, adapterhub, tmp_
         assert (code, "there is no registry" in err) == (2, True), name
 
 
-def test_a_run_is_published_and_signed_by_the_name_of_its_folder(named_mine, adapterhub):
-    assert "mine v1, sha256" in adapterhub("sign", "mine", "--key", "key", "--version", "v1")[1]
+def test_a_run_is_published_and_signed_by_its_name_wherever_it_is(named_mine, adapterhub):
+    assert "run v1, sha256" in adapterhub("sign", "mine", "--key", "key", "--version", "v1")[1]
     _, printed, error = adapterhub("publish", "mine")
-    assert "published mine@v1 for tiny-bert" in printed, error
-    assert adapterhub("show", "./mine")[1].startswith("mine, in mine/adapter\n")
+    assert "published run@v1 for tiny-bert" in printed, error
+    assert adapterhub("show", "./mine")[1].startswith("run, in mine/adapter\n")
 
 
 def test_what_was_taken_is_said_once(named_mine, adapterhub, recwarn):

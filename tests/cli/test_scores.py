@@ -15,7 +15,7 @@ from task_cases import CASES
 from adapterhub.files.native import read_manifest
 
 TO = "\N{EN DASH}"
-ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+\)"
+ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+( in \d+ groups?)?\)"
 CHOSE = "--test 0.1 holds others out"
 
 
@@ -54,18 +54,18 @@ def test_each_task_prints_and_records_the_error_of_each_score(
 @pytest.mark.parametrize("kind", ["file", "share"])
 def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterhub, tmp_path):
     test = write_tsv(tmp_path / "test.tsv", sentences(90)[64:]) if kind == "file" else 0.25
-    again, run = tmp_path / "again", tmp_path / "run"
+    again, run = tmp_path / "again" / "run", tmp_path / "run"
     code, out, err = train("--test", test, "train.epochs=2", "train.report=true", output=run)
     assert code == 0, err
     plain = tmp_path / "plain"
     assert CHOSE in train("train.epochs=2", output=plain)[1]
     assert CHOSE not in train("train.epochs=1", output=tmp_path / "once")[1]
     assert "the same 22 rows chose the epoch; the test rows chose nothing" in out
-    rows = {"file": 26, "share": 16}[kind]
+    rows = {"file": 26, "share": 15}[kind]
     assert f"{rows} test rows: the scores say little; --test FILE, or more rows" in err
     assert "22 evaluation rows: the scores say little; --eval FILE, or more rows" in err
     data = read_manifest(run / "adapter").training["data"]
-    assert (data["train"], data["test"]) == ({"file": 64, "share": 48}[kind], rows)
+    assert (data["train"], data["test"]) == ({"file": 64, "share": 49}[kind], rows)
     shown = [out, (run / "report.html").read_text(encoding="utf-8")]
     shown.append(adapterhub("compare", run, plain, "--list")[1])
     shown.append(adapterhub("show", run)[1])
@@ -85,7 +85,7 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
 
 
 def test_eval_has_intervals_also_in_json_and_in_ascii(adapterhub, trained, tmp_path, monkeypatch):
-    few = write_tsv(tmp_path / "few.tsv", [("the film was good", "pos")] * 2)
+    few = write_tsv(tmp_path / "few.tsv", [("the film was good", "pos"), ("a good film", "pos")])
     code, out, err = adapterhub("eval", trained, "--data", few)
     assert code == 0, err
     assert re.search(
