@@ -11,6 +11,7 @@ that has changed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -179,7 +180,7 @@ class LocalRegistry(Registry):
         text = " ".join(map(str, fields))
         if newest < time.time_ns() - _TICK:
             return text
-        entries = repr(self.contents(path).entries)
+        entries = repr([dataclasses.astuple(entry) for entry in self.contents(path).entries])
         return f"{text} {hashlib.sha256(entries.encode()).hexdigest()}"
 
     def _with_words(self, path: str) -> Contents:
