@@ -104,7 +104,7 @@ def cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
 def written_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """Return the text of tokens that a model wrote, without special tokens.
 
-    All texts are decoded here: of evaluations, predictions, streams and servers.
+    All texts that are generated are decoded here: of evaluations, predictions, streams and servers.
     """
     return str(
         tokenizer.decode(

@@ -41,7 +41,6 @@ from adapterhub.tasks._metrics import transcription_metrics, word_errors
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import UNLIMITED, Row, Setting, pad
 from adapterhub.tasks._show import tokens_line
-from adapterhub.tasks._writing import written_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -226,7 +225,8 @@ class SpeechRecognition(Generation, SoundTask):
             shares = [math.ceil(len(best[0]) * size / max(sizes)) for size in sizes]
             counts = frame_counts(model, passed.batch) or shares
             for count, letters in zip(counts, best, strict=True):
-                yield Generated(written_text(tokenizer, letters[:count]).strip())
+                # With its blanks, which are special tokens: they separate equal letters.
+                yield Generated(str(tokenizer.decode(letters[:count])).strip())
 
         return each_row(model, data, batch_size, read)
 

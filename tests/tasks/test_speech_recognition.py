@@ -137,6 +137,22 @@ def test_letters_are_those_of_the_vocabulary(speech, loaded):
     assert "its letters: a b c d e" in str(error.value)
 
 
+def test_blanks_separate_equal_letters(speech, loaded):
+    model, processor = loaded("speech-ctc")
+    frames = processor.tokenizer.convert_tokens_to_ids(["e", "e", "b", "<pad>", "b", "<pad>"])
+
+    def chosen(head, inputs, logits):
+        ids = torch.tensor(frames + frames[-1:] * (logits.shape[1] - len(frames)))
+        return torch.nn.functional.one_hot(ids, logits.shape[-1]).to(logits).expand_as(logits)
+
+    handle = model.lm_head.register_forward_hook(chosen)
+    try:
+        found = TASK.predict(model, encoded(speech, processor), 1)
+    finally:
+        handle.remove()
+    assert {each.text for each in found} == {"ebb"}
+
+
 @pytest.mark.parametrize(("letters", "expected"), [("ABC", "AB|C"), ("Aabc", "ab|c")])
 def test_the_case_is_that_of_the_vocabulary(letters, expected, tmp_path):
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "|", *letters]
