@@ -132,7 +132,7 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
     (result,) = study_results(named_study, folder.all(), {})
     assert [each.method for each in result.methods] == ["head", "peft lora"]
     assert result.find("peft lora").comparison is not None
-    assert result.advice.method == "head"
+    assert result.advice.method is None, "two seeds are too few for advice"
 
     class Refusing:
         def run(self, cells: Any) -> Any:

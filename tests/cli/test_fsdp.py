@@ -115,7 +115,11 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     quantize = "nf4" if architecture == "nf4" else None
     to = str(backbone_of(folder, architecture))
     model, _ = ah.load_backbone(
-        to, task=task, labels="ab" * (task == "classification"), quantize=quantize, dtype="fp32"
+        to,
+        task=task,
+        labels=list("ab") if task == "classification" else (),
+        quantize=quantize,
+        dtype="fp32",
     )
     ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
     expected, found = losses(alone), losses(sharded)

@@ -85,7 +85,7 @@ def test_processes_together_train_like_one(architecture, method, folder, one, tw
     pairs = zip(evaluations(together), evaluations(alone), strict=True)
     assert all(here == pytest.approx(there, rel=1e-4) for here, there in pairs)
     task = "causal-lm" if architecture == "dpo" else "classification"
-    labels = () if architecture == "dpo" else "ab"
+    labels = () if architecture == "dpo" else ("a", "b")
     model, _ = ah.load_backbone(str(folder / architecture), task=task, labels=labels)
     ah.load(model, together / "adapter")  # the fingerprint is that of the whole backbone
 

@@ -92,7 +92,7 @@ def test_saved_bytes_do_not_depend_on_the_hash_seed(backbone, data, tmp_path):
     """The files contain no set order, no time and no path of the machine."""
     runs = []
     for seed in ("0", "4242"):
-        folder = tmp_path / f"a folder of seed {seed}"
+        folder = tmp_path / f"a folder of seed {seed}" / "run"
         words = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1],
                  "--method", "[lora(rank=2), bitfit, prompt(length=2)]", "--output", folder,
                  "train.epochs=1", "train.tensorboard=false", "train.report=false"]  # fmt: skip
