@@ -113,6 +113,7 @@ def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: A
     """
     from adapterhub.hub.server import serve_hub
     from adapterhub.hub.state import HubOptions
+    from adapterhub.web.connections import raise_file_limit
 
     header, proxies = options["trust_user_header"], options["trusted_proxy"]
     if header and not proxies:
@@ -135,9 +136,14 @@ def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: A
         upstream=options["upstream"],
         upstream_token=options["upstream_token"],
     )
-    serve_hub(
-        place, host, port, chosen, lambda address: say(f"serving {place} at {address}"), blobs
-    )
+    files = raise_file_limit()
+
+    def say_started(address: str) -> None:
+        say(f"serving {place} at {address}")
+        if files:
+            say(files)
+
+    serve_hub(place, host, port, chosen, say_started, blobs)
 
 
 @command.command()

@@ -91,8 +91,12 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
     with doing("loading torch"):
         from adapterhub.serving.options import read_serve_options
 
+    from adapterhub.web.connections import raise_file_limit
+
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     options = read_serve_options(file, flags | ({"adapters": adapters} if adapters else {}))
+    if not check and (files := raise_file_limit()):
+        say(files)
     if options.ray:
         _serve_on_ray(options)
         return

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from urllib.parse import urlsplit
 
+import anyio
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,6 +26,7 @@ from adapterhub.hub.accounts import READ, Visitor, note_use, visitor_of_proxy
 from adapterhub.hub.calls import (
     OPEN,
     PAGE,
+    THREADS,
     TOKEN,
     HubCall,
     HubRoute,
@@ -60,6 +62,7 @@ log = logging.getLogger("adapterhub.hub")
 ROUTES: tuple[HubRoute, ...] = (*READS, *WRITES, *COMMITS, *UPLOADS, *DOWNLOADS, *OWN, *PAGES)
 """All paths that clients may ask for; the first one that matches is taken."""
 _NOTE_SECONDS = 60.0  # between two notes of when tokens were used
+_WRITERS = 12  # threads; each may hold a connection to the database
 _LEFT = 499  # the status of a request whose client has left
 
 
@@ -70,6 +73,7 @@ class HubApp:
         self.hub, self.mirror = hub, Mirror(hub)
         public = urlsplit(hub.options.public_url or "")
         self._public, self._prefix = hub.options.public_url, public.path.rstrip("/")
+        self._writers: anyio.CapacityLimiter | None = None  # it needs the event loop
         self._hosts = {public.netloc.lower(), *map(str.lower, hub.options.hosts)} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,6 +126,8 @@ class HubApp:
     async def _walk(self, call: HubCall) -> Response:
         """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
         route = call.route
+        if route.writes:
+            THREADS.set(self._threads_of_writers())
         if self.hub.options.is_read_only and call.request.method not in ("GET", "HEAD"):
             raise_if_writing(call)
         if route.needs != OPEN:
@@ -143,6 +149,12 @@ class HubApp:
             call.body = await call.read_body(route.body)
         response = await in_thread(route.answer, call)
         return response
+
+    def _threads_of_writers(self) -> anyio.CapacityLimiter:
+        """Return the threads for those who change the hub: readers do not wait behind them."""
+        if self._writers is None:
+            self._writers = anyio.CapacityLimiter(_WRITERS)
+        return self._writers
 
     async def _admit(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
         """Find out who asks about what; a repository that is not here may be the upstream's."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes
 
+import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 from starlette.requests import Request
@@ -18,8 +20,13 @@ from starlette.responses import Response
 from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accepted import NamespaceRules, parse_rules
-from adapterhub.hub.accounts import Visitor, namespace_of
-from adapterhub.hub.refusals import HubRefusal, MissingRepositoryError, TooManyBytesError
+from adapterhub.hub.accounts import READ, Visitor, namespace_of
+from adapterhub.hub.refusals import (
+    HubRefusal,
+    MissingRepositoryError,
+    SlowBodyError,
+    TooManyBytesError,
+)
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
 from adapterhub.web.origins import client_address
@@ -32,6 +39,9 @@ OPEN, TOKEN, PAGE = "", "token", "page"
 _MOST_DEPTH = 16
 _MOST_REMEMBERED = 20_000
 _PIECE = 256 << 10
+PIECE_SECONDS = 30.0  # that a piece of a body, or the rest of it, may take to come
+THREADS: ContextVar[anyio.CapacityLimiter | None] = ContextVar("threads", default=None)
+"""The threads in which a request is answered; None for those of readers."""
 _PARTS = {
     "type": "models|datasets|spaces",
     "kind": "datasets|spaces",
@@ -73,6 +83,11 @@ class HubRoute:
             return f"(?P<{match[1]}>{_PARTS.get(match[1], '[^/]+')})"
 
         object.__setattr__(self, "pattern", re.compile(re.sub(r"\{(\w+)\}", part, self.path)))
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes the hub, and so waits for others who do."""
+        return self.needs != READ and not {"GET", "HEAD"} & {*self.methods.split()}
 
 
 @dataclass
@@ -182,6 +197,7 @@ class HubCall:
 
         Raises:
             TooManyBytesError: it has more bytes, as its head says, or as they come.
+            SlowBodyError: it does not come in time.
         """
         return b"".join([piece async for piece in self.pieces(most)])
 
@@ -190,22 +206,32 @@ class HubCall:
 
         Raises:
             TooManyBytesError: it has more bytes than `most`.
+            SlowBodyError: a piece does not come in time.
         """
         length = self.request.headers.get("content-length", "")
         too_large = TooManyBytesError(f"the body has more than {most or 0:,} bytes")
         if most is not None and length.isdecimal() and int(length[:20]) > most:
             raise too_large
-        size, held = 0, bytearray()
-        async for chunk in self.request.stream():
-            size += len(chunk)
+        size, stream = 0, self.request.stream()
+        while held := await _piece(stream):
+            size += len(held)
             if most is not None and size > most:
                 raise too_large
-            held += chunk
-            if len(held) >= _PIECE:
-                yield bytes(held)
-                held.clear()
-        if held:
-            yield bytes(held)
+            yield held
+
+
+async def _piece(stream: AsyncIterator[bytes]) -> bytes:
+    """Return the next piece of a body, or its rest; b"" at its end."""
+    held = bytearray()
+    try:
+        with anyio.fail_after(PIECE_SECONDS):
+            async for chunk in stream:
+                held += chunk
+                if len(held) >= _PIECE:
+                    break
+    except TimeoutError:
+        raise SlowBodyError from None
+    return bytes(held)
 
 
 async def in_thread(
@@ -214,7 +240,7 @@ async def in_thread(
     **options: _Parameters.kwargs,
 ) -> _Result:
     """Do work that waits for the disk in a thread, while others are answered."""
-    return await anyio.to_thread.run_sync(partial(work, *args, **options))
+    return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=THREADS.get())
 
 
 def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ HubPlace = Path | URL
 """Where a hub is: a folder, or a database of PostgreSQL, which says where its files are."""
 DATABASE, NEW_DATABASE = "hub.sqlite", "new.sqlite"
 LOCK_SECONDS = 5.0  # that a writer waits for the others
-_CONNECTIONS = 48
+_CONNECTIONS = 56  # of the threads of readers, which are 40, and those of writers
 KEEPING = ".keeping"  # held while files are removed or copied
 _UNCHANGED_SECONDS = 1.0  # a token may expire without a write
 _WRITES = "adapterhub_writes"

@@ -23,6 +23,7 @@ from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.hub.commits import CommitRecord, branch_head, commit_at
 from adapterhub.hub.described import HubDescription, ReadBlob, describe_tree, parse_description
 from adapterhub.hub.full_text import full_text_of
+from adapterhub.hub.refusals import HubRefusal
 from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.tables import facet_counts, facets, listings
 from adapterhub.hub.trees import Tree, read_tree
@@ -44,6 +45,7 @@ ORDERS = {
     "score": "l.score DESC NULLS LAST",
 }
 _FEW = 4_096  # matches; to sort more takes longer than to read rows in order
+_MOST_TERMS = 32  # of a search
 _MOST_CARD = 20_000  # characters of a card that a search covers
 
 
@@ -86,10 +88,16 @@ class HubListing:
 
 
 def search_listings(connection: Connection, query: HubQuery) -> list[HubListing]:
-    """Return the repositories that match a query, in its order."""
+    """Return the repositories that match a query, in its order.
+
+    Raises:
+        HubRefusal: it has too many words.
+    """
     index = full_text_of(connection)
     prefixes = word_text([query.text]).split()
     labels = [_label(kind, value) for kind, value in query.labels]
+    if len(prefixes) + len(labels) > _MOST_TERMS:
+        raise HubRefusal(f"a search has at most {_MOST_TERMS} words and filters")
     match = index.match(connection, labels, prefixes)
     parts = [f" {label} " for label in labels] + [f" {prefix}" for prefix in prefixes]
     is_few = bool(match) and index.count(connection, match, _FEW) < _FEW

@@ -77,6 +77,17 @@ class TooManyBytesError(HubRefusal):
     status = 413
 
 
+class SlowBodyError(HubRefusal):
+    """The body does not come in time."""
+
+    status = 408
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the body of the request did not come in time", headers={"connection": "close"}
+        )
+
+
 class DeniedError(HubRefusal):
     """The token does not allow it."""
 

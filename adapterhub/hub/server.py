@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +17,14 @@ from adapterhub.hub.app import HubApp
 from adapterhub.hub.database import HubPlace
 from adapterhub.hub.registry_view import is_registry, viewing
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
-from adapterhub.web.connections import address_of, limited_protocol, listen
-from adapterhub.web.origins import is_loopback_address
+from adapterhub.web.connections import (
+    BACKLOG,
+    ConnectionLimits,
+    address_of,
+    limited_protocol,
+    listen,
+)
+from adapterhub.web.origins import is_among, is_loopback_address
 
 _WRITE_SECONDS = 60.0
 _STOP_SECONDS = 20
@@ -66,10 +73,14 @@ def serve_hub(
             access_log=False,
             proxy_headers=False,  # `HubCall.address` reads those of configured proxies
             server_header=False,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         config.load()
-        config.http_protocol_class = limited_protocol(config.http_protocol_class, _WRITE_SECONDS)
+        limits = ConnectionLimits(is_proxy=partial(is_among, networks=options.proxies))
+        config.http_protocol_class = limited_protocol(
+            config.http_protocol_class, _WRITE_SECONDS, limits
+        )
         with suppress(KeyboardInterrupt):  # it has stopped by then
             _telling_server(config, started).run([listening])
 

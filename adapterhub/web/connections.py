@@ -1,7 +1,9 @@
-"""Where a server listens, and limits of a connection that uvicorn keeps, besides a request's.
+"""Where a server listens, and limits of its connections, besides those of a request.
 
  - A head of a request that is too large, or does not come in time, ends the connection.
  - A client that does not read what it is sent is dropped after a time.
+ - There are at most so many connections, in all and of one address. A new one takes the place of
+   one that waits for its client; while all are being answered, it is refused.
 
 They are in the methods that asyncio calls, so that both parsers of uvicorn have them.
 """
@@ -10,15 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from adapterhub.errors import ConfigError
 
 MOST_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 20.0
-_BACKLOG = 2048
+BACKLOG = 256  # connections that are accepted at once, before any of them is counted
+_MOST_CONNECTIONS = 8192
+_OTHER_FILES = 512  # for databases, files that are sent, and what is accepted but not counted
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+_TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 
@@ -31,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"cannot listen at {host}, port {port}: {error.strerror or error}",
@@ -45,13 +55,101 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def raise_file_limit() -> str:
+    """Let this process open as many files as the system allows; return what is to be said of it."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return ""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return ""
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS: hard is no limit, and more than the kernel has
+        return ""
+    return f"open files: at most {_limit_text(hard)}, raised from {_limit_text(soft)}"
+
+
+def _limit_text(limit: int) -> str:
+    return f"{limit:,}" if 0 <= limit < 1 << 62 else "any number"
+
+
+def most_connections() -> int:
+    """Return how many connections leave enough of this process's files for everything else."""
+    try:
+        import resource
+    except ImportError:
+        return _MOST_CONNECTIONS
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(files - _OTHER_FILES, files // 4))
+
+
+class ConnectionLimits:
+    """How many connections a server has; one address has half of them at most.
+
+    Args:
+        most: how many in all; None for what the process's limit of files allows.
+        is_proxy: whether an address has the connections of many clients.
+    """
+
+    def __init__(
+        self,
+        most: int | None = None,
+        is_proxy: Callable[[str], bool] = lambda address: False,
+    ) -> None:
+        self.most = most_connections() if most is None else most
+        self.is_proxy = is_proxy
+        self.open: dict[LimitedConnection, str] = {}  # and their addresses, the quietest first
+        self.counts: Counter[str] = Counter()  # of addresses
+
+    def admit(self, new: LimitedConnection, address: str) -> bool:
+        """Return whether there is room for one more; another one may have to leave for it."""
+        if self.counts[address] >= max(1, self.most // 2) and not self.is_proxy(address):
+            is_room = self._drop([each for each, of in self.open.items() if of == address])
+        else:
+            is_room = len(self.open) < self.most or self._drop([*self.open])
+        if is_room:
+            self.open[new] = address
+            self.counts[address] += 1
+        return is_room
+
+    def forget(self, connection: LimitedConnection) -> None:
+        """Note that a connection is closed."""
+        address = self.open.pop(connection, None)
+        if address is not None:
+            self.counts[address] -= 1
+            if not self.counts[address]:
+                del self.counts[address]
+
+    def note(self, connection: LimitedConnection) -> None:
+        """Note that a client has sent something."""
+        address = self.open.pop(connection, None)
+        if address is not None:
+            self.open[connection] = address
+
+    def _drop(self, among: list[LimitedConnection]) -> bool:
+        """Drop a connection that waits for its client, and rather one that never got an answer."""
+        waiting = [each for each in among if each.waits_for_client]
+        if not waiting:
+            return False
+        found = next((each for each in waiting if not each.was_answered), waiting[0])
+        self.forget(found)
+        found.transport.abort()
+        return True
+
+
 class LimitedConnection(asyncio.Protocol):
     """What a protocol of uvicorn has in front of it.
 
     Attributes:
+        limits: of this and the other connections.
         write_seconds: how long a client may read nothing of what waits for it.
     """
 
+    limits: ConnectionLimits
     write_seconds = 30.0
     cycle: Any
     transport: asyncio.Transport
@@ -60,18 +158,35 @@ class LimitedConnection(asyncio.Protocol):
     _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the head of a request."""
+        """Wait for the head of a request, unless there are too many connections."""
         super().connection_made(transport)
-        self._expect_head()
+        peer = transport.get_extra_info("peername")
+        if self.limits.admit(self, str(peer[0]) if peer else ""):
+            self._expect_head()
+        else:
+            self.transport.write(_TOO_MANY)
+            self.transport.close()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client is to send something before it gets anything."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether the last request that came has its answer."""
+        return self.cycle is not None and self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
+        self.limits.forget(self)
         self._cancel_reading()
         self._cancel_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Let the parser have bytes, and count those of a head that is not complete."""
+        self.limits.note(self)
         before, transport = self.cycle, self.transport
         super().data_received(data)
         if self.cycle is not before:
@@ -111,9 +226,12 @@ class LimitedConnection(asyncio.Protocol):
             self._writing = None
 
 
-def limited_protocol(base: type[Any], write_seconds: float) -> type[Any]:
+def limited_protocol(
+    base: type[Any], write_seconds: float, limits: ConnectionLimits | None = None
+) -> type[Any]:
     """Return a protocol of uvicorn with limits.
 
     `write_seconds` is how long a client may read nothing of what waits for it.
     """
-    return type("LimitedProtocol", (LimitedConnection, base), {"write_seconds": write_seconds})
+    chosen = {"write_seconds": write_seconds, "limits": limits or ConnectionLimits()}
+    return type("LimitedProtocol", (LimitedConnection, base), chosen)

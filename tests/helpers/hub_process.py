@@ -16,8 +16,10 @@ from adapterhub.hub.accounts import create_hub_token, create_namespace
 from adapterhub.hub.database import HubPlace
 from adapterhub.hub.state import create_hub, open_hub
 
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))"
 START = """
 import sys
+{limit}
 from adapterhub.cli import main
 sys.argv = ["adapterhub", "hub", "start", *sys.argv[1:]]
 main()
@@ -37,9 +39,10 @@ class Made:
         return httpx2.Client(base_url=address, headers=headers, timeout=30, follow_redirects=True)
 
     @contextmanager
-    def started(self, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-        """Start a process; return it with its address."""
-        command = [sys.executable, "-c", START, str(self.place), "--port", "0", *options]
+    def started(self, *options: str, files: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """Start a process, which may open so many files; return it with its address."""
+        start = START.format(limit=LIMIT.format(files) if files else "")
+        command = [sys.executable, "-c", start, str(self.place), "--port", "0", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             line = process.stdout.readline()
             try:

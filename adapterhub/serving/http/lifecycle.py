@@ -36,7 +36,7 @@ from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import RequestLimits, Service
 from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
-from adapterhub.web.connections import address_of, limited_protocol, listen
+from adapterhub.web.connections import BACKLOG, address_of, limited_protocol, listen
 from adapterhub.web.tokens import TokenFile, default_token_file
 
 _KEEP_ALIVE = 75  # seconds that an idle connection is kept
@@ -327,6 +327,7 @@ class HttpServer:
             lifespan="off",
             ws="none",
             proxy_headers=False,
+            backlog=BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=max(1, int(options.seconds("drain") - _CLOSING)),
         )

@@ -1,0 +1,123 @@
+"""A hub under pressure: strangers who send nothing, slow bodies, many writers, long searches."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import hub_process
+import pytest
+from commit_body import commit, create
+from waiting import wait_until
+
+from adapterhub.hub import calls
+from adapterhub.web.connections import raise_file_limit
+
+HEADS = (
+    "POST /settings/login HTTP/1.1\r\nhost: {host}\r\ncontent-length: 900\r\n\r\n",
+    "POST /api/validate-yaml HTTP/1.1\r\nhost: {host}\r\ncontent-length: 900\r\n\r\n{{",
+    "GET / HTTP/1.1\r\n",
+    "",
+)
+"""What strangers send who then send nothing more."""
+STRANGERS = 1_100
+
+
+@pytest.fixture
+def many_files():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_file_limit()
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < STRANGERS + 200:
+        pytest.skip("this process may not open so many connections")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_clients_are_served_while_strangers_hold_connections(tmp_path, many_files):
+    """The process may open 1,024 files: fewer than there are strangers."""
+    hub, seconds, failures = hub_process.made(tmp_path / "hub"), [], []
+    with ExitStack() as stack:
+        _, address = stack.enter_context(hub.started(files=1024))
+        with hub.client(address) as client:
+            create(client, "ada/x")
+        host = urlsplit(address).netloc
+        name, port = host.split(":")
+        for number in range(STRANGERS):
+            stranger = socket.create_connection((name, int(port)), timeout=20)
+            stack.enter_context(stranger)
+            stranger.sendall(HEADS[number % len(HEADS)].format(host=host).encode())
+
+        def work(number):
+            with hub.client(address) as client:
+                for turn in range(12):
+                    began = time.monotonic()
+                    answers = [
+                        commit(client, "ada/x", {f"{number}-{turn}.md": b"text"})
+                        if turn % 4 == 0
+                        else client.get("/api/models/ada/x"),
+                        client.get("/"),
+                    ]
+                    seconds.append(time.monotonic() - began)
+                    failures.extend(each for each in answers if each.status_code != 200)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (len(seconds), failures) == (8 * 12, [])
+    assert sorted(seconds)[-1] < 1.0
+
+
+@pytest.mark.parametrize("head", HEADS[:2])
+def test_a_body_that_does_not_come_is_refused(hub, head, monkeypatch):
+    monkeypatch.setattr(calls, "PIECE_SECONDS", 0.2)
+    host = urlsplit(hub.address).netloc
+    name, port = host.split(":")
+    with socket.create_connection((name, int(port)), timeout=10) as stranger:
+        stranger.sendall(head.format(host=host).encode())
+        answer = b""
+        while piece := stranger.recv(4096):  # the connection ends, too
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not come in time" in answer
+
+
+def test_readers_do_not_wait_behind_writers(new_hub):
+    with new_hub.client("ada") as client:
+        create(client, "ada/x")
+    begun = []
+
+    def write(number):
+        with new_hub.client("ada") as client:
+            begun.append(number)
+            commit(client, "ada/x", {f"{number}.md": b"text"})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(60)]
+    with new_hub.client("ada") as client:
+        with new_hub.hub.database.writing():  # nobody else writes now
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: len(begun) == 60)
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert client.get("/api/models/ada/x").status_code == 200
+            assert client.get("/").status_code == 200
+            assert time.monotonic() - began < 1.0
+        for thread in threads:
+            thread.join()
+
+
+def test_a_search_has_a_limit_of_words(hub):
+    with hub.client("ada") as client:
+        for path in ("/?q=", "/api/models?search="):
+            began = time.monotonic()
+            assert client.get(path + "+".join(f"w{n}" for n in range(30))).status_code == 200
+            answer = client.get(path + "+".join(f"w{n}" for n in range(5000)))
+            assert answer.status_code == 400
+            assert "at most 32 words" in answer.text
+            assert time.monotonic() - began < 1.0
