@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from adapterhub.data.columns import ColumnChoice, choose_columns
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import UNREAD, Table, first_few, template_columns
-from adapterhub.data.tables import read_table
+from adapterhub.data.tables import keep_table, read_table
 from adapterhub.errors import DataError, one_line
 
 Message: TypeAlias = tuple[str, str] | tuple[str, str, str]
@@ -241,7 +241,7 @@ def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
     table = read_table(source, options, split)
     found = recognize_format(table) if options.text is None else None
     if found is not None and found.label is None:
-        return _choice(source, replace(options, text=found.text), split, found)
+        return _choice(table, source, replace(options, text=found.text), split, found)
     wants = {"text": "chat"}
     return choose_columns(source, options, split, wants, labelled=False)
 
@@ -254,14 +254,18 @@ def instruction_columns(source: str, options: DataOptions, split: str) -> Column
     """
     if options.text is not None or options.label is not None:
         return None
-    found = recognize_format(read_table(source, options, split))
+    table = read_table(source, options, split)
+    found = recognize_format(table)
     if found is None or found.label is None:
         return None
     named = replace(options, text=found.text, label=found.label)
-    return _choice(source, named, split, found)
+    return _choice(table, source, named, split, found)
 
 
-def _choice(source: str, options: DataOptions, split: str, found: ChatFormat) -> ColumnChoice:
+def _choice(
+    table: Table, source: str, options: DataOptions, split: str, found: ChatFormat
+) -> ColumnChoice:
+    keep_table(table, source, options, split)
     choice = choose_columns(source, options, split, {"text": "prompt"}, labelled=False)
     about = f"read as {found.name}: " + (
         ", ".join(["chats with the tokenizer's template", *map(one_line, found.beside)])

@@ -20,7 +20,7 @@ import hashlib
 import io
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,6 +59,7 @@ class RowSource:
         features: the types of the columns that `datasets` knows.
         data: the rows, a `datasets.IterableDataset`; of JSON lines, their texts.
         inner: the columns inside the objects of JSON lines, and where each is; None: of Arrow.
+        size: the bytes of files on this machine; None: the rows are elsewhere.
     """
 
     location: str
@@ -68,6 +69,7 @@ class RowSource:
     features: Mapping[str, Any] = field(compare=False)
     data: Any = field(compare=False)
     inner: Mapping[str, tuple[str, ...]] | None = None
+    size: int | None = None
 
     def tables(self, shard: int) -> Iterator[Any]:
         """Yield the rows of a shard, as pyarrow tables of at most 1,024 rows.
@@ -240,11 +242,18 @@ def _open_files(
     shards = tuple(Path(name).name for name in files.values())
     if data.n_shards != len(shards):
         shards = _numbered(data.n_shards)
-    digest = files_digest(files)
+    digest, size = files_digest(files), _local_size(names)
     if lines:
         columns, inner = columns_of_objects(_first_objects(data))
-        return RowSource(location, shards, columns, digest, {}, data, inner)
-    return RowSource(location, shards, *_columns(data), digest, _features(data), data)
+        return RowSource(location, shards, columns, digest, {}, data, inner, size)
+    return RowSource(location, shards, *_columns(data), digest, _features(data), data, size=size)
+
+
+def _local_size(names: Sequence[str]) -> int | None:
+    """Return the bytes of files; None if some are not on this machine."""
+    if any("://" in name for name in names):
+        return None
+    return sum(Path(name).stat().st_size for name in names)
 
 
 def _is_lines(first: str, options: DataOptions) -> bool:

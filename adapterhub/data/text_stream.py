@@ -35,7 +35,7 @@ PIECE = 1 << 14  # characters
 _TOKENS_FORMAT = 1
 _MOST_TOKENS = 200 << 30  # bytes of all token files
 _TEXTS_AT_ONCE = 256
-_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 1000  # of the texts
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 1000  # of the documents
 _SUFFIXES = {".txt": "text", "": "text", ".jsonl": "jsonl", ".ndjson": "jsonl",
              ".parquet": "parquet"}  # fmt: skip
 
@@ -49,7 +49,7 @@ class StreamedText(Example):
 
 @dataclass(frozen=True)
 class Draw:
-    """A random choice of `count` out of `total` texts, or with `rest` all the others."""
+    """A random choice of `count` out of `total` documents, or with `rest` all the others."""
 
     count: int
     total: int
@@ -57,11 +57,17 @@ class Draw:
     rest: bool = False
 
     def select(self, texts: Iterator[StreamedText]) -> Iterator[StreamedText]:
-        """Yield the chosen texts, in order (selection sampling: Knuth, volume 2, 3.4.2, S)."""
-        chance, needed = random.Random(self.seed), self.count
-        for index, text in enumerate(texts):
-            taken = chance.random() * (self.total - index) < needed
-            needed -= taken
+        """Yield the texts of the chosen documents, in order.
+
+        By selection sampling: Knuth, volume 2, 3.4.2, S.
+        """
+        chance, needed, left = random.Random(self.seed), self.count, self.total
+        starts = taken = True
+        for text in texts:
+            if starts:
+                taken = chance.random() * left < needed
+                needed, left = needed - taken, left - 1
+            starts = text.ends
             if taken != self.rest:
                 yield text
 
@@ -76,14 +82,16 @@ class TextStream(Sequence[StreamedText], Streamed):
     Attributes:
         source: the file.
         options: its encoding, its text column, and what separates documents.
-        total: the number of texts in the file.
+        total: the number of texts: of documents, or of pieces of long ones.
+        documents: the number of documents.
         content: the sha256 of the texts in the file.
-        draws: the choices that were made of them, one after the other.
+        draws: the choices that were made of documents, one after the other.
     """
 
     source: str
     options: DataOptions
     total: int
+    documents: int
     content: str
     draws: tuple[Draw, ...] = ()
 
@@ -94,7 +102,7 @@ class TextStream(Sequence[StreamedText], Streamed):
         return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
     def __len__(self) -> int:
-        return len(self.draws[-1]) if self.draws else self.total
+        return self.total
 
     def __iter__(self) -> Iterator[StreamedText]:
         texts = _texts(self.source, self.options)
@@ -109,21 +117,28 @@ class TextStream(Sequence[StreamedText], Streamed):
         return list(itertools.islice(self, chosen.start, chosen.stop, chosen.step))
 
     def drawn(self, count: int, seed: int, *, rest: bool = False) -> TextStream:
-        """Return a random choice of `count` texts, or with `rest` all the others."""
-        return replace(self, draws=(*self.draws, Draw(count, len(self), seed, rest)))
+        """Return the texts of a random choice of `count` documents, or with `rest` all the others.
+
+        The file is read again to count them, if it has documents of several pieces.
+        """
+        draw = Draw(count, self.documents, seed, rest)
+        chosen = replace(self, total=len(draw), documents=len(draw), draws=(*self.draws, draw))
+        if self.total == self.documents:
+            return chosen
+        return replace(chosen, total=sum(1 for _ in chosen))
 
     def held_out(self, seed: int) -> tuple[TextStream, TextStream]:
-        """Divide the texts into those to train on and a tenth, at most 1,000, to evaluate on.
+        """Divide the documents into those to train on and a tenth, at most 1,000, to evaluate on.
 
         Raises:
-            DataError: there is only one text.
+            DataError: there is only one document.
         """
-        if len(self) < 2:
+        if self.documents < 2:
             raise DataError(
-                f"{self.source} has one text, from which none can be held out",
+                f"{self.source} has one document, from which none can be held out",
                 hint="data.documents=lines, --eval FILE, or --eval none",
             )
-        count = min(max(round(len(self) * _HELD_OUT_SHARE), 1), _MOST_HELD_OUT)
+        count = min(max(round(self.documents * _HELD_OUT_SHARE), 1), _MOST_HELD_OUT)
         return self.drawn(count, seed, rest=True), self.drawn(count, seed)
 
 
@@ -133,14 +148,15 @@ def open_stream(source: str, options: DataOptions) -> TextStream:
     Raises:
         DataError: the file is missing, empty, of another format, or cannot be decoded.
     """
-    digest, total = hashlib.sha256(), 0
+    digest, total, documents, starts = hashlib.sha256(), 0, 0, True
     for text in _texts(source, options):
         data = text.text.encode()
         digest.update(b"%d %d\n" % (len(data), text.ends) + data)
         total += 1
+        documents, starts = documents + starts, text.ends
     if total == 0:
         raise DataError(f"{source} is empty")
-    return TextStream(source, options, total, digest.hexdigest())
+    return TextStream(source, options, total, documents, digest.hexdigest())
 
 
 def stored_tokens(

@@ -243,12 +243,10 @@ class Engine:
     def not_finite(self, problem: str) -> NotFinite:
         """Build the error for a run that has diverged."""
         rate = max(group["lr"] for group in self.groups)
-        mixed = self.options.mixed_precision != "no"
         return NotFinite(
             f"training stopped: {problem}",
             expected="finite losses; the last checkpoint, from before this, is kept",
-            hint=f"a lower train.learning_rate (the peak was {rate:g})"
-            f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
+            hint=not_finite_hint(rate, self.options.mixed_precision),
         )
 
     def rates(self) -> dict[str, float]:
@@ -406,6 +404,13 @@ def _check_fp32(trainee: Trainee) -> None:
             hint="load the backbone in fp32 if the method trains backbone parameters",
             offenders=offenders,
         )
+
+
+def not_finite_hint(rate: float, mixed_precision: str) -> str:
+    """Return what to change, here or with `--resume`, after a run diverged at a peak rate."""
+    words = f"train.learning_rate={rate / 10:g} (the peak was {rate:g})"
+    mixed = ", or train.mixed_precision=no" * (mixed_precision != "no")
+    return f"{words}{mixed}, or look for broken examples in the data"
 
 
 def _out_of_memory(options: RunOptions) -> TrainingError:

@@ -140,7 +140,13 @@ def fitted_chat(
         rendered = rendered or ([*form], text)
     if rendered is None:
         assert refusal is not None
-        raise refusal
+        begin = one_line(str(_joined(turns[0]).get("content") or ""), 80)
+        raise ConfigError(
+            refusal.problem,
+            offenders=[f"the chat that begins with {begin!r}"],
+            expected=refusal.expected,
+            hint=refusal.hint,
+        )
     return rendered
 
 

@@ -170,20 +170,20 @@ def _streamed_text(recipe: Recipe) -> RunData:
     _check_stream_test(recipe)
     options, notes = recipe.data, []
     train = open_stream(str(options.train), options)
-    if options.rows is not None and options.rows < len(train):
+    if options.rows is not None and options.rows < train.documents:
         train = train.drawn(options.rows, recipe.seed)
     held: TextStream | None = None
     if options.eval is None:
-        total = len(train)
+        total = train.documents
         train, held = train.held_out(recipe.seed)
-        notes.append(f"no evaluation data: {len(held):,} of {total:,} texts are held out")
+        notes.append(f"no evaluation data: {held.documents:,} of {total:,} documents are held out")
     elif options.eval == NO_EVALUATION:
         notes.append(_NOT_EVALUATED)
     else:
         held = open_stream(options.eval, options)
-    if held and options.eval_rows and options.eval_rows < len(held):
+    if held and options.eval_rows and options.eval_rows < held.documents:
         held = held.drawn(options.eval_rows, recipe.seed)
-        notes.append(f"evaluating on {len(held):,} texts, by data.eval_rows")
+        notes.append(f"evaluating on {held.documents:,} documents, by data.eval_rows")
     test = open_stream(options.test_file, options) if options.test_file else ()
     task, spec = parse_task(recipe.task), recipe.task
     return RunData(task, (), train, held or [], options, tuple(notes), spec=spec, test=test)
@@ -199,8 +199,11 @@ def _streamed_rows(recipe: Recipe) -> RunData:
     _, world = readers(train.tensor_parallel)
     per_step = (train.batch_size or STREAM_BATCH) * train.gradient_accumulation * world
     stream = replace(stream, epoch=int(train.max_steps or 0) * per_step)
-    named = tuple(options.label_names.values())
-    labels = named if named and task.labels(stream.head) else stream.labels()
+    labels = tuple(options.label_names.values())
+    if labels and task.labels(stream.head):
+        stream.read_through()
+    else:
+        labels = stream.labels()
     evaluation: list[Any] = []
     noted = [*notes, *unnamed_note(labels)]
     if options.eval == NO_EVALUATION:

@@ -2,6 +2,8 @@
 
 What a run must know of all rows beforehand is little. The columns are chosen in the first rows, and
 hold for all. Labels are those of the option `labels`, or else a pass over all rows collects them.
+Files on this machine are read through before the first step, and small ones encoded, so that a row
+that is invalid does not end the run in the middle.
 
 A block of rows is read as a task reads a table, encoded, and cut into batches as the rows of an
 epoch are (`batch_order`), so that packing, grouping by length, windows and random masks are the
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 BUFFER = 10_000  # rows of a block
 _HEAD = 256  # rows in which the columns are chosen
+_READ_THROUGH, _ENCODED = 256 << 20, 8 << 20  # bytes of files that are checked before step 1
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,25 @@ class ExampleStream(Sequence[Any], Streamed):
         except AllEmpty:
             return []
 
+    def within(self, most: int) -> bool:
+        """Return whether the rows are on this machine, in files of so many bytes at most."""
+        return self.source.size is not None and self.source.size <= most
+
+    def read_through(self) -> None:
+        """Read all rows once, where that is cheap, to find those that are invalid.
+
+        Raises:
+            DataError: rows are invalid.
+        """
+        if self.within(_READ_THROUGH):
+            with doing(f"reading {self.source.location} through"):
+                for _ in self:
+                    pass
+
     def labels(self) -> tuple[str, ...]:
         """Read all rows once, and return their labels in the order of the logits."""
         if not self.task.labels(self.head):
+            self.read_through()
             return ()
         known: set[str] = set()
         shown: list[Any] = []  # an example of each label
@@ -155,6 +174,9 @@ class LazyRows(Sequence[Row]):
     def __init__(self, stream: ExampleStream, task: Task, setting: Setting) -> None:
         self.stream, self.task, self.setting = stream, task, setting
         self.head = task.encode(stream.head, setting, labelled=True)
+        if stream.within(_ENCODED):  # what a tokenizer or a chat template refuses is found, too
+            for _ in self:
+                pass
 
     def __len__(self) -> int:
         return len(self.stream)

@@ -110,8 +110,24 @@ def test_held_out_texts_are_a_tenth(tmp_path):
     assert (len(train), len(held)) == (90, 10)
     assert not {text.text for text in train} & {text.text for text in held}
     only = open_stream(str(written(tmp_path, "txt", ["one"])), DataOptions())
-    with pytest.raises(DataError, match="has one text"):
+    with pytest.raises(DataError, match="has one document"):
         only.held_out(0)
+
+
+def test_long_documents_are_held_out_whole(tmp_path):
+    """Of 40 documents, each second one has several pieces, which stay together."""
+    texts = [chr(0x4E00 + n) * (2 * PIECE if n % 2 else 1) for n in range(40)]
+    stream = open_stream(str(written(tmp_path, "jsonl", texts)), DataOptions())
+    train, held = stream.held_out(0)
+    assert (stream.documents, train.documents, held.documents) == (40, 36, 4)
+    sides = [{text.text[0] for text in each} for each in (train, held)]
+    assert not sides[0] & sides[1]
+    assert list(map(len, sides)) == [36, 4]
+    assert [len(list(each)) for each in (train, held)] == [len(train), len(held)]
+    assert len(train) + len(held) == len(stream) == 60
+    again = train.drawn(5, 1)
+    assert len(list(again)) == len(again)
+    assert len({text.text[0] for text in again}) == 5
 
 
 def peak(path: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fixtures import write_json_lines
+from fixtures import word_tokenizer, write_json_lines
 from streamed import write_shards
 from task_cases import CASES
 
@@ -16,9 +16,12 @@ from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import BlockReader, Cursor
 from adapterhub.data.tables import read_table
-from adapterhub.errors import DataError
-from adapterhub.tasks import parse_task
-from adapterhub.training.stream import open_examples
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.training import stream as streams
+from adapterhub.training.run_data import read_data
+from adapterhub.training.stream import open_examples, stream_rows
 
 ANSWERED = [
     {"question": "what", "context": "so it was", "answers": {"text": ["so"], "answer_start": [0]}}
@@ -52,7 +55,7 @@ def test_every_task_reads_a_stream(name: str, tmp_path: Path) -> None:
     columns = {column: pa.array(list(table.column(column))) for column in table.columns}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=5)
     source = str(tmp_path / "rows.parquet")
-    stream, _ = open_examples(source, DataOptions(), task)
+    stream, _ = open_examples(str(tmp_path / "row?.parquet"), DataOptions(), task)
     whole = stream.task.read(source, stream.options, "train")
     blocks = stream.blocks(BlockReader(10), Cursor())
     found: list[object] = []
@@ -95,3 +98,74 @@ def test_the_first_rows_of_many_files_to_evaluate_on(tmp_path: Path) -> None:
     stream, _ = open_examples(pattern, DataOptions(), CLASSES, "eval")
     assert len(list(islice(stream, 7))) == 7
     assert len(list(stream)) == 64
+
+
+def messages(*roles_and_texts: str) -> dict[str, object]:
+    pairs = zip(roles_and_texts[::2], roles_and_texts[1::2], strict=True)
+    return {"messages": [{"role": role, "content": text} for role, text in pairs]}
+
+
+# Task -> a good row, a bad one, and what is said of it.
+BAD_ROWS = {
+    "causal-lm": ({"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}, "is empty"),
+    "causal-lm(data=chat)": (
+        messages("user", "a", "assistant", "b"), messages("user", "a", "assistant", ""), "is empty"
+    ),
+    "causal-lm(data=chat) ": (
+        messages("user", "a", "assistant", "b"), messages("user", "a"), "not the assistant's"
+    ),
+    "seq2seq": ({"text": "a", "target": "b"}, {"text": "a", "target": None}, "is missing"),
+    "reward": (
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": "b", "rejected": ""}, "is empty",
+    ),
+    "masked-lm": ({"text": "a"}, {"text": None}, "is missing"),
+    "embedding": ({"anchor": "a", "positive": "b"}, {"anchor": "", "positive": "b"}, "is empty"),
+    "classification": (
+        {"text": "a", "label": "x"}, {"text": "a", "label": "z"}, "labels without a name"
+    ),
+}  # fmt: skip
+
+
+def with_bad_row(folder: Path, task: str) -> Recipe:
+    """Return the recipe of 310 rows of which number 302 is bad, and the labels are given."""
+    good, bad, _ = BAD_ROWS[task]
+    rows = [*[good] * 301, bad, *[good] * 8]
+    write_json_lines(folder / "rows.jsonl", rows)
+    data = {"train": str(folder / "*.jsonl"), "eval": "none", "stream": True}
+    words = ["train.max_steps=9", *["data.labels=x,y"] * (task == "classification")]
+    return read(None, words, {"task": task.strip(), "backbone": "x", "output": "o", "data": data})
+
+
+@pytest.mark.parametrize("task", list(BAD_ROWS))
+def test_a_bad_row_is_found_before_the_backbone_is_loaded(task: str, tmp_path: Path) -> None:
+    recipe = with_bad_row(tmp_path, task)
+    with pytest.raises(DataError, match=r"invalid rows|without a name") as error:
+        read_data(recipe)
+    assert "302" in str(error.value) or task == "classification"
+    assert BAD_ROWS[task][2] in str(error.value)
+
+
+def test_files_beyond_a_size_are_read_when_they_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = with_bad_row(tmp_path, "causal-lm")
+    monkeypatch.setattr(streams, "_READ_THROUGH", 100)
+    stream = read_data(recipe).train
+    with pytest.raises(DataError, match=r"row 302 of rows\.jsonl"):
+        list(stream)
+
+
+def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_path: Path) -> None:
+    rows = [messages("user", "a", "assistant", "b")] * 301
+    rows += [messages("system", "be kind", "user", "hello there", "assistant", "b")]
+    file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
+    stream, _ = open_examples(file, DataOptions(), parse_task("causal-lm"))
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}{{ m.role ~ ' ' ~ m.content ~ ' ' }}{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="no system") as error:
+        stream_rows(stream, stream.task, Setting(tokenizer, 16))
+    assert error.value.offenders == ("the chat that begins with 'be kind'",)

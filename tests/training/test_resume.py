@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import adapterhub as ah
 from adapterhub.config.options import from_dict, resumed_as, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.loop.engine import _out_of_memory
+from adapterhub.loop.engine import _out_of_memory, not_finite_hint
 from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.loop.stop_signals import Stopped
 from adapterhub.recipe.mixing import TaskOptions
@@ -166,16 +167,33 @@ def test_what_makes_another_run_is_refused(recipe: Recipe, name: str) -> None:
     assert sorted(path.name for path in Path(recipe.output).iterdir()) == before
 
 
-def test_half_the_batch_with_twice_the_accumulation(recipe: Recipe) -> None:
-    """As the error of a device without memory advises, word for word."""
-    options = RunOptions(batch_size=8, max_length=128)
-    advice = _out_of_memory(options).hint.split("; ")[0].split()
-    changed = read(None, advice, {**to_dict(recipe)})
-    assert (changed.train.batch_size, changed.train.gradient_accumulation) == (4, 2)
-    outcome = run(changed, Reporter(), resume=True)
+def advised() -> dict[str, tuple[tuple[str, ...], RunOptions]]:
+    """Return the words that errors in the middle of a run advise, and the options it had then."""
+    plain = RunOptions(batch_size=8, max_length=10, mixed_precision="bf16")
+    checkpointed = replace(plain, gradient_checkpointing=True)
+    states = (
+        plain, checkpointed, replace(plain, batch_size=1),
+        replace(checkpointed, offload_activations=True),
+    )  # fmt: skip
+    found = {}
+    for state in states:
+        hints = _out_of_memory(state).hint, not_finite_hint(1e-3, state.mixed_precision)
+        for way in re.split("; |, or |, ", "; ".join(hints)):
+            if words := tuple(re.findall(r"[a-z_.]+=[\w.]+", way)):
+                found.setdefault(" ".join(words), (words, state))
+    return found
+
+
+@rotate("advice", advised(), 4)
+def test_what_an_error_in_a_run_advises_works_word_for_word(recipe: Recipe, advice: str) -> None:
+    words, state = advised()[advice]
+    had = with_words(recipe, train__gradient_checkpointing=state.gradient_checkpointing)
+    outcome = run(read(None, words, to_dict(had)), Reporter(), resume=True)
     assert outcome.result.steps == 6
-    (stretch,) = stretches(changed)
-    assert stretch["changed"] == {"train.batch_size": ["8", "4"]}
+    recorded = {name for each in stretches(recipe) for name in each["changed"]}
+    kinds = {word.partition("=")[0] for word in words}
+    same = {name for name in kinds if resumed_as(Recipe, name.split(".")) == "same"}
+    assert {name.removeprefix("recipe.") for name in recorded} <= kinds - same
 
 
 @pytest.mark.parametrize("which", ["train", "eval"])
