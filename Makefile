@@ -19,7 +19,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 quickstart: .venv/.installed
 	.venv/bin/adapterhub quickstart
 
-# Every method, every signature of methods on five of the core, in turns, an eighth of each long
+# Every method, every signature of methods on a part of the core, and a fixed eighth of each long
 # table: docs/testing.md has the times.
 PYTEST := $(PY) -m pytest -n 2 --dist worksteal
 test: venv

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from sample_adapters import IDENTITY
-from selection import PARTS, turn
 from training_runs import OPTIONS, Data, final_bytes, fit
 
 from adapterhub.errors import AdapterhubError, OutputError
@@ -123,14 +122,11 @@ def count_lines(action: Action) -> int:
 def killed_at_each_line(
     prepare: Action, action: Action, check: Callable[[], str], most: int
 ) -> dict[str, Any]:
-    """Kill the action before each line, or `most` evenly spaced ones, and count the outcomes.
-
-    The evenly spaced ones are others on another commit.
-    """
+    """Kill the action before each line, or `most` evenly spaced ones, and count the outcomes."""
     prepare()
     total = count_lines(action)
     count = min(most, total)
-    evenly = {1 + (i * PARTS + turn()) * total // (count * PARTS) for i in range(count)}
+    evenly = {1 + i * total // count for i in range(count)}
     points = sorted(evenly | {total})
     outcomes: collections.Counter[str] = collections.Counter()
     for point in points:

@@ -3,7 +3,7 @@
 Whether a method works on an architecture depends not on its name, but on its signature: the kinds
 of its sites and what its modules declare. ADAPTERHUB_TESTS=all runs every method on three
 architectures, and one method of each signature on all of the core: interactions in place of the
-product, which ADAPTERHUB_MATRIX=full runs. By default, turns of commits share the interactions.
+product, which ADAPTERHUB_MATRIX=full runs. By default, a part of the interactions runs.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def interactions(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 CELLS = interactions(ALL_CELLS)
 
 
-def in_turns(cells: Iterable[tuple[str, str]], turn: int) -> list[tuple[str, str]]:
-    """Return the cells that run in a turn, of which eight run all.
+def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the cells that run by default.
 
     One method of each signature runs on EVERY_METHOD_ON and on a quarter of the others, and every
     other method on one of EVERY_METHOD_ON.
@@ -217,7 +217,7 @@ def in_turns(cells: Iterable[tuple[str, str]], turn: int) -> list[tuple[str, str
     for method, architecture in cells:
         of_method.setdefault(method, []).append(architecture)
     chosen = []
-    for number, (method, able) in enumerate(of_method.items(), start=turn):
+    for number, (method, able) in enumerate(of_method.items()):
         always = [a for a in able if a in EVERY_METHOD_ON]
         if method == representatives()[method]:
             others = [a for a in able if a not in EVERY_METHOD_ON]
@@ -228,6 +228,4 @@ def in_turns(cells: Iterable[tuple[str, str]], turn: int) -> list[tuple[str, str
 
 
 _PART = tiny_models.MATRIX == tiny_models.CORE and not selection.ALL
-every_cell = pytest.mark.parametrize(
-    ("method", "architecture"), in_turns(CELLS, selection.turn()) if _PART else CELLS
-)
+every_cell = pytest.mark.parametrize(("method", "architecture"), few(CELLS) if _PART else CELLS)

@@ -1,52 +1,65 @@
 """Which cases of a long table run: one eighth by default, all with ADAPTERHUB_TESTS=all or
 ADAPTERHUB_MATRIX=full.
 
-The eighth is chosen by the hash of the commit: the same commit runs the same cases, and in the
-course of many commits a table is run whole.
+The eighth is fixed by the table alone, and chosen for what it covers: the first case, then cases
+with a value that no other has, then cases that lie evenly. Two histories of one tree run the same.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
 
 PARTS = 8
 ALL = os.environ.get("ADAPTERHUB_TESTS") == "all" or os.environ.get("ADAPTERHUB_MATRIX") == "full"
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo one, lie evenly for any number of them
 
 T = TypeVar("T")
 
 
-@cache
-def turn() -> int:
-    """Return the part that runs on this commit; 0 outside of a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return int(found.strip()[:8], 16) % PARTS
-
-
 def rotating(cases: Iterable[T], parts: int = PARTS) -> list[T]:
-    """Return the cases that run now: each `parts`-th, or all with ADAPTERHUB_TESTS=all."""
+    """Return the cases that run: one of each `parts`, or all with ADAPTERHUB_TESTS=all."""
     return list(cases) if ALL else in_turn(cases, parts)
 
 
 def in_turn(cases: Iterable[T], parts: int = PARTS) -> list[T]:
-    """Return each `parts`-th case, others on another commit, whatever else runs."""
+    """Return one of each `parts` cases, in their order, whatever else runs.
+
+    Together they have as many different values as that number of cases can have.
+    """
     whole = list(cases)
-    parts = max(1, min(parts, len(whole)))
-    return whole[turn() % parts :: parts]
+    count = max(1, len(whole) // parts) if whole else 0
+    evenly = sorted(range(len(whole)), key=lambda i: i * _GOLDEN % 1)
+    seen: set[tuple[int, Hashable]] = set()
+    adds = {i: _adds(whole[i], seen) for i in evenly}
+    return [whole[i] for i in sorted(sorted(evenly, key=lambda i: not adds[i])[:count])]
+
+
+def _adds(case: object, seen: set[tuple[int, Hashable]]) -> bool:
+    """Return whether a case has a value, at its place, that is not seen; see all of them."""
+    values = {*_values(case)}
+    new = not values <= seen
+    seen |= values
+    return new
+
+
+def _values(case: object) -> Iterator[tuple[int, Hashable]]:
+    """Yield the values of a case with their places; of one that cannot be hashed its identity."""
+    case = (
+        case.values if hasattr(case, "marks") and hasattr(case, "values") else case
+    )  # pytest.param
+    for place, value in enumerate(case if isinstance(case, tuple | list) else (case,)):
+        try:
+            yield place, hash(value)
+        except TypeError:
+            yield place, id(value)
 
 
 def rotate(
     names: str | Sequence[str], cases: Iterable[Any], parts: int = PARTS, **options: Any
 ) -> Callable[[Any], Any]:
-    """Parametrize a test with the cases of a table that run now, as `pytest.mark.parametrize`."""
+    """Parametrize a test with the cases of a table that run, as `pytest.mark.parametrize`."""
     return pytest.mark.parametrize(names, rotating(cases, parts), **options)

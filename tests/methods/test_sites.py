@@ -37,7 +37,7 @@ def computes(model, method, sites):
 
 
 def _now(cells):
-    """Return the cells of this commit: an eighth, or a third with ADAPTERHUB_TESTS=all."""
+    """Return the cells that run: an eighth, or a third with ADAPTERHUB_TESTS=all."""
     return cells if tiny_models.FULL_MATRIX else in_turn(cells, 3) if ALL else rotating(cells)
 
 
