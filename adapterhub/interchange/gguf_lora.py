@@ -1,14 +1,17 @@
 """llama.cpp's format of a LoRA: one GGUF file, for `llama-cli --lora FILE`.
 
     W x + B A x      NAME.lora_a: A, (rank, d_in)    NAME.lora_b: scale B, (d_out, rank)
+    E[i] + B A[:, i]      of embeddings:    lora_a: A^T, (n_tokens, rank)    lora_b: (d, rank)
 
-NAME is what llama.cpp calls the weight, such as `blk.0.attn_q.weight`. The scale is in B, and
-`adapter.lora.alpha` is 0, for which llama.cpp does not scale again. Llama's query and key
-projections have their rows in pairs there, one pair for each rotary frequency, and here in halves:
+NAME is what llama.cpp calls the weight, such as `blk.0.attn_q.weight`: the package gguf has these
+names for each architecture. The scale is in B, and `adapter.lora.alpha` is 0, for which llama.cpp
+does not scale again. llama.cpp's converter reorders the rows of some weights, and so those of B:
 
-    row 2 i + j of a head there = row j d_head / 2 + i here      j in {0, 1}
+    pairs     query and key, of each head: row 2 i + j there = row j d_head / 2 + i here (j < 2)
+    heads     fused: [q k v] of each head here, all of q, then k, then v there
+    groups    fused: [q ... q k v] of each head of keys here, all of q, then k, then v there
 
-llama.cpp, `convert_lora_to_gguf.py` and `src/llama-adapter.cpp`,
+llama.cpp, `convert_hf_to_gguf.py`, `convert_lora_to_gguf.py` and `src/llama-adapter.cpp`,
 https://github.com/ggml-org/llama.cpp.
 """
 
@@ -16,10 +19,11 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -29,8 +33,26 @@ from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import ModuleUpdate, low_rank_updates, try_peft
 
-ARCHITECTURES = {"llama": "LLAMA"}  # by model_type: those whose order of rows is known here
+# By model_type, for those whose order of rows is known: their names in gguf.MODEL_ARCH.
+_IN_PAIRS = {
+    "llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "granite": "GRANITE",
+    "granitemoe": "GRANITE_MOE", "arcee": "ARCEE", "smollm3": "SMOLLM3", "olmo": "OLMO",
+}  # fmt: skip
+_BY_HEADS = {"gpt_neox": "GPTNEOX", "bloom": "BLOOM"}
+_BY_GROUPS = {"falcon": "FALCON"}
+_AS_HERE = {
+    "apertus": "APERTUS", "cohere": "COMMAND_R", "cohere2": "COHERE2", "ernie4_5": "ERNIE4_5",
+    "exaone4": "EXAONE4", "gemma": "GEMMA", "gemma2": "GEMMA2", "gemma3_text": "GEMMA3",
+    "glm": "CHATGLM", "glm4": "GLM4", "gpt2": "GPT2", "gpt_bigcode": "STARCODER",
+    "gpt_oss": "GPT_OSS", "hunyuan_v1_dense": "HUNYUAN_DENSE", "mpt": "MPT", "nemotron": "NEMOTRON",
+    "olmo2": "OLMO2", "olmoe": "OLMOE", "phi": "PHI2", "phi3": "PHI3", "phimoe": "PHIMOE",
+    "qwen2": "QWEN2", "qwen2_moe": "QWEN2MOE", "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE",
+    "seed_oss": "SEED_OSS", "stablelm": "STABLELM", "starcoder2": "STARCODER2",
+}  # fmt: skip
+ARCHITECTURES = _IN_PAIRS | _BY_HEADS | _BY_GROUPS | _AS_HERE
+_NOT_THERE = (("falcon", "alibi", True), ("gpt_bigcode", "multi_query", False))
 _ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool = False) -> None:
@@ -50,7 +72,7 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
         raise MismatchError(
             "the adapter cannot be exported to llama.cpp",
             offenders=shorten(problems),
-            expected=f"a LoRA on a language model of type {', '.join(ARCHITECTURES)}",
+            expected=f"a LoRA on a language model of type {', '.join(sorted(ARCHITECTURES))}",
             hint="adapterhub merge, and convert the merged model",
         )
     if file.suffix != ".gguf" or file.is_dir() or (file.exists() and not overwrite):
@@ -71,13 +93,44 @@ def _problems(source: ExportSource, config: PreTrainedConfig) -> list[str]:
     files, problems = try_peft(source)
     if config.model_type not in ARCHITECTURES:
         problems.append(f"the order of the rows of a {config.model_type} is not known")
+    else:
+        problems += _nameless(source, config)
+    problems += [
+        f"llama.cpp computes no {kind} with {option}={given}"
+        for kind, option, given in _NOT_THERE
+        if config.model_type == kind and getattr(config, option) == given
+    ]
     if files.kind != "LORA":
         return [*problems, f"{files.kind}: llama.cpp computes only LORA"]
     if files.config.get("use_dora"):
         problems.append("use_dora: llama.cpp does not compute DoRA")
-    known = (".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector")  # the last: use_dora
+    factors = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
+    known = (*factors, ".lora_magnitude_vector")  # the last: use_dora
     others = [name for name in files.tensors if not name.endswith(known)]
     return problems + [f"{n}: llama.cpp reads only the factors of a LoRA" for n in others]
+
+
+def _nameless(source: ExportSource, config: PreTrainedConfig) -> list[str]:
+    """List the updates of weights that are not in llama.cpp's model."""
+    names = _names(config)
+    weights = {host: names(host) for host in low_rank_updates(source)[0]}
+    problems = [
+        f"{host}: llama.cpp has no such weight" for host, name in weights.items() if not name
+    ]
+    if _OUTPUT in weights.values() and config.tie_word_embeddings:
+        problems.append(
+            "the output layer is the embeddings' weight, which llama.cpp has only as embeddings"
+        )
+    return problems
+
+
+def _names(config: PreTrainedConfig) -> Callable[[str], str | None]:
+    """Return what finds llama.cpp's name of the weight of a module."""
+    import gguf
+
+    architecture = getattr(gguf.MODEL_ARCH, ARCHITECTURES[config.model_type])
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    return lambda host: names.get_name(f"{host}.weight", try_suffixes=(".weight",))
 
 
 def _invocation(source: ExportSource) -> Sequence[int]:
@@ -96,7 +149,7 @@ def _write(
     import gguf
 
     architecture = getattr(gguf.MODEL_ARCH, ARCHITECTURES[config.model_type])
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    names = _names(config)
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
     try:
         writer.add_type(gguf.GGUFType.ADAPTER)
@@ -106,17 +159,12 @@ def _write(
         if invocation:
             writer.add_array(gguf.Keys.Adapter.ALORA_INVOCATION_TOKENS, list(invocation))
         for host, update in updates.items():
-            weight = names.get_name(f"{host}.weight", try_suffixes=(".weight",))
-            if weight is None:
-                raise MismatchError(
-                    "the adapter cannot be exported to llama.cpp",
-                    offenders=[f"{host} has no name there"],
-                )
-            low, high = (update.tensors[f"lora_{factor}.weight"].float() for factor in "AB")
+            weight = str(names(host))
+            low, high = (factor.float() for factor in update.tensors.values())
+            low = low.T if weight == _EMBEDDINGS else low
             writer.add_tensor(f"{weight}.lora_a", _array(low))
-            writer.add_tensor(
-                f"{weight}.lora_b", _array(in_pairs(high * update.scale, weight, config))
-            )
+            high = reordered(high * update.scale, weight, config)
+            writer.add_tensor(f"{weight}.lora_b", _array(high))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -124,13 +172,21 @@ def _write(
         writer.close()
 
 
-def in_pairs(high: Tensor, weight: str, config: Any) -> Tensor:
-    """Return the rows of B in llama.cpp's order; those of other projections are as they were."""
-    heads = next((f for part, f in _ROTATED.items() if f".{part}." in weight), None)
-    if heads is None:
+def reordered(high: Tensor, weight: str, config: Any) -> Tensor:
+    """Return the rows of B (d_out, rank) in llama.cpp's order of those of a weight."""
+    kind, part = config.model_type, weight.split(".")[-2]
+    if kind in _IN_PAIRS and part in _ROTATED:
+        halves = high.reshape(getattr(config, _ROTATED[part]), 2, -1, high.shape[-1])
+        return halves.transpose(1, 2).reshape(high.shape)
+    if part != "attn_qkv" or kind not in _BY_HEADS | _BY_GROUPS:
         return high
-    halves = high.reshape(getattr(config, heads), 2, -1, high.shape[-1])
-    return halves.transpose(1, 2).reshape(high.shape)
+    heads = groups = config.num_attention_heads
+    if kind in _BY_GROUPS and config.new_decoder_architecture:
+        groups = config.num_kv_heads
+    elif kind in _BY_GROUPS and config.multi_query:
+        groups = 1
+    rows = high.reshape(groups, heads // groups + 2, -1, high.shape[-1])
+    return torch.cat([part.flatten(0, 2) for part in (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])])
 
 
 def _array(tensor: Tensor) -> Any:
