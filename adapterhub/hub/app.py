@@ -33,6 +33,7 @@ from adapterhub.hub.calls import (
     in_thread,
     json_answer,
     match_route,
+    redirect,
 )
 from adapterhub.hub.commit_endpoints import COMMITS
 from adapterhub.hub.commits import MAIN
@@ -305,8 +306,7 @@ def _moved(call: HubCall) -> Response | None:
     if not is_there:
         return None
     query = f"?{call.request.url.query}" if call.request.url.query else ""
-    prefix = "/".join(["", *call.base.split("/")[3:]]).rstrip("/")
-    return Response(b"", 307, {"location": f"{prefix}{start}{call.found.name}{rest}{query}"})
+    return redirect(call, f"{start}{call.found.name}{rest}{query}", 307)
 
 
 def raise_if_writing(call: HubCall) -> None:

@@ -17,6 +17,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -32,6 +33,7 @@ from adapterhub.hub.refusals import FullDiskError, TooManyBytesError
 MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as those of LFS
 _PIECE = 1 << 20
 _Result = TypeVar("_Result")
+_INTACT_SECONDS, _MOST_INTACT = 600.0, 10_000
 _FREE_BYTES = 64 << 20  # that stay free, for the database
 
 
@@ -76,10 +78,15 @@ class Blobs(ABC):
 
     def __init__(self, incoming: Path) -> None:
         self.incoming = incoming
+        self._intact: dict[str, tuple[tuple[int, ...], float]] = {}  # states, and until when
 
-    @abstractmethod
     def size(self, sha256: str) -> int:
         """Return the bytes of a file; -1 if there is none."""
+        return next(iter(self.state(sha256)), -1)
+
+    @abstractmethod
+    def state(self, sha256: str) -> tuple[int, ...]:
+        """Return the bytes of a file, and what changes when it is written; nothing without one."""
 
     @abstractmethod
     def read(self, sha256: str, most: int) -> bytes:
@@ -142,13 +149,24 @@ class Blobs(ABC):
             return file_digest(path)
 
     def is_intact(self, info: BlobInfo) -> bool:
-        """Return whether a file is there with its size and its digest; it is read for that."""
+        """Return whether a file is there with its size and its digest.
+
+        It is read for that, unless it was some minutes ago, and nobody has written it since.
+        """
         try:
-            return self.size(info.sha256) == info.size and self.digest(info.sha256) == FileDigest(
-                info.size, info.sha256
-            )
+            state, now = self.state(info.sha256), time.monotonic()
+            if state[:1] != (info.size,):
+                return False
+            known, until = self._intact.get(info.sha256, ((), 0.0))
+            if known != state or until < now:
+                if self.digest(info.sha256) != FileDigest(info.size, info.sha256):
+                    return False
+                if len(self._intact) >= _MOST_INTACT:
+                    self._intact.clear()
+                self._intact[info.sha256] = state, now + _INTACT_SECONDS
         except OSError:
             return False
+        return True
 
     def receive(self, most: int, limit: str) -> BlobReceiver:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
@@ -209,12 +227,13 @@ class BlobFolder(Blobs):
         assert len(sha256) == 64, sha256
         return self.folder / sha256[:2] / sha256
 
-    def size(self, sha256: str) -> int:
-        """Return the bytes of a file; -1 if there is none."""
+    def state(self, sha256: str) -> tuple[int, ...]:
+        """Return the bytes of a file, and what changes when it is written; nothing without one."""
         try:
-            return self.path(sha256).stat().st_size
+            found = self.path(sha256).stat()
         except OSError:
-            return -1
+            return ()
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def read(self, sha256: str, most: int) -> bytes:
         """Read the first bytes of a file; none of one that a mirror has not fetched."""

@@ -59,13 +59,15 @@ class BlobBucket(Blobs):
         self.url = url.rstrip("/")
         self._objects = objects if objects is not None else open_bucket(self.url)
 
-    def size(self, sha256: str) -> int:
-        """Return the bytes of a file; -1 if there is none."""
+    def state(self, sha256: str) -> tuple[int, ...]:
+        """Return the bytes of a file, and what changes when it is written; nothing without one."""
         with self._reached():
             try:
-                return int(self._objects.head(_place(sha256))["size"])
+                found = self._objects.head(_place(sha256))
             except FileNotFoundError:
-                return -1
+                return ()
+        written = int(1000 * found["last_modified"].timestamp())
+        return int(found["size"]), hash(found["e_tag"]), written
 
     def read(self, sha256: str, most: int) -> bytes:
         """Read the first bytes of a file; none of one that a mirror has not fetched."""

@@ -131,6 +131,11 @@ class HubCall:
         return client_address(self.peer, headers, self.hub.options.proxies)
 
     @property
+    def prefix(self) -> str:
+        """The path at which the hub is."""
+        return "/".join(["", *self.base.split("/")[3:]]).rstrip("/")
+
+    @property
     def peer(self) -> str:
         """The address at the other end of the connection."""
         return self.request.client.host if self.request.client else ""
@@ -314,6 +319,11 @@ def json_answer(
     return Response(
         text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json"
     )
+
+
+def redirect(call: HubCall, path: str, status: int = 303) -> Response:
+    """Return the redirect to a path of this hub."""
+    return Response(b"", status, {"location": f"{call.prefix}{path}"})
 
 
 def listed_answer(call: HubCall, items: list[Any], offset: int, limit: int) -> Response:

@@ -1,7 +1,8 @@
 """The body of a commit, read as it arrives: lines of JSON, of which some have a file in base64.
 
 A file may have hundreds of megabytes. Its text is decoded and written piece by piece, so that
-memory holds no more than a piece; all other lines have at most a mebibyte.
+memory holds no more than a piece. All other lines have at most a mebibyte each, and have a limit
+together: a commit of a whole repository stays far below it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from adapterhub.hub.blobs import BlobReceiver, Blobs, StagedBlob, discard_staged
 from adapterhub.hub.calls import json_fields
 from adapterhub.hub.commits import CommitChange
 from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
+from adapterhub.hub.trees import MOST_PATH
 
 MOST_LINE = 1 << 20
+MOST_LINES = 25_000  # a repository has at most 20,000 files
+MOST_WORDS = 32 << 20  # bytes of all lines, without the contents of files
 _MOST_DEPTH, _MOST_TITLE, _MOST_MESSAGE = 8, 400, 20_000
 _MOST_PREFIX = 8192
 _TEXT = rb'"(?:[^"\\]|\\.)*"'
@@ -46,16 +50,19 @@ class CommitLines:
         self._staged: StagedBlob | None = None  # of this line
         self._rest = b""  # of the text, less than eight characters
         self._has_header = False
+        self._lines = self._words_read = 0
 
     def feed(self, data: bytes) -> None:
         """Read more of the body.
 
         Raises:
             HubRefusal: it is no commit.
-            TooManyBytesError: a line or a file is too large.
+            TooManyBytesError: a line or a file is too large, or there are too many lines.
         """
-        while data:
-            data = self._text(data) if self._receiver is not None else self._words(data)
+        place = 0
+        while place < len(data):
+            read = self._text if self._receiver is not None else self._words
+            place = read(data, place)
 
     def finish(self) -> CommitChange:
         """End the body and return the change.
@@ -78,32 +85,31 @@ class CommitLines:
         for staged in (*self.change.files.values(), *filter(None, [self._staged])):
             discard_staged(staged)
 
-    def _words(self, data: bytes) -> bytes:
-        """Read up to the end of the line, or to the text of a file; return what follows."""
-        end = data.find(b"\n")
+    def _words(self, data: bytes, place: int) -> int:
+        """Read up to the end of the line, or to the text of a file; return where that is."""
+        end = data.find(b"\n", place)
         before = len(self._line)
-        self._line += data if end < 0 else data[:end]
+        self._line += data[place:] if end < 0 else data[place:end]
         if self._staged is None and before < _MOST_PREFIX:
             found = _CONTENT.match(self._line[:_MOST_PREFIX])
             if found is not None:
-                rest = bytes(self._line[found.end() :]) + (b"" if end < 0 else data[end:])
                 del self._line[found.end() :]
                 self._receiver = self._blobs.receive(
                     self._most_file, "the most that this hub takes"
                 )
-                return rest
+                return place + found.end() - before
         if len(self._line) > MOST_LINE:
             raise TooManyBytesError(f"a line of the commit has more than {MOST_LINE:,} bytes")
         if end < 0:
-            return b""
+            return len(data)
         self._end_line()
-        return data[end + 1 :]
+        return end + 1
 
-    def _text(self, data: bytes) -> bytes:
-        """Decode the text of a file up to its end; return what follows."""
+    def _text(self, data: bytes, place: int) -> int:
+        """Decode the text of a file up to its end; return where that is."""
         assert self._receiver is not None
-        end = data.find(b'"')
-        text = self._rest + (data if end < 0 else data[:end])
+        end = data.find(b'"', place)
+        text = self._rest + (data[place:] if end < 0 else data[place:end])
         if b"\\" in text:
             text = text.replace(b"\\/", b"/")
         # The last four characters wait: they may be the end, which alone has padding.
@@ -111,13 +117,19 @@ class CommitLines:
         self._rest = text[whole:]
         self._receiver.write(_decoded(text[:whole], is_last=end >= 0))
         if end < 0:
-            return b""
+            return len(data)
         self._staged, self._receiver = self._receiver.finish(), None
         self._line += b'"'
-        return data[end + 1 :]
+        return end + 1
 
     def _end_line(self) -> None:
         line, self._line = bytes(self._line), bytearray()
+        self._lines, self._words_read = self._lines + 1, self._words_read + len(line)
+        if self._lines > MOST_LINES or self._words_read > MOST_WORDS:
+            raise TooManyBytesError(
+                f"a commit has at most {MOST_LINES:,} lines of {MOST_WORDS >> 20} MiB together, "
+                "besides the contents of files; commit in several steps"
+            )
         if not line.strip():
             return
         item = json_fields(line, "a line of the commit", _MOST_DEPTH)
@@ -185,4 +197,6 @@ def _path(value: dict[str, Any]) -> str:
     path = value.get("path")
     if not isinstance(path, str):
         raise HubRefusal("a line of the commit has no path")
+    if len(path) > MOST_PATH:
+        raise HubRefusal(f"{one_line(path, 100)}: a path has at most {MOST_PATH:,} bytes")
     return path

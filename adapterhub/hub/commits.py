@@ -145,12 +145,16 @@ def changed_tree(
     for path in change.removed:
         if tree.pop(path, None) is None:
             raise MissingEntryError(f"A file with this name doesn't exist: {one_line(path, 200)}")
-    for name in change.removed_folders:
-        inside = [path for path in tree if path.startswith(f"{name.rstrip('/')}/")]
-        if not inside:
-            raise MissingEntryError(f"A file with this name doesn't exist: {one_line(name, 200)}")
-        for path in inside:
+    folders = {name.rstrip("/"): name for name in change.removed_folders}
+    found = set()
+    for path in [*tree] if folders else ():
+        if above := {path[:end] for end in _folder_ends(path)} & folders.keys():
+            found |= above
             del tree[path]
+    for name in folders.keys() - found:
+        raise MissingEntryError(
+            f"A file with this name doesn't exist: {one_line(folders[name], 200)}"
+        )
     tree |= {path: staged.info for path, staged in change.files.items()}
     return {**tree, **large}
 

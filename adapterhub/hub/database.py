@@ -31,7 +31,7 @@ from adapterhub.hub.tables import SCHEMA_REVISION, metadata
 HubPlace = Path | URL
 """Where a hub is: a folder, or a database of PostgreSQL, which says where its files are."""
 DATABASE, NEW_DATABASE = "hub.sqlite", "new.sqlite"
-LOCK_SECONDS = 5.0  # that a writer waits for the others
+LOCK_SECONDS = 60.0  # that a writer waits for the others; clients do not try again
 _CONNECTIONS = 56  # of the threads of readers, which are 40, and those of writers
 KEEPING = ".keeping"  # held while files are removed or copied
 _UNCHANGED_SECONDS = 1.0  # a token may expire without a write
@@ -43,6 +43,7 @@ class Database(ABC):
 
     Args:
         engine: its engine.
+        lock_seconds: how long a writer waits for the others.
 
     Attributes:
         waits: whether `unchanged` asks another machine.
@@ -50,8 +51,9 @@ class Database(ABC):
 
     waits = False
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, lock_seconds: float) -> None:
+        self.engine, self._lock_seconds = engine, lock_seconds
+        self._turn = threading.Lock()  # of this process' writers, before they take a connection
         self._watching = threading.RLock()
         self._state, self._began = -1, 0.0
         self._unchanged: dict[Hashable, Any] = {}
@@ -102,9 +104,14 @@ class Database(ABC):
             BusyError: another one writes for too long, or the database does not answer.
             FullDiskError: there is no room.
         """
-        with self._explained(), self._begun(writes=True) as connection, connection.begin():
-            self._start_writing(connection)
-            yield connection
+        if not self._turn.acquire(timeout=self._lock_seconds):
+            raise BusyError
+        try:
+            with self._explained(), self._begun(writes=True) as connection, connection.begin():
+                self._start_writing(connection)
+                yield connection
+        finally:
+            self._turn.release()
 
     def unchanged(self) -> dict[Hashable, Any]:
         """Return what was read, by what was asked, since anybody, in any process, has written.
@@ -148,7 +155,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, lock_seconds: float = LOCK_SECONDS) -> None:
         self.path = path
-        super().__init__(_sqlite_engine(path, lock_seconds))
+        super().__init__(_sqlite_engine(path, lock_seconds), lock_seconds)
         self._watch: sqlite3.Connection | None = None  # never writes, so it sees all writers
 
     def _begun(self, *, writes: bool) -> Connection:

@@ -19,7 +19,7 @@ from adapterhub.files.native import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.hub.accounts import READ, token_rows, visitor_of
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list
+from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list, redirect
 from adapterhub.hub.commits import BRANCH, TAG, branch_head, commit_at, history, refs_of
 from adapterhub.hub.copies import kept_tree
 from adapterhub.hub.listings import (
@@ -58,7 +58,7 @@ _LOGIN = "/settings/tokens"
 def front(call: HubCall) -> Response:
     """Show the newest adapters, or those that the form asks for."""
     if not (call.visitor.user or call.hub.options.open_reading):
-        return _redirect(call, _LOGIN)
+        return redirect(call, _LOGIN)
     params = dict(call.request.query_params)
     order = params.get("sort", "newest")
     offset, _ = part_of_list(call, _ON_A_PAGE, _ON_A_PAGE)
@@ -206,12 +206,12 @@ def log_in(call: HubCall) -> Response:
     with call.hub.database.writing() as connection:
         cookie = begin_session(connection, token)
         call.hub.note_action(connection, found, "log in", found.user, call.address)
-    answer = _redirect(call, "/")
+    answer = redirect(call, "/")
     answer.set_cookie(
         COOKIE,
         cookie,
         max_age=int(SESSION_SECONDS),
-        path=_prefix(call) or "/",
+        path=call.prefix or "/",
         secure=call.base.startswith("https:"),
         httponly=True,
         samesite="strict",
@@ -226,8 +226,8 @@ def log_out(call: HubCall) -> Response:
     if cookie := call.request.cookies.get(COOKIE):
         with call.hub.database.writing() as connection:
             end_session(connection, cookie)
-    answer = _redirect(call, _LOGIN)
-    answer.delete_cookie(COOKIE, path=_prefix(call) or "/", httponly=True, samesite="strict")
+    answer = redirect(call, _LOGIN)
+    answer.delete_cookie(COOKIE, path=call.prefix or "/", httponly=True, samesite="strict")
     return answer
 
 
@@ -294,16 +294,7 @@ def _named(call: HubCall, version: PublishedVersion) -> PublishedVersion:
 
 
 def _root(call: HubCall) -> str:
-    return f"{_prefix(call)}/"
-
-
-def _prefix(call: HubCall) -> str:
-    """Return the path at which the hub is."""
-    return "/".join(["", *call.base.split("/")[3:]]).rstrip("/")
-
-
-def _redirect(call: HubCall, path: str) -> Response:
-    return Response(b"", 303, {"location": f"{_prefix(call)}{path}"})
+    return f"{call.prefix}/"
 
 
 def _count(found: Sequence[HubListing], offset: int) -> str:

@@ -66,7 +66,7 @@ class PostgresDatabase(Database):
                 )
             connection.commit()
 
-        super().__init__(engine)
+        super().__init__(engine, lock_seconds)
         self._readers = engine.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )

@@ -23,7 +23,7 @@ from adapterhub.hub.tables import trees
 from adapterhub.registry.reference import unportable
 
 _MOST_FILES = 20_000
-_MOST_PATH, _MOST_PART = 1024, 255
+MOST_PATH, _MOST_PART = 1024, 255
 
 Tree = Mapping[str, BlobInfo]
 """The files of a commit by their paths."""
@@ -47,8 +47,8 @@ def path_problem_of(path: object) -> str:
         data = path.encode()
     except UnicodeEncodeError:
         return "it has half of a character"
-    if len(data) > _MOST_PATH:
-        return f"it has more than {_MOST_PATH} bytes"
+    if len(data) > MOST_PATH:
+        return f"it has more than {MOST_PATH} bytes"
     if unicodedata.normalize("NFC", path) != path:
         return "it is not in Unicode's form NFC"
     if any(ord(c) < 32 or ord(c) == 127 or c in '\\:*"<>|' for c in path):

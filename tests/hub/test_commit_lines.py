@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
 import tracemalloc
 
 import commit_body
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterhub.hub.blobs import BlobFolder
+from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.commit_lines import CommitLines
-from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
+from adapterhub.hub.commits import CommitChange, changed_tree
+from adapterhub.hub.refusals import HubRefusal, MissingEntryError, TooManyBytesError
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +113,39 @@ def test_what_is_not_base64_is_refused(blobs, text):
     for sizes in ((1 << 20,), (1,)):
         with pytest.raises(HubRefusal, match="base64"):
             read(blobs, body % text.encode(), sizes)
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [
+        (b'{"key":"deletedFile","value":{"path":"a.md"}}\n', 2 << 20),
+        (b"\n", 2 << 20),
+        (b'{"key":"deletedFile","value":{"path":"%s"}}\n' % (b"a" * 1000), 30 << 20),
+        (b'{"key":"deletedFolder","value":{"path":"%s"}}\n' % (b"a" * 1_000_000), 2 << 20),
+        (b" " * 1_000_000 + b"\n", 40 << 20),
+    ],
+)
+def test_endless_lines_are_refused_soon(blobs, line, most):
+    """A body of 150 MB once took 24 s and 160 MB; it is refused after some megabytes."""
+    lines, read = CommitLines(blobs, 1 << 30), 0
+    piece = line * max(1, (256 << 10) // len(line))
+    tracemalloc.start()
+    with pytest.raises(HubRefusal, match="lines|path"):
+        for _ in range(200):
+            read += len(piece)
+            lines.feed(piece)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert read <= most
+    assert peak < 48 << 20
+
+
+def test_many_removed_folders_take_no_time_of_other_writers():
+    info = BlobInfo("0" * 64, 1, "")
+    tree = {f"a{n}/b/c{n}.md": info for n in range(15_000)}
+    change = CommitChange(removed_folders=[*(f"a{n}/b/" for n in range(14_999)), "a14999"])
+    began = time.perf_counter()
+    assert changed_tree(tree, change, {}) == {}
+    assert time.perf_counter() - began < 2  # once some 20 s
+    with pytest.raises(MissingEntryError, match="a/b/c"):
+        changed_tree({"a/b.md": info}, CommitChange(removed_folders=["a/b/c"]), {})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import commit_body
 import pytest
+import real_hub
 from commit_body import commit, create, head
 
 
@@ -168,3 +170,30 @@ def test_pull_requests_are_refused(client):
     )
     assert answer.status_code == 400
     assert "pull requests" in answer.json()["error"]
+
+
+def test_writers_queue_and_readers_do_not(tmp_path, online):
+    """Stock clients do not try again: 9 of 128 commits at once were once refused as busy."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    with real_hub.serving(tmp_path / "hub") as hub, ThreadPoolExecutor(44) as pool:
+        hub.user("ada")
+
+        def write(number):
+            api = HfApi(endpoint=hub.address, token=hub.tokens["ada"])
+            added = CommitOperationAdd(f"{number}.md", b"x")
+            return api.create_commit("ada/x", [added], commit_message="x", num_threads=1).oid
+
+        with hub.client("ada") as client:
+            create(client, "ada/x")
+            with hub.hub.database.writing():  # as somebody whose disk is slow
+                writers = [pool.submit(write, number) for number in range(44)]
+                end = time.monotonic() + 5.5
+                while time.monotonic() < end:
+                    began = time.perf_counter()
+                    assert client.get("/api/models/ada/x").status_code == 200
+                    assert time.perf_counter() - began < 2.5
+                    time.sleep(0.1)
+            assert len({writer.result() for writer in writers}) == 44
+            listed = client.get("/api/models/ada/x/tree/main").json()
+            assert len(listed) == 45
