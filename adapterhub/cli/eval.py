@@ -96,7 +96,7 @@ def command(
             say(opened.task.model_note, err=True)
     predicted: list[Prediction] = []
     with doing("evaluating"):
-        metrics = opened.evaluate(rows, record=predicted)
+        metrics = opened.evaluate(rows, record=predicted, places=choice.places(len(rows)))
         errors = opened.errors(metrics, rows, predicted)
     for note in notes_on_scores(len(rows), classes_in(rows, opened.task.labels(rows))):
         say(note, err=True)

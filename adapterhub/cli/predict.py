@@ -30,6 +30,7 @@ from adapterhub.errors import ConfigError, DataError, one_line
 from adapterhub.status import counting, doing, reading
 
 if TYPE_CHECKING:
+    from adapterhub.data.columns import ColumnChoice
     from adapterhub.data.table import Table
     from adapterhub.inference.open import Predictor
     from adapterhub.inference.record import TrainingRecord
@@ -171,18 +172,23 @@ def command(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The examples to predict on, and the table of their rows if they are of a file."""
+    """The examples to predict on, and the columns of their rows if they are of a file."""
 
     examples: list[Any]
-    table: Table | None = None
+    choice: ColumnChoice | None = None
     unit: str = "text"
+
+    @property
+    def table(self) -> Table | None:
+        """The table of the rows, if they are of a file."""
+        return self.choice.table if self.choice else None
 
     @property
     def places(self) -> list[str]:
         """The names of the examples in errors."""
-        if self.table is None or len(self.table.lines) != len(self.examples):
-            return [f"{self.unit} {number}" for number in range(1, len(self.examples) + 1)]
-        return [f"{self.table.shown_source}, {self.table.unit} {n}" for n in self.table.lines]
+        count = len(self.examples)
+        found = self.choice.places(count) if self.choice else []
+        return found or [f"{self.unit} {number}" for number in range(1, count + 1)]
 
 
 def _predict(
@@ -292,7 +298,7 @@ def _asked(
         )
     for note in choice.notes:
         say(note, err=True)
-    return _Asked(examples, choice.table)
+    return _Asked(examples, choice)
 
 
 def _typed() -> str:

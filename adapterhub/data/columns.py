@@ -140,6 +140,13 @@ class ColumnChoice:
     table: Table | None = None
     notes: tuple[str, ...] = ()
 
+    def places(self, rows: int) -> list[str]:
+        """Return where each of so many rows is, for errors; [] if rows were skipped."""
+        table = self.table
+        if table is None or len(table.lines) != rows:
+            return []
+        return [f"{table.shown_source}, {table.unit} {line}" for line in table.lines]
+
 
 def choose_columns(
     source: str, options: DataOptions, split: str, wants: Wants, *, labelled: bool = True

@@ -51,7 +51,15 @@ def _is_nothing(text: str, tokenizer: Any) -> bool:
     return not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def empty_error(empty: Sequence[int], places: Sequence[str], count: int) -> EmptyInputError:
+_KEEP = (
+    '--keep-empty, keep_empty=True in Python or {"keep_empty": true} in a request: an empty '
+    "prediction in its place"
+)
+
+
+def empty_error(
+    empty: Sequence[int], places: Sequence[str], count: int, hint: str = _KEEP
+) -> EmptyInputError:
     """Build the error for empty inputs; `places` are the names of all of them."""
     return EmptyInputError(
         f"{len(empty):,} of {count:,} inputs {'have' if len(empty) > 1 else 'has'} no text"
@@ -59,8 +67,7 @@ def empty_error(empty: Sequence[int], places: Sequence[str], count: int) -> Empt
         else "the input has no text",
         offenders=first_few([f"{places[n]}: empty, blank, or without a token" for n in empty]),
         expected="a text in each field of each input",
-        hint='--keep-empty, keep_empty=True in Python or {"keep_empty": true} in a request: an '
-        "empty prediction in its place",
+        hint=hint,
     )
 
 

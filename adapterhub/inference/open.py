@@ -116,8 +116,7 @@ class Predictor:
         """
         examples, single = examples_of(inputs, self.task, self.data, keep_empty=keep_empty)
         predictions = self.predict_examples(examples, batch_size, keep_empty=keep_empty)
-        if cut := self.cut_note(predictions):
-            warn_user(cut)
+        self.warn_of_cuts(predictions)
         return predictions[0] if single else predictions
 
     def predict_examples(
@@ -162,6 +161,11 @@ class Predictor:
             f"{len(lost):,} of {len(predictions):,} inputs are longer than {self.max_length:,} "
             f"tokens: {sum(lost):,} tokens are cut; the column truncated has how many of each"
         )
+
+    def warn_of_cuts(self, predictions: Sequence[Prediction]) -> None:
+        """Warn the user of inputs that were cut."""
+        if cut := self.cut_note(predictions):
+            warn_user(cut)
 
     def embed(
         self, texts: str | Sequence[str], *, prefix: str | None = None, batch_size: int = 64
@@ -229,7 +233,9 @@ class Predictor:
         if stream:
             return writer.streamed(examples, how)
         with how.sampling():
-            texts = [str(getattr(each, "text", each)) for each in writer.predict_examples(examples)]
+            predictions = writer.predict_examples(examples)
+        writer.warn_of_cuts(predictions)
+        texts = [str(getattr(each, "text", each)) for each in predictions]
         return texts[0] if single else texts
 
     def writing(self, how: Writing) -> Predictor:
@@ -256,6 +262,8 @@ class Predictor:
     def streamed(self, examples: Sequence[Any], how: Writing) -> Iterator[str]:
         """Return the pieces of the text for one example, as they are written.
 
+        A warning behind the last one says how much of the example was cut.
+
         Raises:
             ConfigError: there are several examples or beams.
         """
@@ -266,13 +274,23 @@ class Predictor:
                 expected="one prompt, and a search with beams=1",
             )
         prompt = not self.model.config.is_encoder_decoder
-        return streamed(lambda: self.predict_examples(examples), self.tokenizer, how, prompt=prompt)
+        found: list[Prediction] = []
+
+        def write() -> None:
+            found.extend(self.predict_examples(examples))
+
+        def pieces() -> Iterator[str]:
+            yield from streamed(write, self.tokenizer, how, prompt=prompt)
+            self.warn_of_cuts(found)
+
+        return pieces()
 
     def evaluate(
         self,
         examples: Sequence[Any],
         batch_size: int = 64,
         record: list[Prediction] | None = None,
+        places: Sequence[str] = (),
     ) -> dict[str, float]:
         """Compute the task's metrics on labelled examples.
 
@@ -280,11 +298,17 @@ class Predictor:
             examples: what is predicted.
             batch_size: the rows that are computed together.
             record: gets one prediction per example, for `errors`.
+            places: the names of the examples in errors.
 
         Raises:
             DataError: the examples have labels that the adapter lacks.
+            EmptyInputError: an example has no text of which something can be predicted.
         """
         self.task.check(self.setting.labels, examples)
+        predicts = self.task.evaluates_predictions
+        if empty := empty_inputs(self.task, examples, self.tokenizer) if predicts else []:
+            named = places or [f"example {number}" for number in range(len(examples))]
+            raise empty_error(empty, named, len(examples), "correct or delete these rows")
         whole = encode_whole(self.task, examples, self.setting)
         encoded = truncate(whole, self.task, self.setting)
         for lost in lost_tokens(whole, encoded):

@@ -10,8 +10,11 @@ import pytest
 from command_line import refused
 from fixtures import json_lines, write_json_lines
 from served import TaskExample, write_adapter
+from tokenizers import Regex
+from tokenizers.normalizers import Replace
 
 import adapterhub as ah
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine, GenerationOptions
 
@@ -88,6 +91,30 @@ def test_both_texts_of_a_pair_are_needed(backbone, tmp_path):
     with pytest.raises(DataError, match="row 1"):
         model.predict(rows)
     assert [p.label is None for p in model.predict(rows, keep_empty=True)] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi-label", "seq2seq", "reranking"])
+def test_an_evaluation_refuses_texts_without_tokens(kind, backbones, tmp_path, adapterhub):
+    """Letters that a tokenizer leaves out, in each field that a prediction reads."""
+    nothing = "\u200b\u200e\u0301"
+    architecture, example = KINDS.get(kind, ("bert", TaskExample(kind, "regression", ("score",))))
+    folder = write_adapter(backbones(architecture), tmp_path / "run", example=example)
+    model = ah.open(folder)
+    tokenizer = model.tokenizer
+    tokenizer.backend_tokenizer.normalizer = Replace(Regex("[\u200b\u200e\u0301]"), "")
+    if kind == "reranking":
+        rows = [{"query": "a", "passage": p, "label": n} for n, p in ((1, "film"), (0, nothing))]
+    else:
+        label = ["neg"] if kind == "multi-label" else "neg"
+        rows = [{"text": text, "label": label} for text in ("a film", nothing)]
+    file = str(write_json_lines(tmp_path / "e.jsonl", rows))
+    task, choice = model.task.fitted(file, DataOptions(), "eval")
+    examples = task.read(file, choice.options, "eval")
+    with pytest.raises(DataError, match="1 of 2 inputs has no text") as error:
+        model.evaluate(examples, places=choice.places(len(examples)))
+    assert error.value.offenders[0].startswith("e.jsonl, line 2")
+    assert "keep" not in error.value.hint
+    assert model.evaluate(examples[:1])
 
 
 @pytest.mark.parametrize("kind", ["classification", "causal-lm"])

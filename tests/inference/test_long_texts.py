@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from itertools import product
 
@@ -237,6 +238,28 @@ def test_a_prompt_is_cut_from_the_left_and_told(backbones, tmp_path):
     whole = len(few.tokenizer(LONG)["input_ids"])
     assert found.truncated >= whole - 60
     assert few.predict("good").truncated == 0
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bart"])
+def test_texts_that_are_written_piece_by_piece_say_what_was_cut(
+    kind, backbones, tmp_path, adapterhub
+):
+    example = KINDS["causal-lm" if kind == "gpt2" else "seq2seq"]
+    folder = trained_on(backbones(kind), tmp_path / "run", example, 8)
+    model, told = ah.open(folder), "1 of 1 inputs are longer than 64 tokens"
+    for stream in (False, True):
+        with pytest.warns(UserWarning, match=told):
+            list(model.generate(LONG, stream=stream, max_new_tokens=2))
+    words = ("predict", folder, LONG, "--max-new-tokens", 2)
+    for more, capture in (((), contextlib.nullcontext()), (("--stream",), warned(told))):
+        with capture:
+            code, _, err = adapterhub(*words, *more)
+        assert code == 0, err
+        assert told in err or more
+
+
+def warned(text):
+    return pytest.warns(UserWarning, match=text)
 
 
 def test_targets_longer_than_the_decoder_are_cut_and_told(backbones, tmp_path, adapterhub):
