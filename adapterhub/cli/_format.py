@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -96,6 +97,15 @@ def print_published(entry: Entry, done: str, *, as_json: bool) -> None:
     """Print a published version; `done` says what was done with it, in the past tense."""
     text = f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}"
     print_result(text, asdict(entry), as_json=as_json)
+
+
+def print_next(entry: Entry, registry: str | None = None) -> None:
+    """Print what to type next, after an adapter was published."""
+    from adapterhub.tasks import TASKS, Task
+
+    typed = TASKS.get(entry.task or "", Task).typed_input()
+    option = f" --registry {shlex.quote(registry)}" if registry else ""
+    say(f"next: adapterhub predict {entry.reference}{option} {typed}", err=True)
 
 
 def console(**options: Any) -> Console:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import print_published
+from adapterhub.cli._format import print_next, print_published
 from adapterhub.cli._options import (
     as_json_option,
     private_key,
@@ -53,3 +53,5 @@ def command(
         allow_findings=allow_findings,
     )
     print_published(entry, "published", as_json=as_json)
+    if not as_json:
+        print_next(entry, registry)

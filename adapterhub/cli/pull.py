@@ -11,6 +11,7 @@ from adapterhub.cli._options import (
     registry_option,
     require_signature_option,
 )
+from adapterhub.config.user_folders import expanded
 
 
 @click.command("pull")
@@ -33,7 +34,18 @@ def command(
 
     REFERENCE is NAME[@VERSION], hf:OWNER/NAME[@REVISION] or https://HOST/OWNER/NAME.
     """
-    from adapterhub.registry.pull import pull
+    from adapterhub.registry.pull import pull_verified
 
-    path = pull(reference, folder, backbone=backbone, registry=registry, allow_pickle=allow_pickle)
-    print_result(str(path), {"folder": str(path), "reference": reference}, as_json=as_json)
+    found = pull_verified(
+        reference,
+        None if folder is None else expanded(folder),
+        backbone=backbone,
+        registry=registry,
+        allow_pickle=allow_pickle,
+    )
+    record = {
+        "folder": str(found.folder),
+        "reference": str(found.reference or reference),  # with the version that is delivered
+        "digest": found.digest,
+    }
+    print_result(str(found.folder), record, as_json=as_json)

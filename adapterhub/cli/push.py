@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import print_published, say
+from adapterhub.cli._format import print_next, print_published, say
 from adapterhub.cli._options import as_json_option, private_key, publication_options
 
 
@@ -54,3 +54,5 @@ def command(
         note=partial(say, err=True),
     )
     print_published(entry, "pushed", as_json=as_json)
+    if not as_json:
+        print_next(entry)

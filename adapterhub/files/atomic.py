@@ -312,17 +312,19 @@ def is_plain_folder(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def open_regular(path: Path, min_bytes: int, max_bytes: int) -> Iterator[BinaryIO]:
+def open_regular(
+    path: Path, min_bytes: int, max_bytes: int, place: int | None = None
+) -> Iterator[BinaryIO]:
     """Open a regular file of a size in this range; symbolic links are not followed.
 
-    An empty file is never accepted.
+    An empty file is never accepted. `place` is an open folder that the path is in.
 
     Raises:
         UnreadableError: the file is missing, too small, too large, or not a regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        handle = os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb")
+        handle = os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0), dir_fd=place), "rb")
     except FileNotFoundError:
         raise UnreadableError("missing") from None
     except OSError as error:

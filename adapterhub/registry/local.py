@@ -26,7 +26,7 @@ from typing import Any
 from filelock import FileLock
 
 from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import FileError, RegistryError, did_you_mean
+from adapterhub.errors import FileError, OutputError, RegistryError, did_you_mean
 from adapterhub.files.atomic import (
     UnreadableError,
     explained,
@@ -37,7 +37,12 @@ from adapterhub.files.atomic import (
 from adapterhub.files.native import check_adapter, read_card
 from adapterhub.registry.index_file import MAX_INDEX_BYTES, entry_of_row, row_of, without_collection
 from adapterhub.registry.names_file import NAMES_FILE, Contents
-from adapterhub.registry.published_files import check_digest, copy_adapter, manifest_bytes
+from adapterhub.registry.published_files import (
+    check_digest,
+    check_stamp,
+    copy_adapter,
+    manifest_bytes,
+)
 from adapterhub.registry.reference import is_backbone_folder, is_name
 from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import (
@@ -287,6 +292,15 @@ class Folder(Storage):
                 replace_file(self.root / name, text)
         copy_adapter(source, self.root / path, digest, date=date)
 
+    def check_room(self, size: int) -> None:
+        """Refuse what the disk has no room for."""
+        there = next(each for each in (self.root, *self.root.absolute().parents) if each.is_dir())
+        if size > (free := shutil.disk_usage(there).free):
+            raise OutputError(
+                f"an adapter of {size:,} bytes does not fit into {self.location}",
+                expected=f"at most {free:,} bytes, which are free",
+            )
+
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
         """Replace a file if it is still the one that was read."""
         if self.read(path, MAX_INDEX_BYTES) != old:
@@ -308,6 +322,7 @@ class Folder(Storage):
         source = self.root / path
         self._check_folders(source)
         if folder is not None:
+            check_stamp(source, digest)
             return copy_adapter(source, folder, digest)
         self.check(path, digest)
         return source
@@ -318,6 +333,7 @@ class Folder(Storage):
         self._check_folders(folder)
         check_adapter(folder)
         check_digest(folder, manifest_bytes(folder), digest)
+        check_stamp(folder, digest)
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[None]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -43,7 +44,9 @@ from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.reference import is_name
 from adapterhub.registry.store import DATE_FORMAT, Entry
 
-# When a version was published. Hidden: neither part of the adapter nor in its digest.
+# When a version was published, and which it is: its number and the start of its digest, so that the
+# files of another version in its folder are noticed. Hidden: neither part of the adapter nor in its
+# digest. Older releases read 64 bytes of it.
 DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 # Of a repository on a hub: the yanked versions with the reasons, and the signatures that were added
@@ -52,6 +55,7 @@ YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"
 MAX_YANKED_BYTES = 1 << 20
 MAX_DATE_BYTES = 64
+_STAMP_DIGITS = 32
 
 
 def entry_of(
@@ -114,10 +118,48 @@ def date_bytes(date: str) -> bytes:
     return f"{date}\n".encode()
 
 
+def stamp_bytes(version: str, digest: str) -> bytes:
+    """Return the line of a date file that says which version it is of."""
+    return f"{version} {digest[:_STAMP_DIGITS]}".encode()
+
+
+def check_stamp(folder: Path, digest: str) -> None:
+    """Check that the files with a digest are those of the version that a folder is named after.
+
+    The folder is opened once: another one may take its place at any time. One that an older release
+    published says nothing.
+
+    Raises:
+        FileError: they are not, or the folder is not there.
+    """
+    data = b""
+    try:
+        place = os.open(folder, os.O_RDONLY) if os.open in os.supports_dir_fd else None
+    except OSError as error:
+        raise FileError(f"{folder} cannot be read: {error.strerror or error}") from None
+    try:
+        file = folder / DATE_FILE if place is None else Path(DATE_FILE)
+        with suppress(UnreadableError), open_regular(file, 1, MAX_DATE_BYTES, place) as opened:
+            data = opened.read()
+    finally:
+        if place is not None:
+            os.close(place)
+    found = re.fullmatch(rb"[^\n]*\n(v\d{1,9}) ([0-9a-f]{32})\s*", data)
+    if found is None or b" ".join(found.groups()) == stamp_bytes(folder.name, digest):
+        return
+    other = found[1].decode()
+    problem = f"has the files of {other}" if other != folder.name else "is not what was published"
+    raise FileError(
+        f"{folder} {problem}",
+        expected=f"the files that were published as {folder.name}",
+        hint="versions never change: git status, or a backup",
+    )
+
+
 def parse_date(data: bytes) -> str | None:
     """Return the date in the contents of a date file, or None."""
     try:
-        text = data.decode("ascii").strip()
+        text = data.decode("ascii").partition("\n")[0].strip()
         datetime.strptime(text, DATE_FORMAT)
     except ValueError:  # it is only shown: no reason to refuse the version
         return None

@@ -35,7 +35,13 @@ from adapterhub.errors import (
     warn_user,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
-from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, check_adapter, find_adapter
+from adapterhub.files.native import (
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    check_adapter,
+    find_adapter,
+    read_manifest,
+)
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     Signature,
@@ -70,6 +76,7 @@ from adapterhub.registry.published_files import (
     entry_of,
     merged_signatures,
     parse_date,
+    stamp_bytes,
 )
 from adapterhub.registry.reference import (
     INDEX_FILE,
@@ -207,6 +214,7 @@ class Registry(Store):
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder."""
+        self.storage.check_room(read_manifest(folder).nbytes)  # before all of it is read
         manifest, name = check_adapter(folder), publication.name
         read_signatures(folder)
         check_name(name)
@@ -220,6 +228,7 @@ class Registry(Store):
                 version = self._take_number(path, publication, entries)
                 date = publication.published
                 written = date_bytes(date) if date else date_now()
+                written += stamp_bytes(version, digest)
                 self.storage.create(f"{path}/{version}", folder, digest, written)
             tags = dict.fromkeys(publication.tags, version)
             names = self._change(path, lambda names: replace(names, tags=names.tags | tags))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -43,9 +44,15 @@ def why_empty(query: Query, registry: str | Path | None = None) -> list[str]:
     """Explain why a query matches nothing in a local registry, one line for each reason.
 
     A filter that excludes everything is named, with the values that exist; if each alone matches
-    something, the number of matches without it. Nothing is returned for an empty registry.
+    something, the number of matches without it. Nothing is returned for an empty registry. The
+    search that found nothing has warned of broken versions, so this one does not.
     """
-    store = registry_at(registry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _reasons(query, registry_at(registry))
+
+
+def _reasons(query: Query, store: Store) -> list[str]:
     everything = Query(all_versions=query.all_versions, limit=_ALL)
     entries = store.search(everything)
     if not entries:

@@ -309,6 +309,14 @@ class Storage(Protocol):
             RegistryError: the same, for a bucket.
         """
 
+    def check_room(self, size: int) -> None:
+        """Refuse what there is no room for, before it is read; a bucket has no limit.
+
+        Raises:
+            OutputError: there are fewer bytes.
+        """
+        return None
+
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
         """Replace a file if it is still the one that was read; `old` is None if there was none.
 

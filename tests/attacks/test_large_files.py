@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -106,15 +107,15 @@ def holes(folder: Path) -> None:
     _extend(folder)
 
 
-def agreeing_holes(folder: Path) -> None:
-    """Declare LARGE bytes in manifest and header, with the digest of something else."""
-    count = LARGE // 4
+def agreeing_holes(folder: Path, size: int = LARGE) -> None:
+    """Declare so many bytes in manifest and header, with the digest of something else."""
+    count = size // 4
     forge(folder, lambda tree: next(iter(tree["tensors"].values())).update(shape=[count]))
     (name,) = read_manifest(folder).tensors
-    info = {"dtype": "F32", "shape": [count], "data_offsets": [0, LARGE]}
+    info = {"dtype": "F32", "shape": [count], "data_offsets": [0, size]}
     header = join_header({name: info}, b"")
     (folder / TENSORS).write_bytes(header)
-    os.truncate(folder / TENSORS, len(header) + LARGE)
+    os.truncate(folder / TENSORS, len(header) + size)
 
 
 def _extend(folder: Path) -> None:
@@ -151,8 +152,22 @@ def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adap
     if not unopened:
         assert code != 0, out
         assert re.search(
-            r"damaged|match its manifest|more than|too large|cannot be read", out + err
+            r"damaged|match its manifest|more than|too large|cannot be read|not what was published",
+            out + err,
         )
+
+
+@pytest.mark.parametrize("more", [(), ("--tag", "best")])
+def test_what_does_not_fit_is_refused_before_it_is_read(place, adapterhub, monkeypatch, more):
+    """The manifest and the header agree on HUGE bytes."""
+    place(sample_adapters.write)
+    agreeing_holes(Path("made"), HUGE)
+    usage = shutil.disk_usage(".")._replace(free=HUGE - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with limited(seconds=10, gigabytes=2):
+        code, _, err = adapterhub(*READERS["publish"], *more)
+    assert code != 0
+    assert re.search(r"an adapter of 42,949,672,960 bytes does not fit into registry", err)
 
 
 def test_a_bucket_gets_and_gives_large_files_in_pieces(tmp_path, monkeypatch):

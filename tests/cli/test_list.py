@@ -8,11 +8,13 @@ import json
 import sys
 from dataclasses import replace
 
+import pytest
 import sample_adapters
 from rich.console import Console
 
 from adapterhub.cli import _format
-from adapterhub.registry.store import Entry
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Entry, Publication
 
 list_module = importlib.import_module("adapterhub.cli.list")
 
@@ -29,6 +31,18 @@ def test_list_filters_and_sorts(typed, tmp_path):
     low = json.loads(typed("list low --json"))
     assert low["published"].startswith("20")
     assert low["published"][:10] in typed("list low")
+
+
+@pytest.mark.parametrize("line", ["list", "list zzz", "list --task zzz --method yyy"])
+def test_damaged_versions_are_noted_once(typed, tmp_path, line):
+    sample_adapters.write(tmp_path / "made")
+    LocalRegistry().put(tmp_path / "made", Publication("polite"))
+    path = LocalRegistry().root / "acme--bert-small" / "polite"
+    (path / "v2").mkdir()
+    (path / "v2" / "adapter.json").write_text("{")
+    with pytest.warns(UserWarning, match="cannot be read and are left out") as notes:
+        typed(line)
+    assert len(notes) == 1
 
 
 def test_an_empty_result_names_the_filter(typed, tmp_path):

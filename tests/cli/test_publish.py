@@ -21,3 +21,17 @@ def test_a_folder_without_an_adapter(typed):
     with pytest.raises(AdapterhubError) as error:
         typed("publish nothing")
     assert "there is no folder 'nothing'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "typed_input"), [("classification", '"a text"'), ("image-to-text", '"a text"')]
+)
+def test_the_next_step_is_printed(adapterhub, tmp_path, task, typed_input):
+    sample_adapters.write(tmp_path / "made", task=task)
+    folder = str(tmp_path / "made")
+    code, out, err = adapterhub("publish", folder, "--registry", str(tmp_path / "a place"))
+    assert (code, out.count("\n")) == (0, 1)
+    option = f"--registry '{tmp_path / 'a place'}'"
+    assert err == f"next: adapterhub predict polite@v1 {option} {typed_input}\n"
+    code, out, err = adapterhub("publish", folder, "--json")
+    assert (code, err) == (0, "")

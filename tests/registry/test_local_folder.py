@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+
 import pytest
 import sample_adapters
 
-from adapterhub.errors import FileError, OutputError
+import adapterhub as ah
+from adapterhub.errors import FileError, OutputError, RegistryError
 from adapterhub.files import native
 from adapterhub.registry import local
 from adapterhub.registry.local import Folder, LocalRegistry
-from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.published_files import DATE_FILE, date_now, digest_of, stamp_bytes
 from adapterhub.registry.store import ConflictError, Publication
 
 PATH = "acme--bert-small/polite"
@@ -45,6 +49,61 @@ def test_the_stamp_changes_with_versions_tags_and_yanks(registry, tmp_path):
     registry.yank(entry, "wrong")
     assert len(set(stamps)) == 4
     assert registry.stamp(PATH) == stamps[-1]
+
+
+def exchange(first, second):
+    """Let two folders change places."""
+    first.rename(first.with_name("aside"))
+    second.rename(first)
+    first.with_name("aside").rename(second)
+
+
+def test_versions_that_change_places_are_not_delivered(registry, tmp_path):
+    made = [sample_adapters.write(tmp_path / str(seed), seed) for seed in (0, 1)]
+    entries = [add(registry, folder) for folder in made]
+    folders = [registry.root / PATH / version for version in ("v1", "v2")]
+    exchange(*folders)
+    for version, other in (("v1", "v2"), ("v2", "v1")):
+        for target in (None, tmp_path / "out"):
+            with pytest.raises(FileError, match=f"{version} has the files of {other}"):
+                registry.get(registry.resolve("polite", version), target)
+    for entry, other in (entries, entries[::-1]):  # they were resolved before
+        with pytest.raises(FileError, match=f"{entry.version} has the files of {other.version}"):
+            registry.get(entry, tmp_path / "out")
+    assert len(registry.verify()) >= 2
+    exchange(*folders)
+    assert [registry.get(entry) for entry in entries] == folders
+    (folders[0] / DATE_FILE).write_bytes(date_now())  # of an older release
+    entry = registry.resolve("polite", "v1")
+    assert (entry.published, registry.get(entry)) == (entries[0].published, folders[0])
+    (folders[0] / DATE_FILE).write_bytes(date_now() + stamp_bytes("v1", entries[1].digest))
+    with pytest.raises(FileError, match="v1 is not what was published"):
+        registry.get(entry)
+    (folders[0] / DATE_FILE).unlink()
+    assert registry.get(entry, tmp_path / "out") == tmp_path / "out"
+
+
+def test_what_is_pulled_is_what_was_asked_while_versions_change_places(registry, tmp_path):
+    digests = {}
+    for seed in (0, 1):
+        entry = add(registry, sample_adapters.write(tmp_path / str(seed), seed))
+        digests[entry.version] = entry.digest
+    folders = [registry.root / PATH / version for version in digests]
+    ended, pulled = threading.Event(), []
+
+    def keep_exchanging():
+        while not ended.is_set():
+            exchange(*folders)
+
+    thread = threading.Thread(target=keep_exchanging)
+    thread.start()
+    for number in range(150):
+        with suppress(FileError, RegistryError):
+            found = ah.pull("polite@v1", tmp_path / f"out{number}", registry=registry.root)
+            pulled.append(digest_of(found))
+    ended.set()
+    thread.join()
+    assert {*pulled} <= {digests["v1"]}
 
 
 def test_an_interrupted_writer_leaves_no_version(registry, tmp_path, monkeypatch):
