@@ -96,12 +96,24 @@ STEMS = (
     ("ctx", "startphrase", "goal", "questionstem"),
     ("question", "context", "prompt", "sentence", "premise", "sent1", "query"),
 )
-CHOSEN = (("label",), ("answer", "answerkey", "correct", "target", "gold", "correctanswer",
-                       "answeridx", "cop", "correctoption", "correctchoice"))  # fmt: skip
+CHOSEN = (("label",), ("answeridx",),
+          ("answer", "answerkey", "correct", "target", "gold", "correctanswer", "cop",
+           "correctoption", "correctchoice", "correctanswernum", "correctanswerid", "goldlabel",
+           "rightanswer"))  # fmt: skip
 # What a question with choices is about, which is read in front of it.
-ABOUT = ("context", "passage", "article", "paragraph", "premise", "story", "document")
-CHOICE_COLUMNS = ("choice", "option", "ending", "answer", "sol", "op", "opt", "candidate")
-CHOICES = (("choices",), ("options", "endings", "answers", "candidates"))
+ABOUT = ("context", "passage", "article", "paragraph", "premise", "story", "document", "support",
+         "para", "florespassage")  # fmt: skip
+CHOICE_COLUMNS = ("choice", "option", "ending", "answer", "sol", "op", "opt", "candidate", "ans",
+                  "mcanswer")  # fmt: skip
+# Columns with a wrong choice each, beside one with the right choice.
+WRONG_COLUMNS = ("distractor", "incorrectanswer", "wronganswer", "incorrectchoice")
+RIGHT_COLUMNS = ("correctanswer", "rightanswer", "bestanswer", "correctchoice", "answer")
+CHOICES = (("choices",), ("options", "endings", "answers", "candidates", "choice",
+                          "answeroptions"))  # fmt: skip
+# Parts of questions, by what the names of their columns contain.
+ANSWER_PARTS = ("answer", "choice", "option", "distractor", "solution")
+QUESTION_PARTS = ("context", "passage", "paragraph", "document", "story", "article", "dialog",
+                  "plot", "background", "situation")  # fmt: skip
 PAIRS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
     ("text1", "text2"), ("texta", "textb"), ("sentencea", "sentenceb"), ("question", "sentence"),

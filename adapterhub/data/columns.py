@@ -201,6 +201,8 @@ class _Chooser:
                 continue
             free = [c for c in self.table.columns if c not in taken | _columns_in(chosen)]
             column = self._choices(free) if name == "choices" else self._column(name, free)
+            if name == "label" and column is None and isinstance(chosen.get("choices"), tuple):
+                column = _right_of(chosen["choices"])
             if column is not None:
                 chosen[name] = column
         optional = {"pair"} if self.wants.get("pair") in OPTIONAL else set()
@@ -415,13 +417,32 @@ class _Chooser:
 
 
 def choice_families(columns: Iterable[str]) -> list[tuple[str, ...]]:
-    """List the columns with one choice each, such as ending0, ending1 and ending2."""
+    """List the columns with one choice each: ending0, ending1 and ending2; or the right one first.
+
+    That is of columns such as correct_answer, distractor1 and distractor2.
+    """
     families: dict[str, list[str]] = {}
-    for column in columns:
-        plain = plain_name(column)
-        if plain[:-1] in (*names.CHOICE_COLUMNS, "") and plain[-1:].isalnum():
-            families.setdefault(plain[:-1], []).append(column)
-    return [tuple(family) for family in families.values() if len(family) > 1]
+    plain = {column: plain_name(column) for column in columns}
+    for column, name in plain.items():
+        if name[:-1] in (*names.CHOICE_COLUMNS, "") and name[-1:].isalnum():
+            families.setdefault(name[:-1], []).append(column)
+    found = [tuple(family) for family in families.values() if len(family) > 1]
+    wrong = [c for c, n in plain.items() if n[:-1] in names.WRONG_COLUMNS and n[-1:].isdigit()]
+    right = next((c for n in names.RIGHT_COLUMNS for c in plain if plain[c] == n), None)
+    return [(right, *sorted(wrong, key=plain_name))] if right and wrong else found
+
+
+def _right_of(columns: str | tuple[str, ...]) -> str | None:
+    """Return the first of some columns of choices, if it has the right ones, which are no label."""
+    return columns[0] if plain_name(columns[-1])[:-1] in names.WRONG_COLUMNS else None
+
+
+def marked_choices(value: object) -> bool:
+    """Return whether a cell has choices by their letters: {"A": "a text", "B": "another"}."""
+    if not isinstance(value, dict) or len(value) < 2:
+        return False
+    letters = [key for key in value if isinstance(key, str) and len(key) == 1 and key.isalnum()]
+    return len(letters) == len(value) and all(isinstance(text, str) for text in value.values())
 
 
 def switches(profiles: Iterable[ColumnProfile]) -> list[str]:
@@ -584,7 +605,8 @@ class ColumnProfile:
     def is_choices(self) -> bool:
         """Whether the cells are lists of choices: texts, perhaps with marks such as letters."""
         return self.is_words or (bool(self.values) and all(
-            (isinstance(v, dict) and isinstance(v.get("text"), list) and "label" in v)
+            marked_choices(v)
+            or (isinstance(v, dict) and isinstance(v.get("text"), list) and "label" in v)
             or (isinstance(v, list) and v and all(
                 isinstance(i, dict) and {"text", "label"} <= i.keys() for i in v))
             for v in self.values

@@ -14,6 +14,7 @@ from adapterhub.config.user_folders import is_file
 from adapterhub.data.chat_formats import messages_of
 from adapterhub.data.columns import ColumnChoice
 from adapterhub.data.options import PREDICT, DataOptions
+from adapterhub.data.parquet import plain_values
 from adapterhub.data.table import Table
 from adapterhub.data.tables import first_few, keep_table, read_table, table_of_objects
 from adapterhub.errors import DataError
@@ -169,13 +170,18 @@ def _is_message(item: Mapping[str, Any]) -> bool:
 
 def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> list[Any]:
     """Return the items of a list, or the rows of a table: pandas, polars, pyarrow, datasets."""
+    if hasattr(given, "column_names") and hasattr(given, "to_list"):
+        given = given.with_format("arrow")[:]  # of datasets: files are not decoded
+    if hasattr(given, "column_names") and hasattr(given, "to_pylist"):  # of Arrow
+        columns = [plain_values(given.column(name)) for name in given.column_names]
+        return [
+            dict(zip(given.column_names, row, strict=True)) for row in zip(*columns, strict=True)
+        ]
     for rows in ("to_pylist", "to_dicts"):
         if hasattr(given, rows):
             return list(getattr(given, rows)())
     if hasattr(given, "columns") and hasattr(given, "to_dict"):
         return list(given.to_dict("records"))
-    if hasattr(given, "column_names") and hasattr(given, "to_list"):
-        return list(given.to_list())  # of datasets: files are not decoded
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         return list(given)
     raise DataError(f"cannot {what} {type(given).__name__}", expected=expected)

@@ -6,7 +6,8 @@ knows is classification, which says what to type where it cannot read the data e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from adapterhub.data import column_names as names
@@ -67,13 +68,15 @@ def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[t
     if choices and choices.is_choices and chosen:
         yield "multiple-choice", f"lists of choices in {choices.name!r}"
     beside = [f for f in choice_families(p.name for p in profiles.values()) if _are_choices(f)]
-    if len(beside) == 1 and chosen and chosen.name not in beside[0]:
+    if len(beside) == 1 and chosen and chosen.name not in beside[0][_right_first(beside[0]) :]:
         yield "multiple-choice", f"choices in {', '.join(beside[0])}"
     if _named(profiles, (("positive", "pos"),)) and _named(profiles, names.ANCHORS):
         yield "embedding", "texts beside others that belong to them"
     yield from _files(profiles)
     _refuse_answers(table, profiles)
     usual = plain_name(options.label or "label")
+    if options.text is None and options.label is None:
+        _refuse_questions(table, profiles)
     several = [] if usual in profiles else switches(profiles.values())
     if len(several) > 1:  # `toxic` is one of them, not the label
         profiles = {name: p for name, p in profiles.items() if p.name not in several}
@@ -114,6 +117,11 @@ def _are_choices(columns: tuple[str, ...]) -> bool:
     return len(columns) > 3 or all(len(plain_name(column)) > 1 for column in columns)
 
 
+def _right_first(columns: tuple[str, ...]) -> bool:
+    """Return whether the first of some columns of choices has the right one, and is the label."""
+    return plain_name(columns[-1])[:-1] in names.WRONG_COLUMNS
+
+
 # Public data sets of forms that no task reads: what they are called, and what is read instead.
 _COMPARE = "--task preference, with the columns prompt, chosen and rejected"
 _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -147,12 +155,29 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
      "one row for each turn: text, label"),
     (("inputspretokenized", "targetspretokenized"), "P3: texts beside their tokens",
      "--task seq2seq --text inputs_pretokenized --label targets_pretokenized"),
+    (("document", "question", "answers"), "NarrativeQA: stories elsewhere, and several answers",
+     "one row for each answer: question, context (document.summary.text) and answer, for --task "
+     "unified-qa"),
+    (("question", "possibleanswers"), "PopQA: answers as JSON",
+     "--task causal-lm --text question --label obj"),
+    (("qid", "title", "selftext", "answers"), "ELI5: several answers with scores",
+     "one row for each answer: question, answer, for --task causal-lm"),
+    (("ambiguousquestion", "qapairs"), "ASQA: several questions and answers in a row",
+     "one row for each answer: question, answer, for --task causal-lm"),
+    (("inputs", "targets", "multiplechoicetargets"), "BIG-bench: choices with scores",
+     "--task multiple-choice with the columns text, choices and label"),
     (("text", "entities"), "texts with the places of entities",
      "split the texts into words with a tag each: tokens, tags"),
 )  # fmt: skip
 
 
-_OBJECTS = ("translation", "entities", "completions", "passages")  # columns that are no texts
+_OBJECTS = (
+    "translation",
+    "entities",
+    "completions",
+    "passages",
+    "document",
+)  # columns that are no texts
 
 
 def _refuse_known(table: Table, profiles: Profiles) -> None:
@@ -170,6 +195,16 @@ def _refuse_known(table: Table, profiles: Profiles) -> None:
                 expected="data that one task reads; no task is guessed for these",
                 hint=instead,
             )
+    several = next((n for n in ("questions", "qas", "qapairs") if n in profiles), None)
+    nested = several and profiles[several].values and not profiles[several].texts
+    if several and nested and "isduplicate" not in profiles:
+        raise DataError(
+            f"{table.source} has several questions in a row, in {profiles[several].name!r}",
+            offenders=first_few(table.samples()),
+            expected="data that one task reads; no task is guessed for these",
+            hint="one row for each question: question, context and answer, for --task "
+            "unified-qa; or question, choices and label, for --task multiple-choice",
+        )
 
 
 def _refuse_answers(table: Table, profiles: Profiles) -> None:
@@ -206,6 +241,63 @@ def _refuse_answers(table: Table, profiles: Profiles) -> None:
             hint=f"--task seq2seq or causal-lm --text {asked.name} --label COLUMN; --task "
             "multi-label if they are labels",
         )
+
+
+_NO_PARTS = ("id", "url", "idx", "title")  # ends of names of columns that are about a row
+
+
+def _refuse_questions(table: Table, profiles: Profiles) -> None:
+    """Refuse questions with parts that a classification by their texts would leave out.
+
+    Raises:
+        DataError: there are answers, choices or contexts beside a question, and no form is known.
+    """
+    asked = _named(profiles, (("question",), ("problem", "qtext", "questiontext")))
+    if asked is None or not asked.is_string:
+        return
+    label = _named(profiles, (("label",), *names.CLASSES))
+    pairs = [profiles[two] for one, two in names.PAIRS if one == "question" and two in profiles]
+    pairs = [profile for profile in pairs if profile.is_string]
+    answer = profiles.get("answer")
+    is_class = answer is not None and answer.could_be_class and not answer.is_text
+    read = [asked, label, *pairs[:1], *[answer] * (label is None and is_class)]
+    usual = (*names.ANSWER_PARTS, *names.QUESTION_PARTS)
+    free = {n: p for n, p in profiles.items() if p not in read and p.values and "." not in p.name}
+    free = {name: profile for name, profile in free.items() if not name.endswith(_NO_PARTS)}
+    parts = [profile for name, profile in free.items() if any(part in name for part in usual)]
+    if not parts or (len(parts) == 1 and label is None and parts[0].is_string):
+        return
+    listed = ", ".join(repr(profile.name) for profile in parts)
+    raise DataError(
+        f"{table.source} has questions of a form that no task reads whole, beside {listed}",
+        offenders=first_few(table.samples()),
+        expected="one question a row, with a text for its context, and a text, or a list of "
+        "choices and the right one, for its answer",
+        hint=_typed_question(asked, label, parts),
+    )
+
+
+def _typed_question(
+    asked: ColumnProfile, label: ColumnProfile | None, parts: Sequence[ColumnProfile]
+) -> str:
+    """Return what to type for the parts of questions that are texts."""
+    answers = [p for p in parts if any(part in plain_name(p.name) for part in names.ANSWER_PARTS)]
+    texts = [p.name for p in answers if p.is_string and not p.is_choices]
+    texts = [shlex.quote(n) for n in texts if "answer" in n.lower() or "solution" in n.lower()]
+    about = [p.name for p in parts if p not in answers and p.is_text]
+    text = f"--text {shlex.quote(asked.name)}"
+    if not texts:
+        return (
+            "write them as columns: question, context and answer, for --task unified-qa; or "
+            "question, choices and label, for --task multiple-choice"
+        )
+    if label is not None and plain_name(label.name) == "label":
+        if about:
+            text = f"--text '{{{about[0]}}} {{{asked.name}}}'"
+        return f"--task classification {text} --pair {texts[0]} --label {shlex.quote(label.name)}"
+    if about:
+        return f"--task unified-qa {text} --pair {shlex.quote(about[0])} --label {texts[0]}"
+    return f"--task causal-lm {text} --label {texts[0]}"
 
 
 def _listed(answers: object) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
-from adapterhub.data.columns import WANTS, choose_columns
+from adapterhub.data.columns import WANTS, choose_columns, marked_choices
 from adapterhub.data.examples import Grouped, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
@@ -126,7 +126,8 @@ class MultipleChoice(Task):
         names = [*options.choices] if in_columns else [str(options.choices)]
         first = 0
         if labelled and table is not None and options.label_column in table.columns:
-            first = first_number(table.column(options.label_column), len(names) * in_columns)
+            cells = [] if in_columns else [*map(_length, table.column(names[0]))]
+            first = first_number(table.column(options.label_column), len(names), cells)
 
         def build(text: Any, *values: Any) -> Choices:
             given = list(values[: len(names)]) if in_columns else values[0]
@@ -237,8 +238,12 @@ def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool)
 def listed_choices(value: object) -> tuple[Any, list[str]]:
     """Return the texts of choices, and their marks, if they have some.
 
-    With marks, they are {text: [...], label: [...]} or a list of {text: ..., label: ...}.
+    With marks, they are {text: [...], label: [...]}, a list of {text: ..., label: ...}, or
+    {A: ..., B: ...}.
     """
+    if marked_choices(value):
+        assert isinstance(value, dict)
+        return [*value.values()], [*value]
     if (
         isinstance(value, list)
         and value
@@ -251,10 +256,22 @@ def listed_choices(value: object) -> tuple[Any, list[str]]:
     return value["text"], [*map(str, marks)] if isinstance(marks, list) else []
 
 
-def first_number(labels: Iterable[object], choices: int) -> int:
-    """Return the number of the first of some choices: 1 if labels have the last one, and no 0."""
+def first_number(labels: Iterable[object], columns: int, lists: Sequence[int] = ()) -> int:
+    """Return the number of the first choice: 1 if labels have the last one, and no 0.
+
+    The choices are in so many columns, or in lists of some lengths: labels then have every number.
+    """
     numbers = {str(label).strip() for label in labels}
-    return int(str(choices) in numbers and "0" not in numbers and choices > 0)
+    if "0" in numbers:
+        return 0
+    if any(lists):
+        return int({str(number) for number in range(1, max(lists) + 1)} <= numbers)
+    return int(str(columns) in numbers)
+
+
+def _length(cell: object) -> int:
+    """Return the number of choices in a cell; 0 if they have marks, by which labels name them."""
+    return len(cell) if isinstance(cell, list) else 0
 
 
 def choice_index(

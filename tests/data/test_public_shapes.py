@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import wave
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,24 @@ def _texts(value: Any) -> list[str]:
     return (
         [value] if isinstance(value, str) and len(value.split()) > 3 and "\n" not in value else []
     )
+
+
+FORMLESS = [n for n, shape in SHAPES.items() if "no task reads whole" in shape.get("refused", "")]
+
+
+@pytest.mark.parametrize("shape", FORMLESS)
+def test_what_is_typed_for_questions_without_a_known_form_reads_them(
+    folder: Path, shape: str
+) -> None:
+    with pytest.raises(DataError) as error:
+        run_data(folder, shape)
+    if error.value.hint.startswith("write them"):
+        return
+    words = shlex.split(error.value.hint)
+    named = dict(zip((w.removeprefix("--") for w in words[::2]), words[1::2], strict=True))
+    file, task = str(folder / "rows.jsonl"), named.pop("task")
+    data = DataOptions(train=file, eval="none", **named)
+    assert len(read_data(Recipe(backbone="b", task=task, output="o", data=data)).train) == ROWS
 
 
 def test_choices_with_marks_are_those_of_the_key(folder: Path) -> None:

@@ -16,6 +16,7 @@ from task_cases import CASES
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.inference.inputs import items_of
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
@@ -173,3 +174,16 @@ def test_chats_and_options_of_generation(trained):
     for more, prompt in (({"beams": 2}, chat), ({}, [chat, chat])):
         with pytest.raises(ConfigError, match="one prompt"):
             model.generate(prompt, stream=True, **more)
+
+
+def test_objects_of_arrow_have_their_own_keys() -> None:
+    """A null that Arrow fills in for a key of another row is no value of this one."""
+    rows = [
+        {"text": "a", "about": {"city": "Oslo", "tags": [{"x": 1}]}},
+        {"text": "b", "about": {"year": 1, "tags": [{"y": 2}]}},
+        {"text": "c", "about": None},
+    ]
+    made = datasets.Dataset.from_list(rows)
+    for given in (pa.Table.from_pylist(rows), made.data.table, made, made.select([0, 1, 2])):
+        assert items_of(given) == rows
+    assert items_of(made.select([2, 0])) == [rows[2], rows[0]]
