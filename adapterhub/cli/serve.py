@@ -44,6 +44,12 @@ _where = several_options(
         help="Who reads /metrics where there are tokens.  [default: admin]",
     ),
     click.option("--admin/--no-admin", default=None, help="Whether /admin is there.  [yes]"),
+    click.option(
+        "--allow-origin",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Pages in browsers that may ask: https://app.example.org.",
+    ),
     click.option("--try", "try_page", is_flag=True, default=None, help="A page to try them, at /."),
 )
 _limits = several_options(

@@ -157,9 +157,6 @@ class ServedAdapters:
 
     def uses(self) -> list[ModelUse]:
         """List which model computes which adapter."""
-        with self.lock:
-            served = [each.result() for each in self._by_source.values() if _is_loaded(each)]
-        unique = {id(each): each for each in (*served, *self._by_name.values())}
         numbers: dict[int, int] = {}
         return [
             ModelUse(
@@ -170,8 +167,14 @@ class ServedAdapters:
                 each.reason,
                 each.bytes,
             )
-            for each in unique.values()
+            for each in self.in_memory()
         ]
+
+    def in_memory(self) -> list[ServedAdapter]:
+        """List the adapters, each once, whatever references mean it."""
+        with self.lock:
+            served = [each.result() for each in self._by_source.values() if _is_loaded(each)]
+            return [*{id(each): each for each in (*served, *self._by_name.values())}.values()]
 
     def refresh(self) -> int:
         """Look up again what each reference means, and load what has moved.

@@ -403,6 +403,15 @@ class ServingEngine:
         """
         return self.adapters.refresh()
 
+    @property
+    def running_texts(self) -> int:
+        """How many texts are being written, or wait for it."""
+        return len(self._writers.unfinished)
+
+    def cache_use(self) -> tuple[int, int]:
+        """Return of how many tokens keys and values are kept for texts, and of how many can be."""
+        return self._writers.cache_use()
+
     def models(self) -> list[ModelUse]:
         """List which adapters share a model, and why others do not."""
         return self.adapters.uses()

@@ -143,6 +143,11 @@ class ServedAdapter:
     stale: bool = False
     gone: bool = False
 
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return self.predictor.task.name
+
     def answer(self, request: EncodedInput, prediction: Any) -> dict[str, Any]:
         """Return what `predict --json` prints."""
         return self.predictor.task.printed(request.example, prediction)
@@ -611,6 +616,7 @@ class ServedModels:
         self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
         self.measured = batch_tokens is not None
         self.limits = BatchLimits.of_tokens(batch_tokens or _UNMEASURED)
+        self.fingerprints: set[str] = set()  # of the backbones of all planned adapters
         self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
         self.classes: dict[tuple[Hashable, ...], ClassModel] = {}
         self.tensors: dict[Hashable, SharedTensors] = {}
@@ -619,9 +625,26 @@ class ServedModels:
         """Load the models that an adapter needs, unless they are loaded.
 
         Raises:
-            BackboneError: its backbone cannot be loaded.
+            BackboneError: its backbone cannot be loaded, and no other one is served.
+            MismatchError: its backbone cannot be loaded, and another one is served.
             ServingError: it makes pictures.
         """
+        backbone = pulled.manifest.backbone
+        try:
+            planned = self._planned(pulled, name)
+        except BackboneError as error:
+            if not self.fingerprints or backbone.fingerprint in self.fingerprints:
+                raise
+            raise MismatchError(
+                f"{pulled.reference} was trained on a backbone that this server does not have",
+                offenders=[f"served: {each}" for each in sorted(self.fingerprints)],
+                expected=f"{backbone.id}, {backbone.fingerprint}",
+                hint="a server of its own for that backbone",
+            ) from error
+        self.fingerprints.add(backbone.fingerprint)
+        return planned
+
+    def _planned(self, pulled: PulledAdapter, name: str) -> PlannedAdapter:
         if pulled.record.kind == TEXT_TO_IMAGE:
             raise ServingError(
                 f"{pulled.reference} makes pictures, which this server does not answer with",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from adapterhub.registry.local import default_root
 from adapterhub.web.origins import is_loopback_address
 
 _TIMES = ("refresh", "deadline", "generation_time", "drain", "write_timeout")
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 _SIZES = ("adapter_memory", "body")
 
 
@@ -34,6 +36,9 @@ class ServeOptions:
         "admin", "who reads /metrics where there are tokens: all, a role, or nobody"
     )
     admin: bool = option(True, "whether there are paths that change something")
+    allow_origin: tuple[str, ...] = option(
+        (), "origins of pages whose browsers may ask: https://app.example.org"
+    )
     try_page: bool = option(False, "whether / is a page to try adapters")
     batch_tokens: int | None = option(None, "most positions at once (null: by the device)", least=1)
     max_length: int | None = option(
@@ -98,6 +103,11 @@ def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptio
         f"{name}: {getattr(options, name)!r} is not a size such as 2GiB"
         for name in _SIZES
         if not options.size(name)
+    ]
+    problems += [
+        f"allow_origin: {each!r} is not an origin such as https://app.example.org"
+        for each in options.allow_origin
+        if not _ORIGIN.fullmatch(each)
     ]
     problems += range_problems(options)
     if problems:

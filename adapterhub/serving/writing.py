@@ -12,6 +12,7 @@ import torch
 from adapterhub.adapters.packed_route import unpackable
 from adapterhub.serving.continuous import ContinuousWriter, continuous_writer
 from adapterhub.serving.models import ClassModel, ServedAdapter
+from adapterhub.serving.paged import PAGE
 from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest, attached_adapter
 
 # The most tokens of a step, and those whose keys and values are kept: on a CPU, and elsewhere.
@@ -57,6 +58,11 @@ class Writers:
         for own, writer in list(self.continuous.items()):
             if isinstance(writer, ContinuousWriter):
                 yield own, writer
+
+    def cache_use(self) -> tuple[int, int]:
+        """Return how many tokens the caches of all models have, and have room for."""
+        steps = [each.steps for _, each in self._all() if isinstance(each, ContinuousWriter)]
+        return sum(each.used_pages * PAGE for each in steps), sum(each.capacity for each in steps)
 
     def step(self) -> None:
         """Compute the next tokens of all models' texts, except for models that compute now."""

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -39,6 +41,7 @@ from adapterhub.serving.http.errors import (
 from adapterhub.serving.http.hugging_face import ENDPOINTS as HUGGING_FACE
 from adapterhub.serving.http.inference_protocol import ENDPOINTS as INFERENCE_PROTOCOL
 from adapterhub.serving.http.lora_updates import ENDPOINTS as LORA_UPDATES
+from adapterhub.serving.http.metrics import OTHER
 from adapterhub.serving.http.openai_embeddings import ENDPOINTS as OPENAI_EMBEDDINGS
 from adapterhub.serving.http.openai_generation import ENDPOINTS as OPENAI_GENERATION
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
@@ -65,6 +68,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 """All paths that clients may ask for; a client's own shape is one file more here."""
 LEFT = 499  # the status of a request whose client has left, in metrics and logs
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 BODY_SECONDS = 30.0  # that a body may take to come
 
 
@@ -75,7 +79,18 @@ def make_app(service: Service, endpoints: Sequence[Endpoint]) -> Starlette:
         Route(each.path, _Handler(service, each), methods=[each.method])
         for each in service.endpoints
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _unknown_path})
+    allowed = Middleware(
+        CORSMiddleware,
+        allow_origins=sorted(service.origins),
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type", "x-adapter"),
+        expose_headers=("x-adapter-version", "x-adapter-digest", "retry-after"),
+    )
+    return Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: partial(_unknown_path, service)},
+        middleware=[allowed] if service.origins else [],
+    )
 
 
 class _Handler:
@@ -162,7 +177,7 @@ def admit(call: Call) -> None:
             raise NoTokenError("no valid token", hint="the header Authorization: Bearer TOKEN")
         if role and call.token is not None and role not in call.token.roles:
             raise RefusedError(f"this token has not the role {role}")
-    elif not is_of_this_machine(call.headers.get("host"), call.headers.get("origin")):
+    elif not is_of_this_machine(call.headers.get("host"), _foreign_origin(call)):
         raise RefusedError(
             "a server without tokens answers this machine alone",
             expected="the headers Host and Origin of localhost",
@@ -171,6 +186,12 @@ def admit(call: Call) -> None:
         raise NotReadyError("the server is starting")
     if role:
         service.rate.take(call.token.name if call.token else "")
+
+
+def _foreign_origin(call: Call) -> str | None:
+    """Return the origin of the page that asks, unless the operator has allowed it."""
+    origin: str | None = call.headers.get("origin")
+    return None if origin in call.service.origins else origin
 
 
 def read_call(call: Call) -> BaseModel | None:
@@ -253,12 +274,20 @@ def error_response(problem: Problem, path: str) -> Response:
     return Response(body, problem.status.code, problem.headers, media_type="application/json")
 
 
-async def _unknown_path(request: Request, error: Exception) -> Response:
-    """Answer for a path, or a method, that there is none of."""
+async def _unknown_path(service: Service, request: Request, error: Exception) -> Response:
+    """Answer for a path, or a method, that there is none of; count and log it."""
     assert isinstance(error, HTTPException)
     problem = Problem(
         Status(error.status_code, "not_found"), error.detail, dict(error.headers or {})
     )
     response = error_response(problem, request.url.path)
     response.raw_headers.extend(SECURE_HEADERS)
+    service.metrics.observe_request(OTHER, "", "", error.status_code, 0.0, 0)
+    if logs_requests():
+        log_request(
+            method=request.method if request.method in _METHODS else "unknown",
+            path="unknown",
+            status=error.status_code,
+            trace=trace_of(request.headers.get("traceparent")),
+        )
     return response

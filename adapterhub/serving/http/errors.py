@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from adapterhub.errors import (
     BackboneError,
@@ -185,6 +185,34 @@ def _place(location: Sequence[int | str]) -> str:
 
 _LIKE_OPENAI = ("/v1/", "/classify", "/score", "/pooling", "/v2/rerank")  # vLLM's are, too
 _HUGGING_FACE_WORDS = {429: "Overloaded", 503: "Unhealthy"}  # of text-embeddings-inference
+
+
+class ErrorFacts(BaseModel):
+    """What an error in the form of OpenAI says."""
+
+    message: str = Field(description="what is wrong, for people")
+    type: str = Field(description="invalid_request_error or server_error")
+    param: str | None = Field(None, description="the field that it is about")
+    code: str = Field(description="a word for programs")
+
+
+class OpenAIError(BaseModel):
+    """An error of a path of OpenAI, or of vLLM."""
+
+    error: ErrorFacts
+
+
+class PlainError(BaseModel):
+    """An error of any other path."""
+
+    error: str = Field(description="what is wrong, for people")
+    error_type: str = Field(description="a word of text-embeddings-inference's clients")
+    code: str = Field(description="a word for programs")
+
+
+def error_model(path: str) -> type[BaseModel]:
+    """Return the form that errors of a path have."""
+    return OpenAIError if path.startswith(_LIKE_OPENAI) else PlainError
 
 
 def body_of(problem: Problem, path: str) -> dict[str, Any]:

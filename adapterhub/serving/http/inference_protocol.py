@@ -364,6 +364,45 @@ async def _model_ready(call: Call) -> dict[str, Any]:
     return {"name": call.path_params["name"], "ready": True}
 
 
+async def _config(call: Call) -> dict[str, Any]:
+    described = await _metadata(call)
+    given, got = (
+        [{"name": e.name, "data_type": _TRITON_TYPES[e.datatype], "dims": e.shape} for e in tensors]
+        for tensors in (described.inputs, described.outputs)
+    )
+    model = {"name": described.name, "platform": described.platform, "backend": "adapterhub"}
+    return {**model, "max_batch_size": 0, "input": given, "output": got}
+
+
+async def _stats(call: Call) -> dict[str, Any]:
+    facts = [await call.facts(_model_of(call))] if call.path_params else call.loaded()
+    return {"model_stats": [_counted(call, each) for each in facts]}
+
+
+def _counted(call: Call, facts: AdapterFacts) -> dict[str, Any]:
+    """Return what Triton's statistics say of an adapter, as far as it is counted here."""
+    requests, errors, inputs, seconds = call.service.metrics.answered(facts.reference)
+    success = {"count": requests - errors, "ns": round(1e9 * seconds)}
+    return {
+        "name": facts.model,
+        "version": _version_of(facts.reference),
+        "inference_count": inputs,
+        "execution_count": requests,
+        "inference_stats": {"success": success, "fail": {"count": errors, "ns": 0}},
+    }
+
+
+async def _repository(call: Call) -> Response:
+    loaded = {each.model: each for each in call.loaded()}
+    rows = [
+        {"name": name, "version": _version_of(loaded[name].reference), "state": "READY"}
+        if name in loaded
+        else {"name": name, "state": "UNAVAILABLE", "reason": "it is loaded when asked for"}
+        for name in dict.fromkeys((*call.adapters(), *loaded))
+    ]
+    return JSONResponse(rows)
+
+
 async def _live(call: Call) -> Response:
     return JSONResponse({"live": call.service.is_alive}, 200 if call.service.is_alive else 503)
 
@@ -387,6 +426,7 @@ async def _server(call: Call) -> ServerMetadata:
 
 
 _TAGS = ("Open Inference Protocol",)
+_TRITON_TYPES = {"BYTES": "TYPE_STRING"} | {kind: f"TYPE_{kind}" for kind in _TYPES}
 _VERSIONS = ("/v2/models/{name:path}/versions/{version}", "/v2/models/{name:path}")
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v2", "Describe the server", None, ServerMetadata, _server, "", _TAGS),
@@ -414,6 +454,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *(
         Endpoint("GET", f"{path}/ready", "Load an adapter", None, None, _model_ready, tags=_TAGS)
         for path in _VERSIONS
+    ),
+    Endpoint(
+        "POST",
+        "/v2/repository/index",
+        "List adapters for Triton",
+        None,
+        None,
+        _repository,
+        tags=_TAGS,
+    ),
+    Endpoint("GET", "/v2/models/stats", "Count of all", None, None, _stats, tags=_TAGS),
+    *(
+        Endpoint("GET", f"{path}/{name}", summary, None, None, answer, tags=_TAGS)
+        for path in _VERSIONS
+        for name, summary, answer in (
+            ("config", "Describe an adapter for Triton", _config),
+            ("stats", "Count the requests to an adapter", _stats),
+        )
     ),
     *(
         Endpoint("GET", path, "Describe an adapter", None, ModelMetadata, _metadata, tags=_TAGS)

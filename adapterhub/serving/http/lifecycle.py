@@ -178,6 +178,7 @@ def open_service(options: ServeOptions) -> Service:
         ),
         tokens=tokens,
         metric_adapters=options.metric_adapters,
+        origins=frozenset(options.allow_origin),
     )
     service.is_ready = False
     return service
@@ -402,5 +403,6 @@ def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint,
     return tuple(
         each
         for each in (*ENDPOINTS, *page, *operations(role))
+        if not (each.path == "/" and page and each not in page)
         if options.admin or each.role != "admin" or each.path == "/metrics"
     )

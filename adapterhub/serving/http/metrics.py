@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -50,7 +61,9 @@ class ServerMetrics:
         self._rate = self._histogram(
             "tokens_per_second", "Tokens of a text in a second.", _TOKEN_RATES
         )
-        self.registry.register(_EngineCollector(engine))
+        self._written = self._counter("generated_tokens", "Tokens of texts that were written.")
+        self.registry.register(_EngineCollector(engine, adapters))
+        ProcessCollector(registry=self.registry)
         engine.on_batch = self.observe_batch
 
     def adapter_label(self, reference: str) -> str:
@@ -85,9 +98,23 @@ class ServerMetrics:
 
     def observe_text(self, text: GeneratedText) -> None:
         """Measure a text that was generated: the time to its first token, and its tokens."""
+        self._written.inc(text.completion_tokens)
         self._first.observe(text.first_token_seconds)
         if text.seconds > 0:
             self._rate.observe(text.completion_tokens / text.seconds)
+
+    def answered(self, reference: str) -> tuple[int, int, int, float]:
+        """Return requests, failed ones, inputs and seconds of an adapter with own numbers."""
+        label = self.adapter_label(reference)
+        totals = dict.fromkeys(("requests_total", "errors_total", "inputs_total"), 0.0)
+        totals["request_seconds_sum"] = 0.0
+        for metric in (self._requests, self._errors, self._inputs, self._seconds):
+            for sample in (each for family in metric.collect() for each in family.samples):
+                name = sample.name.removeprefix("adapterhub_")
+                if name in totals and sample.labels["adapter"] == label:
+                    totals[name] += sample.value
+        requests, errors, inputs, seconds = totals.values()
+        return int(requests), int(errors), int(inputs), seconds
 
     def text(self) -> bytes:
         """Return all numbers in the format of Prometheus."""
@@ -107,8 +134,8 @@ class ServerMetrics:
 class _EngineCollector(Collector):
     """Reads what the engine counts whenever it is asked for."""
 
-    def __init__(self, engine: ServingEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: ServingEngine, most: int) -> None:
+        self.engine, self.most = engine, most
 
     def collect(self) -> Iterator[Metric]:
         """Yield the numbers of the engine."""
@@ -119,10 +146,19 @@ class _EngineCollector(Collector):
             "queue_tokens": ("Tokens of requests that wait.", engine.queued_tokens),
             "adapters_in_memory": ("Adapters in memory.", len(uses)),
             "adapter_bytes": ("Bytes of adapters in memory.", sum(each.bytes for each in uses)),
+            "texts_running": ("Texts that are being written.", engine.running_texts),
+            "cache_tokens_used": ("Tokens whose keys are kept.", engine.cache_use()[0]),
+            "cache_tokens": ("Tokens whose keys can be kept.", engine.cache_use()[1]),
             "up": ("Whether requests are computed.", int(engine.is_alive)),
         }
         for name, (said, value) in gauges.items():
             yield GaugeMetricFamily(f"adapterhub_{name}", said, value=value)
+        versions = InfoMetricFamily("adapterhub_adapter", "Versions of adapters in memory.")
+        for served in list(adapters.in_memory())[: self.most]:
+            name, _, version = served.reference.rpartition("@")
+            labels = {"adapter": name or version, "version": version if name else ""}
+            versions.add_metric((), {**labels, "digest": served.digest[:12], "task": served.task})
+        yield versions
         counts: dict[str, tuple[str, float]] = {
             "adapter_loads": ("Adapters loaded.", adapters.counts["loads"]),
             "adapter_load_seconds": ("Time to load adapters.", adapters.load_seconds),

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.call import AdapterFacts, Endpoint
-from adapterhub.serving.http.errors import STATUSES
+from adapterhub.serving.http.errors import STATUSES, error_model
 
 _SCHEMAS = "#/components/schemas/"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -38,7 +38,12 @@ def openapi(
     for each in known:
         operation = _operation(each, adapters, has_tokens=has_tokens)
         paths.setdefault(shown_path(each), {})[each.method.lower()] = operation
-    types = {t for each in known for t in (each.request, each.response) if t is not None}
+    types = {
+        model
+        for each in known
+        for model in (each.request, each.response, error_model(each.path))
+        if model is not None
+    }
     ordered = sorted(types, key=lambda each: each.__name__)
     _, definitions = models_json_schema(
         [(each, "validation") for each in ordered], ref_template=f"{_SCHEMAS}{{model}}"
@@ -68,7 +73,10 @@ def _operation(
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method}{endpoint.path}".lower()).strip("_"),
         "responses": {
             "200": {"description": "The answer.", **_content(endpoint.response)},
-            **{str(code): {"description": said} for code, said in _errors().items()},
+            **{
+                str(code): {"description": said, **_content(error_model(endpoint.path))}
+                for code, said in _errors().items()
+            },
         },
     }
     examples = example_bodies(endpoint, adapters)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import NotReadyError
-from adapterhub.serving.http.openapi import documentation, openapi
+from adapterhub.serving.http.openapi import documentation, openapi, shown_path
 from adapterhub.web.headers import page_response
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +40,11 @@ async def _openapi(call: Call) -> dict[str, Any]:
     return openapi(call.service.endpoints, _shown(call), has_tokens=has_tokens)
 
 
+async def _paths(call: Call) -> dict[str, Any]:
+    paths = {shown_path(each): each.summary for each in call.service.endpoints}
+    return {"server": "adapterhub serve", "documentation": "/docs", "paths": paths}
+
+
 async def _docs(call: Call) -> Response:
     has_tokens = call.service.tokens is not None
     address = str(call.request.base_url).rstrip("/")
@@ -67,6 +72,7 @@ def operations(metrics: str = "predict") -> tuple[Endpoint, ...]:
             ("GET", "/metrics", "Numbers for Prometheus", _metrics, metrics),
             ("POST", "/admin/refresh", "Look for new versions now", _refresh, "admin"),
             ("GET", "/openapi.json", "This description, for programs", _openapi, ""),
+            ("GET", "/", "The paths of this server", _paths, ""),
             ("GET", "/docs", "This description, for people", _docs, ""),
         )
         if role != "off"

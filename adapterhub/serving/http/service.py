@@ -74,6 +74,7 @@ class Service:
         limits: of each request.
         tokens: those that clients need; None: none is needed, from this machine.
         metric_adapters: how many adapters have metrics of their own.
+        origins: those of pages in browsers that may ask.
 
     Attributes:
         endpoints: all paths.
@@ -91,7 +92,9 @@ class Service:
         limits: RequestLimits | None = None,
         tokens: TokenFile | None = None,
         metric_adapters: int = 100,
+        origins: frozenset[str] = frozenset(),
     ) -> None:
+        self.origins = origins
         self.engine, self.allowed, self.backbone = engine, allowed, backbone
         self.limits, self.tokens = limits or RequestLimits(), tokens
         self.metrics = ServerMetrics(engine, metric_adapters)

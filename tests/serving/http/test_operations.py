@@ -12,6 +12,7 @@ from http_service import running
 from prometheus_client.parser import text_string_to_metric_families
 from served import EXAMPLES, TEXTS, write_adapter
 
+from adapterhub.errors import ConfigError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.allowed import AllowedAdapters
@@ -19,7 +20,7 @@ from adapterhub.serving.http.app import ENDPOINTS, make_app
 from adapterhub.serving.http.lifecycle import served_endpoints
 from adapterhub.serving.http.operations import operations
 from adapterhub.serving.http.service import Service
-from adapterhub.serving.options import ServeOptions
+from adapterhub.serving.options import ServeOptions, read_serve_options
 from adapterhub.web.tokens import TokenFile
 
 
@@ -130,6 +131,67 @@ def test_the_documentation_asks_nobody_else(url):
     assert not re.findall(r"""(?:src|href)=["']?(?!#)""", text.replace("<!doctype", ""))
     assert "/v1/predict" in text
     assert f"curl {url}/v1/predict" in text
+
+
+def test_the_process_texts_and_versions_are_measured(url, service):
+    text = ask(url, "/metrics").data.decode()
+    for name in ("resident_memory_bytes", "open_fds", "start_time_seconds"):
+        assert re.search(rf"^process_{name} [1-9]", text, re.MULTILINE)
+    for name in ("generated_tokens_total", "texts_running", "cache_tokens_used", "cache_tokens"):
+        assert re.search(rf"^adapterhub_{name} 0.0$", text, re.MULTILINE)
+    infos = [line for line in text.splitlines() if line.startswith("adapterhub_adapter_info{")]
+    assert len(infos) == 3
+    served = service.engine.adapters.in_memory()
+    assert all(any(f'digest="{each.digest[:12]}"' in line for line in infos) for each in served)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/predict", 405)]
+)
+def test_what_there_is_not_is_counted_and_logged(url, caplog, method, path, status):
+    with caplog.at_level("INFO", "adapterhub.requests"):
+        assert ask(url, path, method=method).status == status
+    line = json.loads(caplog.records[-1].message)
+    assert line == {"method": method, "path": "unknown", "status": status}
+    assert total(numbers(url), "errors_total", path="other", status=str(status)) == 1
+
+
+def test_the_description_has_the_bodies_of_errors(url):
+    description = ask(url, "/openapi.json").json
+    for path, body in (("/v1/predict", {"model": "no", "inputs": ["a"]}), ("/embed", {})):
+        answers = description["paths"][path]["post"]["responses"]
+        name = answers["404"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        schema = description["components"]["schemas"][name]
+        found = ask(url, path, body)
+        assert found.status >= 400
+        assert found.json.keys() == schema["properties"].keys()
+
+
+def test_the_root_names_the_paths(url, service):
+    found = ask(url, "/").json
+    assert found["documentation"] == "/docs"
+    assert {"/v1/predict", "/v2/models/{name}/infer"} <= found["paths"].keys()
+    paths = [each.path for each in served_endpoints(ServeOptions(try_page=True), service)]
+    assert paths.count("/") == 1
+
+
+def test_pages_of_allowed_origins_may_ask(service):
+    page = {"origin": "https://app.example.org"}
+    wanted = {**page, "access-control-request-method": "POST"}
+    for origins, status in ((frozenset(), 403), (frozenset({page["origin"]}), 200)):
+        service.origins = origins
+        with running(service) as url:
+            asked = ask(url, "/v1/predict", method="OPTIONS", headers=wanted)
+            answer = ask(url, "/v1/predict", {"model": "tagging", "inputs": [TEXTS[0]]}, page)
+            other = ask(url, "/healthz", headers={"origin": "https://evil.example.org"})
+        assert answer.status == status
+        allowed = [each.headers.get("access-control-allow-origin") for each in (asked, answer)]
+        assert allowed == [page["origin"] if origins else None] * 2
+        assert other.headers.get("access-control-allow-origin") is None
+        assert other.status == 403
+    for wrong in ("*", "app.example.org", "https://a.org/path"):
+        with pytest.raises(ConfigError, match="is not an origin"):
+            read_serve_options(None, {"allow_origin": (wrong,)})
 
 
 def test_the_description_names_no_adapter_to_strangers(service, tmp_path):

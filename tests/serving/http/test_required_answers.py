@@ -142,6 +142,23 @@ def test_another_backbone_names_both_fingerprints(url, registry, backbone, tmp_p
     assert str(backbone) not in answer.message
 
 
+def test_a_backbone_that_is_not_here_names_both_fingerprints(url, registry, backbone, tmp_path):
+    """The server has loaded a backbone of its own, and none is named."""
+    other = tmp_path / "other-backbone"
+    tiny_models.model("bert", "features", seed=7).save_pretrained(other)
+    for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(backbone / file, other / file)
+    ah.publish(write_adapter(other, tmp_path / "o"), "team-other", registry=registry.root)
+    shutil.rmtree(other)
+    alone = predict(url, "team-other", TEXT)
+    assert (alone.status, alone.json["error"]["code"]) == (502, "backbone_not_loaded")
+    assert predict(url, "team-polite", TEXT).status == 200
+    answer = predict(url, "team-other", TEXT)
+    assert answer.status == 409, answer.data
+    assert registry.resolve("secret").fingerprint in answer.message
+    assert registry.resolve("team-other").fingerprint in answer.message
+
+
 def test_without_the_registry_loaded_adapters_go_on(url, registry, service):
     before = predict(url, "team-polite", TEXT)
     registry.root.rename(registry.root.with_name("away"))
