@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from adapterhub.data.chat_formats import ARGUMENTS, messages_of
@@ -31,12 +31,14 @@ class EncodedPrompt:
         limit: the most tokens that are written.
         ends: the tokens at which the text ends.
         continues: whether the text continues the tokens of the row.
+        start: the options of `generate` that choose the first token of the text.
     """
 
     row: Row
     limit: int
     ends: frozenset[int]
     continues: bool
+    start: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ids(self) -> list[int]:
@@ -70,7 +72,8 @@ def encode_prompt(
     limit = options.max_tokens or _recorded_limit(task, bare=not served.digest)
     room = _room(predictor, served, len(row["input_ids"]), continues)
     ends = frozenset((*served.ends, *task.stops(setting)))
-    return EncodedPrompt(row, min(limit, room), ends, continues)
+    start = task.start_options(predictor.model, setting)
+    return EncodedPrompt(row, min(limit, room), ends, continues, start)
 
 
 def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) -> tuple[Any, Any]:

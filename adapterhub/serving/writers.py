@@ -216,8 +216,8 @@ class BatchWriter:
 
     def _take(self) -> list[WriteRequest]:
         """Take the oldest request, and those that fit it, out of the queue."""
-        key = _route_key(self.waiting[0].served)
-        fitting = [each for each in self.waiting if _route_key(each.served) == key]
+        key = _batch_key(self.waiting[0])
+        fitting = [each for each in self.waiting if _batch_key(each) == key]
         lengths = [len(each.prompt.row["input_ids"]) + each.served.virtual for each in fitting]
         sizes = [RequestSize(1, length, length) for length in lengths]
         chosen = [
@@ -262,16 +262,18 @@ class BatchWriter:
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
+                **batch[0].prompt.start,
             )
 
     def _routed(self, names: Sequence[str | None]) -> AbstractContextManager[Any]:
         return route(self.own.model, names) if find_state(self.own.model) else nullcontext()
 
 
-def _route_key(served: ServedAdapter) -> Hashable:
+def _batch_key(request: WriteRequest) -> Hashable:
     """Return what texts of one batch have in common: some adapters are alone in theirs."""
-    adapter = attached_adapter(served)
-    return id(served) if adapter is not None and changes_shared_state(adapter) else None
+    adapter = attached_adapter(request.served)
+    alone = adapter is not None and changes_shared_state(adapter)
+    return id(request.served) if alone else None, *request.prompt.start.items()
 
 
 @dataclass(eq=False)

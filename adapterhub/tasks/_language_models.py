@@ -89,7 +89,12 @@ class Generation:
         stops = prompts.task.stops(prompts.setting)
         ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
         padding = prompts.setting.tokenizer.pad_token_id
-        return {"max_new_tokens": self.new_tokens, "pad_token_id": padding, **ends}
+        start = self.start_options(model, prompts.setting)
+        return {"max_new_tokens": self.new_tokens, "pad_token_id": padding, **ends, **start}
+
+    def start_options(self, model: PreTrainedModel, setting: Setting) -> dict[str, Any]:
+        """Return the options of `model.generate` that choose the first token: none by default."""
+        return {}
 
 
 def check_writes(task: Task) -> None:

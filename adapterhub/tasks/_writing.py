@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, showing
 from adapterhub.tasks._base import Task
+from adapterhub.tasks._languages import language_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,13 +103,14 @@ def cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def written_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of tokens that a model wrote, without special tokens.
+    """Return the text of tokens that a model wrote, without special tokens and languages.
 
     All texts that are generated are decoded here: of evaluations, predictions, streams and servers.
     """
+    codes = {*language_ids(tokenizer).values()}  # which are not special in every tokenizer
     return str(
         tokenizer.decode(
-            list(ids),
+            [i for i in ids if i not in codes],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=cleans_up(tokenizer),
         )

@@ -21,15 +21,33 @@ from adapterhub.data.chat_formats import instruction_columns
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
-from adapterhub.data.tables import first_few, read_parallel
+from adapterhub.data.tables import first_few, read_parallel, read_table
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._language_models import WritesTargets, WritesTexts, generate
+from adapterhub.tasks._languages import (
+    LANGUAGE_COLUMNS,
+    Pair,
+    by_languages,
+    check_languages,
+    language_ids,
+    speaking,
+    target_start,
+    with_code,
+)
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, limit_of, rows_from_columns
+from adapterhub.tasks._rows import Row, Setting, in_order, limit_of, rows_from_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class LanguagePair(Example):
+    """A text and its target, with languages of their own."""
+
+    src_lang: str | None = None
+    tgt_lang: str | None = None
 
 
 @register_task
@@ -45,6 +63,11 @@ class Seq2Seq(WritesTargets, WritesTexts):
     Two parallel plain-text files are read as well: `data.train` and `data.train_target`. T5 was
     trained with a prefix: `template: "translate English to German: {text}"`.
 
+    mBART, mBART-50, NLLB, M2M-100 and Marian models for several languages are told which:
+    `seq2seq(src_lang=en_XX, tgt_lang=de_DE)`, or columns `src_lang` and `tgt_lang` in the data,
+    where rows differ. Marian reads the target's alone. A language that is missing is refused with a
+    list of those that the model has.
+
     `predict` prints the generated text:
 
         Die Katze schläft.
@@ -54,6 +77,12 @@ class Seq2Seq(WritesTargets, WritesTexts):
     metric: Literal["bleu", "rouge", "exact"] = option("bleu", "metric of generated texts")
     template: str = option("{text}", "the input, with {text} for the text")
     max_target: int = option(128, "longest target, in tokens; longer ones are truncated")
+    src_lang: str | None = option(
+        None, "language of the texts, as the tokenizer names it: en_XX, eng_Latn", omitted=True
+    )
+    tgt_lang: str | None = option(
+        None, "language of the targets, as the tokenizer names it", omitted=True
+    )
 
     name = "seq2seq"
     summary = "text to text: translation, summarization"
@@ -72,7 +101,24 @@ class Seq2Seq(WritesTargets, WritesTexts):
         target = options.target(split)
         if labelled and target is not None:
             return _read_parallel(source, target, options.encoding)
-        return read_pairs(source, options, split, labelled)
+        return read_pairs(source, options, split, labelled, languages=True)
+
+    def for_examples(self, examples: Sequence[Example]) -> Task:
+        """Return the task with the languages of the data, if all rows have the same ones."""
+        pairs = {self.languages(example) for example in examples}
+        return self._between(*pairs) if len(pairs) == 1 else self
+
+    def languages(self, example: Example) -> Pair:
+        """Return the languages of an example: its own, or those of the task."""
+        own = (
+            (example.src_lang, example.tgt_lang)
+            if isinstance(example, LanguagePair)
+            else (None,) * 2
+        )
+        return own[0] or self.src_lang, own[1] or self.tgt_lang
+
+    def _between(self, pair: Pair) -> Seq2Seq:
+        return replace(self, src_lang=pair[0], tgt_lang=pair[1])
 
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
@@ -85,20 +131,35 @@ class Seq2Seq(WritesTargets, WritesTexts):
     # Rows
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Tokenize inputs and targets, each truncated to its own limit."""
+        """Tokenize inputs and targets, each truncated to its own limit.
+
+        Raises:
+            ConfigError: the tokenizer has several languages, and those of a text are not known.
+        """
         texts = [self.template.replace("{text}", e.text) for e in examples]
-        rows = rows_from_columns(
-            setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
-        )
+        pairs = [self.languages(e) for e in examples]
+        check_languages(pairs, (self.src_lang, self.tgt_lang), texts, setting.tokenizer)
+        rows: dict[int, Row] = {}
+        for pair, indices in by_languages(pairs).items():
+            spoken = [with_code(texts[i], pair, setting.tokenizer) for i in indices]
+            targets = [str(examples[i].label) for i in indices] if labelled else None
+            with speaking(setting.tokenizer, pair):
+                encoded = self._encode(spoken, targets, setting)
+            rows |= zip(indices, encoded, strict=True)
+        return one_row_each(self, examples, setting, in_order(rows))
+
+    def _encode(self, texts: list[str], targets: list[str] | None, setting: Setting) -> list[Row]:
+        tokenizer = setting.tokenizer
+        rows = rows_from_columns(tokenizer(texts, truncation=True, max_length=limit_of(setting)))
         for row in rows:
             row.pop("token_type_ids", None)
-        if labelled:
+        if targets is not None:
             limit = min(self.max_target, setting.positions)
-            targets = [str(e.label) for e in examples]
-            encoded = setting.tokenizer(text_target=targets, truncation=True, max_length=limit)
+            encoded = tokenizer(text_target=targets, truncation=True, max_length=limit)
+            whole = bool(language_ids(tokenizer))  # mBART ends targets with their language
             for row, ids in zip(rows, encoded["input_ids"], strict=True):
-                row["labels"] = ended(ids, setting.tokenizer, limit)
-        return one_row_each(self, examples, setting, rows)
+                row["labels"] = ids if whole else ended(ids, tokenizer, limit)
+        return rows
 
     def unlimited(self) -> Seq2Seq:
         """Return the task without a limit of targets."""
@@ -129,8 +190,23 @@ class Seq2Seq(WritesTargets, WritesTexts):
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Generate a text for each example."""
-        return list(generate(model, data, batch_size, self))
+        """Generate a text for each example, in its language."""
+        groups = by_languages([self.languages(example) for example in data.examples])
+        written: dict[int, Prediction] = {}
+        for pair, indices in groups.items():
+            part = data if len(groups) == 1 else _part(data, indices)
+            texts = generate(model, part, batch_size, self._between(pair))
+            written |= zip(indices, texts, strict=True)
+        return in_order(written)
+
+    def start_options(self, model: PreTrainedModel, setting: Setting) -> dict[str, Any]:
+        """Return the language at which the decoder starts."""
+        return target_start(model, setting.tokenizer, (self.src_lang, self.tgt_lang))
+
+
+def _part(data: Encoded, indices: Sequence[int]) -> Encoded:
+    examples, rows = [data.examples[i] for i in indices], [data.rows[i] for i in indices]
+    return replace(data, examples=examples, rows=rows, owners=range(len(rows)))
 
 
 def check_template(template: str) -> None:
@@ -143,8 +219,10 @@ def check_template(template: str) -> None:
         raise ConfigError(f"invalid template {template!r}", expected="a template with {text}")
 
 
-def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> list[Example]:
-    """Read texts and their targets from two columns.
+def read_pairs(
+    source: str, options: DataOptions, split: str, labelled: bool, *, languages: bool = False
+) -> list[Example]:
+    """Read texts and their targets from two columns, and their `languages` where data have them.
 
     Raises:
         DataError: the source cannot be read, a text is missing, or one with a target is empty.
@@ -152,13 +230,20 @@ def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) ->
     choice = fitted_pairs(source, options, split, labelled)
     text_column, label_column = choice.options.text_column, choice.options.label_column
 
-    def build(text: Any, target: Any = None) -> Example:
+    columns = [text_column, label_column] if labelled else [text_column]
+    named = read_table(source, choice.options, split).columns if languages else ()
+    codes = [name for name in LANGUAGE_COLUMNS if name in named and name not in columns]
+
+    def build(text: Any, *cells: Any) -> Example:
+        target = cells[0] if labelled else None
+        own = dict(zip(codes, cells[labelled:], strict=True))
         refuse(text_problem(text, text_column, allow_empty=not labelled))
         if labelled:
             refuse(text_problem(target, label_column, allow_empty=False))
-        return Example(text, None, target)
+        refuse(*(text_problem(code, name, allow_empty=False) for name, code in own.items()))
+        return LanguagePair(text, None, target, **own) if own else Example(text, None, target)
 
-    columns = [text_column, label_column] if labelled else [text_column]
+    columns += codes
     return read_rows(source, choice.options, split, columns, build)
 
 

@@ -89,6 +89,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "plbart": _BART,
     "pegasus": _BART,
     "m2m_100": _BART,
+    "marian": _BART,
 }  # fmt: skip
 _DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout",

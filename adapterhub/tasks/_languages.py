@@ -1,0 +1,153 @@
+"""The languages of encoder-decoders that translate between several.
+
+    mBART                       text </s> code
+    mBART-50, NLLB, M2M-100     code text </s>
+    Marian                      >>code<< text </s>, and targets without a code
+
+The tokenizers write the codes. The decoder starts at that of the target: it is the first token of
+the targets, or what the model puts in front of them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from adapterhub.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Pair: TypeAlias = tuple[str | None, str | None]
+"""The languages of an input and of its target."""
+
+LANGUAGE_COLUMNS = ("src_lang", "tgt_lang")
+"""The columns of data, and the options of a task, that name the languages of a pair."""
+
+_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+_PREFIX = re.compile(r"\s*>>[^<>\s]+<<")
+_SPEAKING = threading.Lock()
+
+
+def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the token of each language whose code a tokenizer writes around texts."""
+    speaks: Any = tokenizer
+    if not hasattr(speaks, "set_tgt_lang_special_tokens") and not hasattr(speaks, "get_lang_id"):
+        return {}
+    if codes := getattr(speaks, "lang_code_to_id", None):
+        return {code: int(i) for code, i in codes.items() if i != speaks.unk_token_id}
+    names = [token for token in map(str, speaks.all_special_tokens) if _CODE.fullmatch(token)]
+    return dict(zip(names, speaks.convert_tokens_to_ids(names), strict=True))
+
+
+def languages_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the languages between which a tokenizer is told to choose, sorted."""
+    return tuple(sorted(language_ids(tokenizer) or _prefixes(tokenizer)))
+
+
+def _prefixes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the target languages of a Marian model for several: fra of >>fra<<."""
+    codes: Sequence[str] = getattr(tokenizer, "supported_language_codes", ())
+    return [code[2:-2] for code in codes]
+
+
+def check_languages(
+    pairs: Sequence[Pair], chosen: Pair, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse languages that a tokenizer needs and that are missing, or that it does not have.
+
+    `chosen` are those of the task; `pairs` has those of each text.
+
+    Raises:
+        ConfigError: a language is refused.
+    """
+    known = languages_of(tokenizer)
+    around = bool(language_ids(tokenizer))
+    needed = LANGUAGE_COLUMNS if around else LANGUAGE_COLUMNS[1:] if known else ()
+    given = [name for name, language in zip(LANGUAGE_COLUMNS, chosen, strict=True) if language]
+    if unread := [name for name in given if name not in needed]:
+        raise ConfigError(
+            f"the tokenizer of this backbone reads no {' or '.join(unread)}",
+            expected=f"{needed[0]} alone" if needed else "a backbone for several languages",
+            hint=f"a task without {' and '.join(unread)}",
+        )
+    for name in needed:
+        place = LANGUAGE_COLUMNS.index(name)
+        languages = {
+            pair[place]
+            for pair, text in zip(pairs, texts, strict=True)
+            if around or pair[place] or not _PREFIX.match(text)
+        }
+        if None in languages:
+            typed = ", ".join(f"{n}={known[-1 if n == 'tgt_lang' else 0]}" for n in needed)
+            raise ConfigError(
+                f"{name} is not given: the tokenizer of this backbone writes the language of "
+                f"{'inputs' if name == 'src_lang' else 'targets'}",
+                expected=f"one of {', '.join(known)}",
+                hint=f'--task "seq2seq({typed})", or columns {" and ".join(needed)} in the data',
+            )
+        for language in sorted(languages - {*known}, key=str):
+            near = did_you_mean(str(language), known)
+            raise ConfigError(
+                f"{name} is {language!r}, which the tokenizer of this backbone does not have{near}",
+                expected=f"one of {', '.join(known)}",
+            )
+
+
+def by_languages(pairs: Sequence[Pair]) -> dict[Pair, list[int]]:
+    """Return which texts have each pair of languages, by their index."""
+    groups: dict[Pair, list[int]] = {}
+    for index, pair in enumerate(pairs):
+        groups.setdefault(pair, []).append(index)
+    return groups
+
+
+def with_code(text: str, pair: Pair, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text with the code of the target in front of it, where Marian reads it there."""
+    reads = pair[1] and _prefixes(tokenizer) and not _PREFIX.match(text)
+    return f">>{pair[1]}<< {text}" if reads else text
+
+
+@contextmanager
+def speaking(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> Iterator[None]:
+    """Let a tokenizer write the codes of two languages; one thread at a time."""
+    speaks: Any = tokenizer
+    if None in pair or not language_ids(tokenizer):
+        yield
+        return
+    with _SPEAKING:
+        source, target = speaks.src_lang, speaks.tgt_lang
+        try:
+            speaks.src_lang, speaks.tgt_lang = pair
+            yield
+        finally:
+            speaks.src_lang, speaks.tgt_lang = source, target
+
+
+def target_start(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair: Pair
+) -> dict[str, Any]:
+    """Return the options of `generate` by which a decoder starts at the code of the target.
+
+    A code that begins targets is forced as the first token, as transformers does. mBART's is
+    behind them, and the model moves it in front of the first token in training.
+    """
+    code = language_ids(tokenizer).get(str(pair[1]))
+    if code is None:
+        return {}
+    with speaking(tokenizer, pair):
+        ids = tokenizer(text_target="")["input_ids"]
+    if ids[:1] != [code] and _moves_last(model, ids):
+        return {"decoder_start_token_id": code, "forced_bos_token_id": None}
+    return {"forced_bos_token_id": code}
+
+
+def _moves_last(model: PreTrainedModel, ids: list[int]) -> bool:
+    """Return whether the decoder of a model reads the last token of targets first."""
+    import torch
+
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    return shift is not None and int(shift(torch.tensor([ids]))[0, 0]) == ids[-1]
