@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from adapterhub.config.options import to_dict
 from adapterhub.errors import AdapterhubError, FileError, one_line
@@ -22,13 +21,19 @@ from adapterhub.files import schema
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
 from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
+from adapterhub.files.tensor_file import TENSORS_FILE
+from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.refusals import HubRefusal
 from adapterhub.hub.trees import Tree, path_problem_of
+from adapterhub.interchange.adapters_library.files import HEAD_CONFIG_FILE
 from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES
+from adapterhub.registry.published_files import BESIDE_FILE, BESIDE_SIGNATURE, parse_beside
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.secrets import findings
-from adapterhub.registry.trust import Trust, checked_signatures, signed_subject
+from adapterhub.registry.trust import SignedSubject, Trust, checked_signatures
 
+ReadFile = Callable[[str, int], bytes]
+"""Returns the first bytes of a file, by its sha256."""
 RULES = {
     "pickle": "a pickle can run any code when it is loaded; safetensors cannot",
     "code": "code of a repository runs where it is loaded",
@@ -51,6 +56,8 @@ _MAGIC = {
     ".gz": b"\x1f\x8b", ".flac": b"fLaC", ".wav": b"RIFF", ".pdf": b"%PDF",
     ".zst": b"\x28\xb5\x2f\xfd",
 }  # fmt: skip
+_WEIGHTS = (".gguf", ".gz", ".zst")  # of those kinds
+_CONFIGURATIONS = (MANIFEST_FILE, CONFIG_FILE, HEAD_CONFIG_FILE)
 _SENTENCEPIECE = (".model", ".spm")  # protocol buffers, which have no mark
 
 
@@ -152,37 +159,117 @@ def safetensors_problem(file: Path, size: int) -> str:
     return "" if 8 + length + end == size else "it is shorter or longer than its header says"
 
 
-def check_signed(
-    tree: Tree, read: Callable[[str, int], bytes], name: str, rules: NamespaceRules
-) -> None:
-    """Refuse an adapter that no listed key has signed, where that is required.
+def signature_problem(
+    tree: Tree, read: ReadFile, name: str, rules: NamespaceRules, version: str = ""
+) -> str:
+    """Return which file a listed key would have to sign, where that is required, or "".
+
+    In each folder, whatever a library loads is listed in a manifest that a listed key has signed,
+    or in the list of files beside it, for which the same holds. Texts, images and tables are free.
+
+    Args:
+        tree: the files of a commit.
+        read: reads a file by its sha256.
+        name: of the repository, which a signature is for.
+        rules: those of the namespace.
+        version: the version that it becomes; a signature may be for this one, or for any.
+    """
+    if not rules.signers:
+        return ""
+    folders: dict[str, dict[str, BlobInfo]] = {}
+    for path, blob in tree.items():
+        folder, slash, own = path.rpartition("/")
+        folders.setdefault(folder + slash, {})[own] = blob
+    for folder, files in folders.items():
+        loaded = {own: blob.sha256 for own, blob in files.items() if _is_loaded(own)}
+        if not loaded:
+            continue
+        try:
+            signed = _signed_files(files, read, name, rules, version or None)
+        except AdapterhubError as error:
+            return f"{folder}{SIGNATURE_FILE}: {error.problem}"
+        for own, sha256 in sorted(loaded.items()):
+            if signed.get(own) != sha256:
+                keys = ", ".join(rules.signers)
+                return (
+                    f"{one_line(folder + own, 200)}: {name} takes files that one of these keys has "
+                    f"signed{f' for {version}' * bool(version)}: {keys}; adapterhub push FOLDER "
+                    "URL --sign KEY signs an adapter"
+                )
+    return ""
+
+
+def _signed_files(
+    files: Mapping[str, BlobInfo],
+    read: ReadFile,
+    name: str,
+    rules: NamespaceRules,
+    version: str | None,
+) -> dict[str, str]:
+    """Return the files of a folder for which a listed key vouches, with their digests."""
+    found: dict[str, str] = {}
+    for file, signature in ((MANIFEST_FILE, SIGNATURE_FILE), (BESIDE_FILE, BESIDE_SIGNATURE)):
+        blob, signed = files.get(file), files.get(signature)
+        if blob is None or signed is None:
+            continue
+        subject = SignedSubject(Reference("server", name), blob.sha256, name, version)
+        statements = parse_signatures(read(signed.sha256, MAX_SIGNATURE_BYTES), signature)
+        for each in checked_signatures(statements, subject, Trust()):
+            keys = {each.signature.key, each.signature.signer.id}
+            if each.is_valid and keys & {*rules.signers}:
+                data = read(blob.sha256, MAX_MANIFEST_BYTES)
+                if file == MANIFEST_FILE:
+                    found |= {file: blob.sha256, **from_json(data, file).files}
+                elif (beside := parse_beside(data)).manifest == found.get(MANIFEST_FILE):
+                    found |= beside.files
+                break
+    return found
+
+
+def is_weights(path: str) -> bool:
+    """Return whether a file has values of a model, by its name."""
+    return _suffix(path) in (".safetensors", *_WEIGHTS) or bool(_PICKLES.search(path))
+
+
+def _is_loaded(name: str) -> bool:
+    """Return whether libraries load a file as weights, as code, or as what says how to load."""
+    if name.casefold() in _CONFIGURATIONS:
+        return True
+    is_data = _suffix(name) in (*_SENTENCEPIECE, *_MAGIC) and _suffix(name) not in _WEIGHTS
+    return not (_TEXTS.search(name) or is_data)
+
+
+def check_version(tree: Tree, read: ReadFile, version: str) -> None:
+    """Refuse a version whose files are not those that its manifest names: nobody could load it.
+
+    A repository without a manifest, as other libraries write it, has what its commit has.
 
     Raises:
-        HubRefusal: none has.
+        HubRefusal: a file is missing, or another one.
     """
-    manifest = tree.get(MANIFEST_FILE)
-    if not rules.signers or manifest is None:
+    blob = tree.get(MANIFEST_FILE)
+    if blob is None:
         return
-    signed = tree.get(SIGNATURE_FILE)
-    if signed is not None:
-        subject = signed_subject(
-            Reference("server", name), manifest.sha256, name.partition("/")[2], ""
-        )
-        try:
-            found = parse_signatures(read(signed.sha256, MAX_SIGNATURE_BYTES))
-            checked = checked_signatures(found, subject, Trust())
-        except AdapterhubError as error:
-            raise HubRefusal(f"{SIGNATURE_FILE}: {error.problem}") from None
-        if any(each.is_valid and _is_listed(each.signature, rules) for each in checked):
-            return
-    raise HubRefusal(
-        f"{name} takes adapters that one of these keys has signed: {', '.join(rules.signers)}; "
-        "adapterhub sign FOLDER --key KEY signs one"
+    try:
+        manifest = from_json(read(blob.sha256, MAX_MANIFEST_BYTES), MANIFEST_FILE)
+    except FileError as error:
+        raise HubRefusal(f"{version}: {error.problem}") from None
+    for file in {TENSORS_FILE, *manifest.files}:
+        found = tree.get(file)
+        if found is None or found.sha256 != manifest.files.get(file):
+            state = "is missing" if found is None else "is another one"
+            raise HubRefusal(
+                f"{version} would not be whole: {file}, as {MANIFEST_FILE} names it, {state}; "
+                "commit both, then tag the commit"
+            )
+    size = int.from_bytes(read(tree[TENSORS_FILE].sha256, 8), "little")
+    header, _ = schema.parse_object(
+        read(tree[TENSORS_FILE].sha256, 8 + min(size, MAX_HEADER))[8:], MAX_HEADER
     )
-
-
-def _is_listed(signature: Any, rules: NamespaceRules) -> bool:
-    return bool({signature.key, signature.signer.id} & {*rules.signers})
+    header.pop("__metadata__", None)
+    declared = {name: (info.dtype, [*info.shape]) for name, info in manifest.tensors.items()}
+    if declared != {name: (info["dtype"], info["shape"]) for name, info in header.items()}:
+        raise HubRefusal(f"{version} would not be whole: {TENSORS_FILE} has other tensors")
 
 
 def _check_text(path: str, file: Path, size: int, rules: NamespaceRules) -> None:

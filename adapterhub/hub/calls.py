@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,6 +22,7 @@ from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accepted import NamespaceRules, parse_rules
 from adapterhub.hub.accounts import READ, Visitor, namespace_of
+from adapterhub.hub.gate import CheckedFiles, changing
 from adapterhub.hub.refusals import (
     HubRefusal,
     MissingRepositoryError,
@@ -180,6 +182,10 @@ class HubCall:
     def rules(self, connection: Connection) -> NamespaceRules:
         """Return the rules of the repository's namespace."""
         return parse_rules(namespace_of(connection, self.repository.namespace).rules)
+
+    def changing(self, checked: CheckedFiles | None = None) -> AbstractContextManager[Connection]:
+        """Return the transaction in which this call changes what can be downloaded."""
+        return changing(self.hub, self.visitor, checked)
 
     def note(self, connection: Connection, action: str, target: str) -> None:
         """Write to the audit log, in the transaction that does it."""

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
 from typing import Any
 
 import pathspec
-from sqlalchemy import Connection
 from starlette.responses import Response
 
 from adapterhub.errors import one_line
-from adapterhub.hub.accepted import (
-    NamespaceRules,
-    check_contents,
-    check_name_of_file,
-    check_signed,
-)
-from adapterhub.hub.accounts import WRITE, namespace_of
-from adapterhub.hub.blobs import BlobInfo
+from adapterhub.hub.accepted import NamespaceRules, check_name_of_file
+from adapterhub.hub.accounts import WRITE
 from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
+from adapterhub.hub.changes import received_reader
 from adapterhub.hub.commit_lines import CommitLines
 from adapterhub.hub.commits import (
+    MAIN,
     CommitChange,
     branch_head,
-    commit_at,
     granted,
-    used_bytes,
+    no_branch,
     write_commit,
 )
+from adapterhub.hub.gate import check_files, check_room
 from adapterhub.hub.listings import refresh_listing
 from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
 from adapterhub.hub.trees import Tree, read_tree
@@ -53,12 +47,12 @@ def preupload(call: HubCall) -> Response:
         raise HubRefusal(f"the body has no list of at most {_MOST_FILES} files")
     with call.hub.database.reading() as connection:
         head = branch_head(connection, call.repository.id, call.values["rev"])
-        if head is None:
-            commit_at(connection, call.repository.id, call.values["rev"])
+        if head is None and call.values["rev"] != MAIN:
+            raise no_branch(connection, call.repository.id, call.values["rev"])
         tree: Tree = read_tree(connection, head.tree) if head else {}
         rules = call.rules(connection)
         sizes = [_size_of(file) for file in files]
-        check_quota(call, connection, sum(sizes))
+        check_room(call.hub, connection, call.repository.namespace, sum(sizes), is_early=True)
     call.hub.blobs.require_room(sum(sizes))
     ignored = _ignored(call, fields.get("gitIgnore"), tree)
     found = [
@@ -88,70 +82,30 @@ async def commit(call: HubCall) -> Response:
 
 def _commit(call: HubCall, change: CommitChange) -> Response:
     """Check the files, and commit them."""
-    folder = call.hub.blobs
+    folder, own, rev = call.hub.blobs, call.repository.id, call.values["rev"]
     with call.hub.database.reading() as connection:
         rules = call.rules(connection)
-        sent = granted(
-            connection, call.repository.id, {sha256 for sha256, _ in change.large.values()}
-        )
-    check_large(call, change, sent, rules)
-    for path, staged in change.files.items():
-        check_contents(path, staged.path, staged.info.size, rules)
-        folder.send(staged)
-    with call.hub.database.writing() as connection:
-        repository = call.current(connection)
+        sent = granted(connection, own, {sha256 for sha256, _ in change.large.values()})
         new = {staged.info.sha256: staged.info.size for staged in change.files.values()}
-        known = granted(connection, repository.id, [*new])
-        check_quota(call, connection, sum(s for d, s in new.items() if d not in known))
-        done = write_commit(
-            connection,
-            folder,
-            repository.id,
-            call.values["rev"],
-            change,
-            call.visitor.user,
-            check=lambda tree: check_signed(tree, change.reader(folder), repository.name, rules),
-        )
+        known = granted(connection, own, [*new])
+        size = sum(size for sha256, size in new.items() if sha256 not in known)
+        check_room(call.hub, connection, call.repository.namespace, size, is_early=True)
+    named = [(path, s, sent[s].size) for path, (s, _) in change.large.items() if s in sent]
+    infos = {path: staged.info for path, staged in change.files.items()}
+    files = [*named, *((path, info.sha256, info.size) for path, info in infos.items())]
+    checked = check_files(call.hub, files, rules, change.files)
+    for staged in change.files.values():
+        folder.send(staged)
+    with call.changing(checked) as connection:
+        repository = call.current(connection)
+        done = write_commit(connection, own, rev, change, call.visitor.user)
         if done.is_new:
-            refresh_listing(connection, repository, change.reader(folder))
+            refresh_listing(connection, repository, received_reader(connection, folder))
             call.note(connection, "commit", f"{repository.path}@{done.commit.oid[:12]}")
     url = f"{call.base}/{repository.path}/commit/{done.commit.oid}"
     return json_answer(
         {"success": True, "commitOid": done.commit.oid, "commitUrl": url, "hookOutput": ""}
     )
-
-
-def check_large(
-    call: HubCall, change: CommitChange, sent: Mapping[str, BlobInfo], rules: NamespaceRules
-) -> None:
-    """Check the files that were sent before the commit, now that their names are known.
-
-    Raises:
-        HubRefusal: one is not accepted.
-    """
-    for path, (sha256, _) in change.large.items():
-        check_name_of_file(path, rules)
-        if sha256 in sent:  # the commit refuses others
-            with call.hub.blobs.file(sha256) as file:
-                check_contents(path, file, sent[sha256].size, rules)
-
-
-def check_quota(call: HubCall, connection: Connection, size: int) -> None:
-    """Refuse what a namespace has no room for.
-
-    Raises:
-        TooManyBytesError: it has not.
-    """
-    owner = namespace_of(connection, call.repository.namespace)
-    quota = call.hub.options.quota if owner.quota is None else owner.quota
-    if quota is None or not size:
-        return
-    used = used_bytes(connection, owner.id)
-    if used + size > quota:
-        raise TooManyBytesError(
-            f"{owner.name} has used {used:,} of its {quota:,} bytes, so {size:,} more do not fit; "
-            "adapterhub hub org DIR NAME --quota SIZE changes it"
-        )
 
 
 def _way(

@@ -1,30 +1,30 @@
 """The commit: the only way in which a repository's files change.
 
 Within one transaction it compares the parent with the head, applies the operations to the tree of
-the head, puts the new files in their places, and moves the ref. A request that comes a second time,
-since its answer was lost, gets the head that it had made.
+the head, and moves the ref; the gate then puts the new files in their places (gate.py). A request
+that comes a second time, since its answer was lost, gets the head that it had made.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, true, update
 
 from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import one_line
-from adapterhub.hub.blobs import BlobInfo, Blobs, StagedBlob
+from adapterhub.hub.blobs import BlobInfo, StagedBlob
+from adapterhub.hub.changes import changes_of
 from adapterhub.hub.refusals import (
     HubRefusal,
     MissingEntryError,
     MissingRevisionError,
     StaleParentError,
 )
-from adapterhub.hub.tables import blobs, commits, grants, refs, repositories
+from adapterhub.hub.tables import blobs, commits, grants, promises, refs, repositories
 from adapterhub.hub.times import now_precisely, now_text
 from adapterhub.hub.trees import Tree, check_paths, keep_tree, oid_of_tree, read_tree
 
@@ -70,17 +70,6 @@ class CommitChange:
     removed_folders: list[str] = field(default_factory=list)
     created: str | None = None
 
-    def reader(self, folder: Blobs) -> Callable[[str, int], bytes]:
-        """Return what reads a file, one of these where it was received, while it is there."""
-        received = {staged.info.sha256: staged.path for staged in self.files.values()}
-
-        def read(sha256: str, most: int) -> bytes:
-            with suppress(KeyError, FileNotFoundError), open(received[sha256], "rb") as file:
-                return file.read(most)
-            return folder.read(sha256, most)
-
-        return read
-
 
 @dataclass(frozen=True)
 class CommitResult:
@@ -91,17 +80,9 @@ class CommitResult:
 
 
 def write_commit(
-    connection: Connection,
-    folder: Blobs,
-    repository: int,
-    branch: str,
-    change: CommitChange,
-    author: str,
-    check: Callable[[Tree], None] = lambda tree: None,
+    connection: Connection, repository: int, branch: str, change: CommitChange, author: str
 ) -> CommitResult:
-    """Commit a change to a branch; call it inside a transaction that writes.
-
-    `check` may refuse the files that there would be.
+    """Commit a change to a branch; call it inside `changing`, which puts the files in place.
 
     Raises:
         StaleParentError: the head is another one than the writer saw.
@@ -112,20 +93,18 @@ def write_commit(
     head = branch_head(connection, repository, branch)
     old: Tree = read_tree(connection, head.tree) if head else {}
     if head is None and branch != MAIN:
-        raise MissingRevisionError(branch)
+        raise no_branch(connection, repository, branch)
     named = _large_files(connection, repository, change.large)
     new = changed_tree(old, change, named)
+    changes = changes_of(connection)
     is_parent = change.parent in (None, head.oid if head else None)
     if head and oid_of_tree(new) == head.tree and (is_parent or head.parent == change.parent):
-        for staged in change.files.values():  # the stored one may have been damaged since
-            folder.put(staged)
+        changes.files += change.files.values()  # the stored one may have been damaged since
         return CommitResult(head, False)
     if not is_parent:
         raise StaleParentError("the head of this branch has moved; read it again and try again")
     check_paths(new)
-    check(new)
-    for staged in change.files.values():
-        folder.put(staged)
+    changes.files += change.files.values()
     grant(connection, repository, [staged.info for staged in change.files.values()])
     grant(connection, repository, named.values())
     record = _insert(connection, repository, new, head.oid if head else None, change, author)
@@ -194,6 +173,7 @@ def _insert(
     oid = hashlib.sha1(text.encode("utf-8", "replace")).hexdigest()
     record = CommitRecord(oid, parent, oid_tree, title, message, author, created)
     connection.execute(insert(commits).values(repository=repository, **vars(record)))
+    changes_of(connection).commits[repository, oid] = True
     connection.execute(
         update(repositories).where(repositories.c.id == repository).values(modified=created)
     )
@@ -203,7 +183,7 @@ def _insert(
 def grant(
     connection: Connection, repository: int, infos: Iterable[BlobInfo], *, is_committed: bool = True
 ) -> None:
-    """Let a repository name files, which are in their places."""
+    """Let a repository name files, which are in their places at the end of the transaction."""
     wanted = {info.sha256: info for info in infos}
     if not wanted:
         return
@@ -219,6 +199,9 @@ def grant(
     had = {row.sha256: row.is_committed for row in rows}
     now = now_text()
     if fresh := [sha256 for sha256 in wanted if sha256 not in had]:
+        changes_of(connection).granted |= {(repository, sha256) for sha256 in fresh}
+        kept = (promises.c.repository == repository, promises.c.sha256.in_(fresh))
+        connection.execute(delete(promises).where(*kept))
         connection.execute(
             insert(grants),
             [
@@ -253,17 +236,57 @@ def granted(
     return {row.sha256: BlobInfo(row.sha256, row.size, row.git_sha1) for row in rows}
 
 
-def used_bytes(connection: Connection, namespace: int) -> int:
-    """Return how many bytes the files of a namespace have, each counted once."""
+def used_bytes(connection: Connection, namespace: int, *, committed: bool = False) -> int:
+    """Return how many bytes the files of a namespace have, or of its commits, each counted once."""
     own = (
         select(blobs.c.sha256, blobs.c.size)
         .join(grants, grants.c.sha256 == blobs.c.sha256)
         .join(repositories, repositories.c.id == grants.c.repository)
-        .where(repositories.c.namespace == namespace)
+        .where(
+            repositories.c.namespace == namespace,
+            grants.c.is_committed.is_(True) if committed else true(),
+        )
         .distinct()
         .subquery()
     )
     return int(connection.execute(select(func.coalesce(func.sum(own.c.size), 0))).scalar_one())
+
+
+def sizes_of(connection: Connection, digests: Collection[str]) -> int:
+    """Return how many bytes some files have."""
+    own = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.sha256.in_([*digests]))
+    return int(connection.execute(own).scalar_one())
+
+
+def promised_bytes(connection: Connection, namespace: int) -> int:
+    """Return how many bytes uploads to a namespace may still bring, each file counted once."""
+    here = select(repositories.c.id).where(repositories.c.namespace == namespace)
+    known = select(grants.c.sha256).where(grants.c.repository.in_(here))
+    own = (
+        select(promises.c.sha256, promises.c.size)
+        .where(
+            promises.c.repository.in_(here),
+            promises.c.expires > now_text(),
+            promises.c.sha256.not_in(known),
+        )
+        .distinct()
+        .subquery()
+    )
+    return int(connection.execute(select(func.coalesce(func.sum(own.c.size), 0))).scalar_one())
+
+
+def promise(
+    connection: Connection, repository: int, sizes: Mapping[str, int], seconds: float
+) -> None:
+    """Keep room for files that are to be uploaded, for some time."""
+    own = (promises.c.repository == repository, promises.c.sha256.in_([*sizes]))
+    connection.execute(delete(promises).where(or_(and_(*own), promises.c.expires <= now_text())))
+    rows = [
+        {"repository": repository, "sha256": sha256, "size": size, "expires": now_text(-seconds)}
+        for sha256, size in sizes.items()
+    ]
+    if rows:
+        connection.execute(insert(promises), rows)
 
 
 def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
@@ -277,6 +300,15 @@ def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> 
         )
     ).first()
     return _record(row) if row else None
+
+
+def no_branch(connection: Connection, repository: int, revision: str) -> MissingRevisionError:
+    """Return the error for a commit to what is no branch: a tag and a commit take none, either."""
+    try:
+        commit_at(connection, repository, revision)
+    except MissingRevisionError as error:
+        return error
+    return MissingRevisionError(revision, "is no branch: commit to a branch, and tag the commit")
 
 
 def commit_at(connection: Connection, repository: int, revision: str) -> CommitRecord:
@@ -380,6 +412,7 @@ def refs_of(connection: Connection, repository: int) -> dict[str, dict[str, str]
 def move_ref(connection: Connection, repository: int, kind: str, name: str, commit: str) -> None:
     """Let a ref name a commit, whether it exists or not."""
     own = (refs.c.repository == repository, refs.c.kind == kind, refs.c.name == name)
+    changes_of(connection).commits.setdefault((repository, commit), False)
     if not connection.execute(update(refs).where(*own).values(commit=commit)).rowcount:
         connection.execute(
             insert(refs).values(repository=repository, kind=kind, name=name, commit=commit)

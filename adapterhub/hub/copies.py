@@ -24,6 +24,7 @@ from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
 from adapterhub.hub.accepted import NamespaceRules, check_contents, check_name_of_file, parse_rules
 from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace
 from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged
+from adapterhub.hub.changes import changes_of
 from adapterhub.hub.commits import (
     BRANCH,
     MAIN,
@@ -34,6 +35,7 @@ from adapterhub.hub.commits import (
     refs_of,
     used_bytes,
 )
+from adapterhub.hub.gate import changing
 from adapterhub.hub.housekeeping import forget_blob, remove_files
 from adapterhub.hub.refusals import (
     DeniedError,
@@ -335,13 +337,13 @@ class Copies:
     def _put(self, repository: HubRepository, staged: StagedBlob) -> bool:
         """Put a file in its place and grant it; return whether there was room."""
         folder, info = self.hub.blobs, staged.info
-        with self.hub.database.writing() as connection:
+        with changing(self.hub) as connection:
             _require_current(connection, repository)
             if self._missing_room(connection, info.size) > 0:
                 return False
             if folder.size(info.sha256) != info.size:
                 folder.remove(info.sha256)  # what is left of it
-            folder.put(staged)
+            changes_of(connection).files.append(staged)
             grant(connection, repository.id, [info])
         return True
 

@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
+from adapterhub.hub.changes import CHANGES, Changes
 from adapterhub.hub.full_text import full_text_of
 from adapterhub.hub.refusals import BusyError, FullDiskError
 from adapterhub.hub.tables import SCHEMA_REVISION, metadata
@@ -100,6 +101,8 @@ class Database(ABC):
     def writing(self) -> Iterator[Connection]:
         """Write in one transaction, which an error undoes; it excludes other writers.
 
+        What can be downloaded is changed in `changing` (gate.py).
+
         Raises:
             BusyError: another one writes for too long, or the database does not answer.
             FullDiskError: there is no room.
@@ -107,9 +110,13 @@ class Database(ABC):
         if not self._turn.acquire(timeout=self._lock_seconds):
             raise BusyError
         try:
-            with self._explained(), self._begun(writes=True) as connection, connection.begin():
-                self._start_writing(connection)
-                yield connection
+            with self._explained(), self._begun(writes=True) as connection:
+                changes = Changes()
+                connection.execution_options(**{CHANGES: changes})
+                with connection.begin():
+                    self._start_writing(connection)
+                    yield connection
+                    changes.check_admitted()
         finally:
             self._turn.release()
 

@@ -19,7 +19,7 @@ from adapterhub.files.atomic import FileDigest
 from adapterhub.hub.accounts import MIRROR
 from adapterhub.hub.blobs import BlobInfo, Blobs, discard_staged
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import blobs, commits, grants, namespaces, repositories, trees
+from adapterhub.hub.tables import blobs, commits, grants, namespaces, promises, repositories, trees
 from adapterhub.hub.times import now_text
 from adapterhub.hub.trees import read_tree
 
@@ -52,6 +52,7 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
         if not dry_run:
             with hub.database.writing() as connection:
                 connection.execute(delete(grants).where(*late))
+                connection.execute(delete(promises).where(promises.c.expires <= now_text()))
         with hub.database.reading() as connection:
             known = set(connection.execute(select(blobs.c.sha256)).scalars())
             needed = set(

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 from starlette.responses import Response
 
 from adapterhub._version import __version__
+from adapterhub.hub.accepted import signature_problem
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
 from adapterhub.hub.calls import OPEN, TOKEN, HubCall, HubRoute, json_answer
 from adapterhub.hub.commits import commit_at
@@ -15,6 +16,7 @@ from adapterhub.hub.listings import refresh_listing
 from adapterhub.hub.refusals import DeniedError, HubRefusal
 from adapterhub.hub.state import audit_rows
 from adapterhub.hub.tables import blobs, repositories, versions
+from adapterhub.hub.trees import Tree
 from adapterhub.hub.versions import delete_version, move_tag, versions_of
 
 _BODY = 64 << 10
@@ -47,11 +49,10 @@ def list_versions(call: HubCall) -> Response:
 def put_tag(call: HubCall) -> Response:
     """Let a tag name a revision, in one step."""
     revision = call.text("revision")
-    with call.hub.database.writing() as connection:
+    with call.changing() as connection:
         repository, tag = call.current(connection), call.values["rev"]
         commit = commit_at(connection, repository.id, revision)
-        rules = call.rules(connection)
-        move_tag(connection, repository, tag, commit.oid, call.visitor, rules)
+        move_tag(connection, repository, tag, commit.oid)
         refresh_listing(connection, repository, call.hub.blobs.read)
         call.note(connection, "move tag", f"{repository.path}@{tag}")
     return json_answer({})
@@ -62,11 +63,16 @@ def remove_version(call: HubCall) -> Response:
     number = re.fullmatch(r"v([1-9][0-9]{0,8})", call.values["rev"])
     if number is None:
         raise HubRefusal("a version is v1, v2, ...")
-    with call.hub.database.writing() as connection:
-        repository = call.current(connection)
-        user, folder = call.visitor.user, call.hub.blobs
-        delete_version(connection, folder, repository, int(number[1]), user)
-        refresh_listing(connection, repository, folder.read)
+    read = call.hub.blobs.read
+    with call.changing() as connection:
+        repository, rules = call.current(connection), call.rules(connection)
+
+        def is_signed(tree: Tree) -> bool:
+            return not signature_problem(tree, read, repository.name, rules)
+
+        user = call.visitor.user
+        delete_version(connection, repository, int(number[1]), user, read, is_signed)
+        refresh_listing(connection, repository, read)
         call.note(connection, "delete version", f"{repository.path}@{call.values['rev']}")
     return json_answer({})
 

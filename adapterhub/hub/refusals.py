@@ -116,8 +116,9 @@ class MissingRevisionError(HubRefusal):
     status = 404
     code = "RevisionNotFound"
 
-    def __init__(self, revision: str) -> None:
-        super().__init__(f"there is no revision {one_line(revision, 100)!r}")
+    def __init__(self, revision: str, problem: str = "") -> None:
+        shown = repr(one_line(revision, 100))
+        super().__init__(f"{shown} {problem}" if problem else f"there is no revision {shown}")
 
 
 class MissingEntryError(HubRefusal):

@@ -23,8 +23,10 @@ from adapterhub.files.atomic import file_digest
 from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.hub.accounts import Owner, create_namespace, require_owner
 from adapterhub.hub.blobs import MAX_REGULAR_LISTED, BlobFolder, BlobInfo, git_sha1_of
+from adapterhub.hub.changes import received_reader
 from adapterhub.hub.commits import CommitChange, grant, write_commit
 from adapterhub.hub.database import DATABASE
+from adapterhub.hub.gate import changing
 from adapterhub.hub.listings import refresh_listing, remove_listing
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
@@ -33,7 +35,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.names_file import Contents
 from adapterhub.registry.published_files import PUBLISHED, YANKED_FILE
 from adapterhub.registry.reference import INDEX_FILE
-from adapterhub.registry.store import MOST_VERSIONS, Entry
+from adapterhub.registry.store import Entry
 
 VIEW_OWNER = "registry"
 _LOOK_SECONDS = 5.0
@@ -92,7 +94,7 @@ class RegistryView:
             contents = found[by_name[name]] if name in by_name else Contents([], {})
             facts = tuple((e.version, e.digest, e.tags, e.yanked) for e in contents.entries)
             if facts != self._shown.get(name):
-                with self._hub.database.writing() as connection:
+                with changing(self._hub) as connection:
                     self._show(connection, name, by_name.get(name, ""), contents.entries)
                 self._shown[name] = facts
 
@@ -115,15 +117,15 @@ class RegistryView:
             infos = self._link(path, entry)
             grant(connection, made.id, infos.values())
             change.large = {file: (info.sha256, info.size) for file, info in infos.items()}
-            done = write_commit(connection, folder, made.id, "main", change, VIEW_OWNER)
+            done = write_commit(connection, made.id, "main", change, VIEW_OWNER)
             for tag in (entry.version, *entry.tags):
-                create_tag(connection, made, tag, done.commit.oid, most_skipped=MOST_VERSIONS)
+                create_tag(connection, made, tag, done.commit.oid)
         yanked = {entry.version: entry.yanked for entry in entries if entry.yanked is not None}
         if yanked:
             staged = folder.stage(schema.canonical_json(yanked))
             change = CommitChange("Yank", created=_FIRST_DATE, files={YANKED_FILE: staged})
-            write_commit(connection, folder, made.id, "main", change, VIEW_OWNER)
-        refresh_listing(connection, made, folder.read)
+            write_commit(connection, made.id, "main", change, VIEW_OWNER)
+        refresh_listing(connection, made, received_reader(connection, folder))
 
     def _link(self, path: str, entry: Entry) -> dict[str, BlobInfo]:
         """Let the hub find the files of a version where the registry has them."""

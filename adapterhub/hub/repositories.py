@@ -22,6 +22,7 @@ from adapterhub.hub.accounts import (
     find_owner,
     inserted_id,
 )
+from adapterhub.hub.changes import changes_of
 from adapterhub.hub.refusals import (
     DeniedError,
     HubRefusal,
@@ -226,6 +227,7 @@ def move_repository(
                 repository=repository.id,
             )
         )
+    changes_of(connection).moved[repository.id] = repository.namespace
     highest = max(repository.highest, _highest_before(connection, repository.type, full))
     connection.execute(
         update(repositories)

@@ -197,6 +197,15 @@ grants = Table(
     Column("granted", _words(20), nullable=False),  # in a mirrored one, when it was used last
 )
 
+promises = Table(
+    "promises",  # room that is kept for uploads
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("sha256", _words(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("expires", _words(20), nullable=False),
+)
+
 versions = Table(
     "versions",
     metadata,

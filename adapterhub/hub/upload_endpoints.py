@@ -17,13 +17,15 @@ from starlette.responses import Response
 from adapterhub.hub.accounts import WRITE
 from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged
 from adapterhub.hub.calls import OPEN, HubCall, HubRoute, in_thread, json_answer
-from adapterhub.hub.commit_endpoints import check_quota
-from adapterhub.hub.commits import grant, granted
+from adapterhub.hub.changes import changes_of
+from adapterhub.hub.commits import grant, granted, promise
+from adapterhub.hub.gate import check_room, quota_of
 from adapterhub.hub.refusals import DeniedError, HubRefusal
 from adapterhub.hub.repositories import repository_of_id
 from adapterhub.hub.sessions import UPLOAD_SECONDS, read_sealed, sealed_text
 
 PART_BYTES = 128 << 20
+PROMISE_SECONDS = 2 * 3600.0  # in which room is kept; later it is there, or it is not
 _WHOLE_BYTES = 512 << 20  # a larger file is sent in parts, where the client can
 _MOST_OBJECTS = 1_000
 _BODY = 4 << 20
@@ -54,8 +56,14 @@ def batch(call: HubCall) -> Response:
             wanted.append((oid, size))
     with call.hub.database.reading() as connection:
         known = granted(connection, call.repository.id, [oid for oid, _ in wanted])
-        absent = sum(size for oid, size in wanted if oid not in known)
-        check_quota(call, connection, absent)
+        absent = {oid: size for oid, size in wanted if oid not in known}
+        has_quota = quota_of(call.hub, connection, call.repository.namespace) is not None
+    if absent and has_quota:
+        with call.changing() as connection:
+            repository = call.current(connection)
+            promise(connection, repository.id, absent, PROMISE_SECONDS)
+            size = sum(absent.values())
+            check_room(call.hub, connection, repository.namespace, size, is_kept=True)
     intact = {oid for oid, info in known.items() if call.hub.blobs.is_intact(info)}
     new = {oid: size for oid, size in wanted if oid not in intact}
     call.hub.blobs.require_room(2 * max(new.values(), default=0) + sum(new.values()))
@@ -178,9 +186,9 @@ def _keep(call: HubCall, repository: int, oid: str, size: int, receiver: BlobRec
         if staged.info.sha256 != oid:
             raise HubRefusal(f"the file has the sha256 {staged.info.sha256}, not {oid}")
         call.hub.blobs.send(staged)
-        with call.hub.database.writing() as connection:
+        with call.changing() as connection:
             _check_key(call, connection)
-            call.hub.blobs.put(staged)
+            changes_of(connection).files.append(staged)
             grant(connection, repository, [staged.info], is_committed=False)
     finally:
         discard_staged(staged)

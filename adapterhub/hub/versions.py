@@ -7,7 +7,7 @@ version removes each commit that has its files; what no commit has is collected 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -16,11 +16,11 @@ from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import one_line, printable
 from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.tensor_file import TENSORS_FILE
-from adapterhub.hub.accepted import NamespaceRules
-from adapterhub.hub.accounts import ADMIN, Visitor
-from adapterhub.hub.blobs import Blobs
+from adapterhub.hub.accepted import is_weights
+from adapterhub.hub.changes import NewVersion, changes_of
 from adapterhub.hub.commits import (
     BRANCH,
+    MAIN,
     TAG,
     CommitChange,
     branch_head,
@@ -40,18 +40,23 @@ from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.tables import commits, grants, refs, repositories, versions
 from adapterhub.hub.trees import Tree, read_tree
 from adapterhub.registry.other_formats import CONFIG_FILE
-from adapterhub.registry.published_files import MAX_YANKED_BYTES, YANKED_FILE
+from adapterhub.registry.published_files import (
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
+    MAX_YANKED_BYTES,
+    YANKED_FILE,
+)
 from adapterhub.registry.reference import is_version
 from adapterhub.registry.store import is_version_folder, version_number
 
-MOST_SKIPPED = 1_000
-"""Numbers of versions that an admin may skip, for a copy of a registry that has deleted some."""
 _OF_A_VERSION = (
     MANIFEST_FILE,
     TENSORS_FILE,
     SIGNATURE_FILE,
     CONFIG_FILE,
     "adapter_model.safetensors",
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
 )
 
 
@@ -106,75 +111,38 @@ def yanked_in(tree: Tree, read: ReadBlob) -> dict[str, str]:
     return {k: printable(v) for k, v in found.items() if isinstance(v, str)}
 
 
-def create_tag(
-    connection: Connection,
-    repository: HubRepository,
-    tag: str,
-    commit: str,
-    *,
-    most_skipped: int = 0,
-) -> None:
-    """Create a tag of a commit; one with a number is a version.
-
-    Versions are numbered one after the other; a copy of a registry may skip some numbers.
+def create_tag(connection: Connection, repository: HubRepository, tag: str, commit: str) -> None:
+    """Create a tag of a commit; one with a number is a version, whose number the gate checks.
 
     Raises:
-        TakenError: there is one, or the number was given before, or it is not the next one.
+        TakenError: there is one.
         HubRefusal: the name is not valid.
     """
     check_ref_name(tag)
     known = refs_of(connection, repository.id)
     if tag in known[TAG] or tag in known[BRANCH]:
         raise TakenError(f"{tag} exists already, and is not moved")
-    number = version_number(tag) if is_version_folder(tag) else None
-    if number is not None:
-        if number <= repository.highest:
-            raise TakenError(
-                f"v{number} was given before: a number is not used again; the next is "
-                f"v{repository.highest + 1}"
-            )
-        if number > repository.highest + 1 + most_skipped:
-            raise TakenError(
-                f"v{number} is not the next version: it is v{repository.highest + 1}. Versions are "
-                f"numbered one after the other; an admin may skip {MOST_SKIPPED:,} numbers"
-            )
-        _add_version(connection, repository, number, commit)
+    if is_version_folder(tag):
+        _add_version(connection, repository, version_number(tag) or 0, commit)
     move_ref(connection, repository.id, TAG, tag, commit)
 
 
-def delete_tag(
-    connection: Connection,
-    repository: HubRepository,
-    tag: str,
-    visitor: Visitor,
-    rules: NamespaceRules,
-) -> None:
+def delete_tag(connection: Connection, repository: HubRepository, tag: str) -> None:
     """Delete a tag; of a version, its files stay in the commits.
 
     Raises:
         MissingRevisionError: there is none.
-        DeniedError: only an admin may delete it.
     """
     if tag not in refs_of(connection, repository.id)[TAG]:
         raise MissingRevisionError(tag)
-    if is_version_folder(tag) or rules.protects(tag):
-        require_admin(visitor, repository, f"delete {tag}")
     _remove_tag(connection, repository, tag)
 
 
-def move_tag(
-    connection: Connection,
-    repository: HubRepository,
-    tag: str,
-    commit: str,
-    visitor: Visitor,
-    rules: NamespaceRules,
-) -> None:
+def move_tag(connection: Connection, repository: HubRepository, tag: str, commit: str) -> None:
     """Let a tag name a commit, whether it exists or not.
 
     Raises:
         TakenError: it is a version, which never moves.
-        DeniedError: only an admin may move it.
     """
     known = refs_of(connection, repository.id)[TAG].get(tag)
     if known == commit:
@@ -182,49 +150,71 @@ def move_tag(
     if known is not None:
         if is_version_folder(tag):
             raise TakenError(f"{tag} is a version, which never moves")
-        if rules.protects(tag):
-            require_admin(visitor, repository, f"move {tag}")
         _remove_tag(connection, repository, tag)
-    skipped = MOST_SKIPPED if visitor.may(ADMIN, repository.namespace) else 0
-    create_tag(connection, repository, tag, commit, most_skipped=skipped)
+    create_tag(connection, repository, tag, commit)
+
+
+def delete_branch(connection: Connection, repository: HubRepository, branch: str) -> None:
+    """Delete a branch; its commits stay.
+
+    Raises:
+        DeniedError: it is `main`.
+        MissingRevisionError: there is none.
+    """
+    if branch == MAIN:
+        raise DeniedError("the branch main is not deleted")
+    gone = connection.execute(
+        delete(refs).where(
+            refs.c.repository == repository.id, refs.c.kind == BRANCH, refs.c.name == branch
+        )
+    )
+    if not gone.rowcount:
+        raise MissingRevisionError(branch)
+    changes_of(connection).refs.add((repository.id, BRANCH, branch))
 
 
 def delete_version(
-    connection: Connection, folder: Blobs, repository: HubRepository, number: int, author: str
+    connection: Connection,
+    repository: HubRepository,
+    number: int,
+    author: str,
+    read: ReadBlob,
+    may_return: Callable[[Tree], bool] = lambda tree: True,
 ) -> None:
-    """Delete a version for good: no commit that remains has its files, unless another has the same.
+    """Delete a version for good: what no other version has of it is in no commit that remains.
+
+    Branches that had it get the files of the newest other version, unless `may_return` says that
+    these are not taken any more.
 
     Raises:
         MissingRevisionError: there is none.
     """
-    known = {v.number: v for v in versions_of(connection, repository.id, folder.read)}
+    known = {v.number: v for v in versions_of(connection, repository.id, read)}
     if number not in known:
         raise MissingRevisionError(f"v{number}")
     gone = known.pop(number)
-    others = known.values()
-    if any(v.commit == gone.commit or v.digest == gone.digest != "" for v in others):
-        _remove_tag(connection, repository, gone.name)
-        return
-    for branch in refs_of(connection, repository.id)[BRANCH]:
-        _leave_head(connection, folder, repository, branch, gone, [*others], author)
+    trees = [_tree_of(connection, repository, each) for each in known.values()]
+    kept_by_others = {blob.sha256 for tree in trees for blob in tree.values()}
+    private = {
+        blob.sha256
+        for path, blob in _tree_of(connection, repository, gone).items()
+        if path == MANIFEST_FILE or is_weights(path)
+    } - kept_by_others
+    older = trees[-1] if trees and may_return(trees[-1]) else {}
+    for branch in refs_of(connection, repository.id)[BRANCH] if private else ():
+        _leave_head(connection, repository, branch, private, older, gone.name, author)
     own = commits.c.repository == repository.id
     rows = connection.execute(select(commits.c.oid, commits.c.tree).where(own)).all()
     kept: set[str] = set()
     for row in rows:
-        tree = read_tree(connection, row.tree)
-        if row.oid == gone.commit or (gone.digest and _digest(tree) == gone.digest):
-            connection.execute(
-                update(commits).where(own, commits.c.oid == row.oid).values(is_removed=True)
-            )
-            connection.execute(
-                delete(refs).where(
-                    refs.c.repository == repository.id,
-                    refs.c.kind == TAG,
-                    refs.c.commit == row.oid,
-                )
-            )
-        else:
-            kept |= {blob.sha256 for blob in tree.values()}
+        digests = {blob.sha256 for blob in read_tree(connection, row.tree).values()}
+        if not digests & private:
+            kept |= digests
+            continue
+        removed = (own, commits.c.oid == row.oid)
+        connection.execute(update(commits).where(*removed).values(is_removed=True))
+        here = (refs.c.repository == repository.id, refs.c.kind == TAG)
+        connection.execute(delete(refs).where(*here, refs.c.commit == row.oid))
     _remove_tag(connection, repository, gone.name)
     granted_here = grants.c.repository == repository.id
     had = connection.execute(
@@ -247,20 +237,13 @@ def check_ref_name(name: str) -> None:
         raise HubRefusal(f"{name} cannot be a tag: the versions are v1, v2, ...")
 
 
-def require_admin(visitor: Visitor, repository: HubRepository, what: str) -> None:
-    """Refuse what only an admin of the namespace may do.
-
-    Raises:
-        DeniedError: the visitor is none.
-    """
-    if not visitor.may(ADMIN, repository.namespace):
-        raise DeniedError(f"only an admin of {repository.name.partition('/')[0]} may {what}")
-
-
 def _add_version(
     connection: Connection, repository: HubRepository, number: int, commit: str
 ) -> None:
     tree = read_tree(connection, commit_at(connection, repository.id, commit).tree)
+    changes_of(connection).versions.append(
+        NewVersion(repository.id, number, commit, repository.highest)
+    )
     connection.execute(
         insert(versions).values(
             repository=repository.id,
@@ -276,35 +259,37 @@ def _add_version(
     )
 
 
+def _tree_of(connection: Connection, repository: HubRepository, version: HubVersion) -> Tree:
+    return read_tree(connection, commit_at(connection, repository.id, version.commit).tree)
+
+
 def _leave_head(
     connection: Connection,
-    folder: Blobs,
     repository: HubRepository,
     branch: str,
-    gone: HubVersion,
-    others: Sequence[HubVersion],
+    private: Set[str],
+    older: Tree,
+    gone: str,
     author: str,
 ) -> None:
-    """Commit the files of the newest other version, if a head has those of one to delete."""
+    """Commit the files of another version, if a head has some that are to be deleted."""
     head = branch_head(connection, repository.id, branch)
     assert head is not None
     tree = read_tree(connection, head.tree)
-    if _digest(tree) != gone.digest and head.oid != gone.commit:
+    wrong = {path for path, blob in tree.items() if blob.sha256 in private}
+    if not wrong:
         return
-    change = CommitChange(f"Delete v{gone.number}")
-    older: Tree = {}
-    if others:
-        newest = commit_at(connection, repository.id, others[-1].commit)
-        older = read_tree(connection, newest.tree)
-    for path in _OF_A_VERSION:
+    change = CommitChange(f"Delete {gone}")
+    for path in sorted(wrong | {*_OF_A_VERSION}):
         if path in older:
             change.large[path] = (older[path].sha256, older[path].size)
         elif path in tree:
             change.removed.append(path)
-    write_commit(connection, folder, repository.id, branch, change, author)
+    write_commit(connection, repository.id, branch, change, author)
 
 
 def _remove_tag(connection: Connection, repository: HubRepository, tag: str) -> None:
+    changes_of(connection).refs.add((repository.id, TAG, tag))
     connection.execute(
         delete(refs).where(
             refs.c.repository == repository.id, refs.c.kind == TAG, refs.c.name == tag

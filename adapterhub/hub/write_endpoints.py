@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete
 from starlette.responses import Response
 
+from adapterhub.hub.accepted import parse_rules
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
 from adapterhub.hub.blobs import discard_staged
 from adapterhub.hub.calls import TOKEN, HubCall, HubRoute, json_answer
@@ -17,13 +17,9 @@ from adapterhub.hub.commits import (
     refs_of,
     write_commit,
 )
+from adapterhub.hub.gate import check_moved
 from adapterhub.hub.listings import refresh_listing, remove_listing
-from adapterhub.hub.refusals import (
-    DeniedError,
-    HubRefusal,
-    MissingRevisionError,
-    TakenError,
-)
+from adapterhub.hub.refusals import HubRefusal, TakenError
 from adapterhub.hub.repositories import (
     create_repository,
     delete_repository,
@@ -33,14 +29,7 @@ from adapterhub.hub.repositories import (
     set_private,
     visible_repository,
 )
-from adapterhub.hub.tables import refs
-from adapterhub.hub.versions import (
-    MOST_SKIPPED,
-    check_ref_name,
-    create_tag,
-    delete_tag,
-    require_admin,
-)
+from adapterhub.hub.versions import check_ref_name, create_tag, delete_branch, delete_tag
 
 _BODY = 1 << 20
 _TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}
@@ -56,7 +45,7 @@ def add_repository(call: HubCall) -> Response:
     is_private = visibility in ("private", "protected") or bool(fields.get("private"))
     staged = call.hub.blobs.stage(ATTRIBUTES)
     try:
-        with call.hub.database.writing() as connection:
+        with call.changing() as connection:
             owner = owner_for_writing(connection, name, call.visitor)
             known = find_repository(connection, type, name)
             if known is not None:
@@ -65,7 +54,7 @@ def add_repository(call: HubCall) -> Response:
             made = create_repository(connection, type, name, owner, is_private=is_private)
             change = CommitChange("Create the repository", files={".gitattributes": staged})
             user = call.visitor.user
-            write_commit(connection, call.hub.blobs, made.id, MAIN, change, user)
+            write_commit(connection, made.id, MAIN, change, user)
             refresh_listing(connection, made, call.hub.blobs.read)
             call.note(connection, "create repository", made.path)
     finally:
@@ -78,7 +67,7 @@ def add_repository(call: HubCall) -> Response:
 def remove_repository(call: HubCall) -> Response:
     """Delete a repository."""
     type, name = _type_of(call), _full_name(call)
-    with call.hub.database.writing() as connection:
+    with call.changing() as connection:
         found = visible_repository(connection, type, name, call.visitor, ADMIN)
         remove_listing(connection, found.id)
         delete_repository(connection, found)
@@ -89,7 +78,13 @@ def remove_repository(call: HubCall) -> Response:
 def rename_repository(call: HubCall) -> Response:
     """Give a repository another name, in a namespace in which the visitor may create one."""
     source, target, type = call.text("fromRepo"), call.text("toRepo"), _type_of(call)
-    with call.hub.database.writing() as connection:
+    with call.hub.database.reading() as connection:
+        found = visible_repository(connection, type, source, call.visitor, ADMIN)
+        owner = owner_for_writing(connection, target, call.visitor)
+    checked = None
+    if owner.id != found.namespace:
+        checked = check_moved(call.hub, found, parse_rules(owner.rules))
+    with call.changing(checked) as connection:
         found = visible_repository(connection, type, source, call.visitor, ADMIN)
         owner = owner_for_writing(connection, target, call.visitor)
         moved = move_repository(connection, found, target, owner)
@@ -106,10 +101,10 @@ def change_settings(call: HubCall) -> Response:
     visibility = fields.get("visibility")
     wanted = visibility == "private" if visibility is not None else fields.get("private")
     if isinstance(wanted, bool):
-        with call.hub.database.writing() as connection:
-            set_private(connection, call.repository, wanted)
-            found = find_repository(connection, call.repository.type, call.repository.name)
-            assert found is not None
+        with call.changing() as connection:
+            found = call.current(connection)
+            set_private(connection, found, wanted)
+            found = call.current(connection)
             refresh_listing(connection, found, call.hub.blobs.read)
             call.note(connection, "make private" if wanted else "make public", found.path)
     return json_answer({})
@@ -118,11 +113,10 @@ def change_settings(call: HubCall) -> Response:
 def add_tag(call: HubCall) -> Response:
     """Create a tag of a revision."""
     tag = call.text("tag")
-    with call.hub.database.writing() as connection:
+    with call.changing() as connection:
         repository = call.current(connection)
         commit = commit_at(connection, repository.id, call.values["rev"])
-        skipped = MOST_SKIPPED if call.visitor.may(ADMIN, repository.namespace) else 0
-        create_tag(connection, repository, tag, commit.oid, most_skipped=skipped)
+        create_tag(connection, repository, tag, commit.oid)
         refresh_listing(connection, repository, call.hub.blobs.read)
         call.note(connection, "create tag", f"{repository.path}@{tag}")
     return json_answer({})
@@ -131,9 +125,9 @@ def add_tag(call: HubCall) -> Response:
 def remove_tag(call: HubCall) -> Response:
     """Delete a tag."""
     tag = call.values["rev"]
-    with call.hub.database.writing() as connection:
+    with call.changing() as connection:
         repository = call.current(connection)
-        delete_tag(connection, repository, tag, call.visitor, call.rules(connection))
+        delete_tag(connection, repository, tag)
         refresh_listing(connection, repository, call.hub.blobs.read)
         call.note(connection, "delete tag", f"{repository.path}@{tag}")
     return json_answer({})
@@ -145,31 +139,24 @@ def add_branch(call: HubCall) -> Response:
     check_ref_name(name)
     if name.startswith("v") and name[1:].isdecimal():
         raise HubRefusal(f"{name} is the name of a version, not of a branch")
-    with call.hub.database.writing() as connection:
-        known = refs_of(connection, call.repository.id)
+    with call.changing() as connection:
+        repository = call.current(connection)
+        known = refs_of(connection, repository.id)
         if any(name in each for each in known.values()):
             raise TakenError(f"{name} exists already")
-        commit = commit_at(connection, call.repository.id, start)
-        move_ref(connection, call.repository.id, BRANCH, name, commit.oid)
-        call.note(connection, "create branch", f"{call.repository.path}@{name}")
+        commit = commit_at(connection, repository.id, start)
+        move_ref(connection, repository.id, BRANCH, name, commit.oid)
+        call.note(connection, "create branch", f"{repository.path}@{name}")
     return json_answer({})
 
 
 def remove_branch(call: HubCall) -> Response:
     """Delete a branch other than `main`."""
     name = call.values["rev"]
-    if name == MAIN:
-        raise DeniedError("the branch main is not deleted")
-    with call.hub.database.writing() as connection:
-        require_admin(call.visitor, call.repository, f"delete the branch {name}")
-        gone = connection.execute(
-            delete(refs).where(
-                refs.c.repository == call.repository.id, refs.c.kind == BRANCH, refs.c.name == name
-            )
-        )
-        if not gone.rowcount:
-            raise MissingRevisionError(name)
-        call.note(connection, "delete branch", f"{call.repository.path}@{name}")
+    with call.changing() as connection:
+        repository = call.current(connection)
+        delete_branch(connection, repository, name)
+        call.note(connection, "delete branch", f"{repository.path}@{name}")
     return json_answer({})
 
 

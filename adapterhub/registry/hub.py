@@ -52,6 +52,7 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.files.tensor_file import TENSORS_FILE
+from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
@@ -69,6 +70,8 @@ from adapterhub.registry.other_formats import (
     foreign_digest,
 )
 from adapterhub.registry.published_files import (
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
     PUBLISHED,
     SIGNATURES_FOLDER,
     YANKED_FILE,
@@ -93,6 +96,8 @@ from adapterhub.registry.tokens import token_for
 
 MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
+_BESIDE = (CONFIG_FILE, PEFT_TENSORS, BESIDE_FILE, BESIDE_SIGNATURE)
+"""Files of another library beside a manifest, which the next version replaces or removes."""
 _LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_SMALL_FILE_BYTES = 2 * MAX_CARD_BYTES  # a card gets metadata when it is pushed
 
@@ -441,7 +446,10 @@ class HubStore:
         _refuse_second_backbone(entries, entry)
         card = hub_card(files[CARD_FILE], entry)
         message = f"Publish {version}: {' + '.join(entry.methods)}"
-        commit = self._writer.commit(name, {**files, **tensors, CARD_FILE: card}, message, head)
+        new: dict[str, bytes | Path] = {**files, **tensors, CARD_FILE: card}
+        old = self._reader.listing(name, head) if head and entries else {}
+        stale = [file for file in _BESIDE if file in old and file not in new]
+        commit = self._writer.commit(name, new, message, head, stale)
         # Never moved: if two writers chose the same number, the second is refused.
         self._writer.create_tag(name, version, commit)
         return commit

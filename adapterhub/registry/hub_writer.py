@@ -8,14 +8,21 @@ Hub's metadata in addition to its text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    EvalResult,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+)
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
@@ -73,19 +80,26 @@ class HubWriter:
             self._api.create_repo(name, private=private, exist_ok=True)
 
     def commit(
-        self, name: str, files: Mapping[str, bytes | Path], message: str, head: str | None
+        self,
+        name: str,
+        files: Mapping[str, bytes | Path],
+        message: str,
+        head: str | None,
+        removed: Collection[str] = (),
     ) -> str:
         """Commit files to `main`; return the commit.
 
-        `files` has contents, or the file that has them, by name. `head` must still be the head.
+        `files` has contents, or the file that has them, by name; `removed` has the names of files
+        to remove. `head` must still be the head.
         """
         with self._guarded(name), ExitStack() as stack:
             if self._base != DEFAULT_HUB:
                 stack.enter_context(_without_words_on_xet())
-            operations = [
+            operations: list[CommitOperationAdd | CommitOperationDelete] = [
                 CommitOperationAdd(path, self._sent(data, stack))
                 for path, data in sorted(files.items())
             ]
+            operations += [CommitOperationDelete(path, is_folder=False) for path in removed]
             commit = self._api.create_commit(
                 name, operations, commit_message=message, parent_commit=head, revision="main"
             )

@@ -32,7 +32,7 @@ from adapterhub.files.manifest import (
     to_json,
 )
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
-from adapterhub.files.signature import PrivateKey
+from adapterhub.files.signature import PrivateKey, read_signatures
 from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
 from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 from adapterhub.registry.local import LocalRegistry
@@ -46,6 +46,7 @@ from adapterhub.registry.stores import registry_at, store_of
 
 _MOST = 10_000  # versions for one backbone that are compared
 _NOT_REQUESTED = "it was published without peft's files"
+_NOT_SIGNED = "its signature does not cover peft's files; push --sign KEY adds and signs them"
 
 Note = Callable[[str], None]
 """Receives one-line messages for the user that are not errors."""
@@ -146,7 +147,8 @@ def push(
     """Publish the adapter in a folder on a hub, as one commit.
 
     The commit holds our files, a card and, if peft can express the adapter, peft's two files, which
-    make the repository loadable with plain peft. If it cannot, or if peft is installed and computes
+    make the repository loadable with plain peft. `sign` signs these, too; a folder that was signed
+    before is pushed without them. If it cannot, or if peft is installed and computes
     other outputs, `note` and the card give the reason.
 
     Args:
@@ -177,7 +179,10 @@ def push(
     on = published_foundations(source, read_manifest(source), store, parsed)
     beside: dict[str, bytes] = {}
     in_peft = InPeft(None, (_NOT_REQUESTED,))
-    if peft:
+    if peft and sign is None and read_signatures(source):
+        in_peft = InPeft(None, (_NOT_SIGNED,))
+        note(_peft_note(in_peft))
+    elif peft:
         beside, in_peft = peft_files(source, backbone)
         note(_peft_note(in_peft))
     allowed = tuple(allow_findings)

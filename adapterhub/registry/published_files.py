@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Annotated
 
 from adapterhub.backbones.origins import SHA256
+from adapterhub.config.options import to_dict
 from adapterhub.errors import FileError
+from adapterhub.files import schema
 from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
@@ -53,9 +57,42 @@ PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 # after a version, one file for each, such as v3.sig.
 YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"
+# Of a repository on a hub: the files of another library that were pushed beside a manifest, and the
+# signatures of that list, by whoever signed the manifest.
+BESIDE_FILE, BESIDE_SIGNATURE = "beside.json", "beside.sig"
 MAX_YANKED_BYTES = 1 << 20
 MAX_DATE_BYTES = 64
 _STAMP_DIGITS = 32
+MAX_BESIDE_BYTES = 16 << 10
+_digest = schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")
+_file_name = schema.text(r"[A-Za-z0-9_.-]{1,100}", "the name of a file")
+
+
+@dataclass(frozen=True)
+class FilesBeside:
+    """Files that were pushed beside a manifest: their digests by name, and the manifest's."""
+
+    manifest: Annotated[str, _digest]
+    files: Annotated[Mapping[str, str], schema.mapping(_file_name, _digest)]
+    version: Annotated[int, schema.integer(1, 1)] = 1
+
+
+def beside_bytes(manifest: str, files: Mapping[str, bytes]) -> bytes:
+    """Return the list of files that are pushed beside the manifest with a digest."""
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return schema.canonical_json(to_dict(FilesBeside(manifest, digests)))
+
+
+def parse_beside(data: bytes) -> FilesBeside:
+    """Parse the list of files beside a manifest.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    found, offenders = schema.parse_record(FilesBeside, data, MAX_BESIDE_BYTES)
+    if found is None:
+        raise FileError(f"{BESIDE_FILE} is not a list of files", offenders=offenders)
+    return found
 
 
 def entry_of(

@@ -5,6 +5,7 @@ A signature is made of an adapter in a folder, in a local registry, or on public
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -31,7 +32,10 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.registry.published_files import (
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
     PUBLISHED,
+    beside_bytes,
     digest_of,
     merged_signatures,
     name_to_publish,
@@ -129,10 +133,24 @@ def put_signed(
     published, version = _version_of(store, folder, publication, digest)
     if private is not None:
         carried.append(sign_statement(Statement(digest, publication.name, version), private))
+        publication = _with_signed_files(publication, digest, version, private)
     entry = _put_with(store, folder, replace(publication, version=version), carried)
     if published:
         store.add_signatures(entry, carried)
     return entry
+
+
+def _with_signed_files(
+    publication: Publication, digest: str, version: str, key: PrivateKey
+) -> Publication:
+    """Sign a list of the files of another library that are pushed beside the manifest."""
+    if not publication.beside:
+        return publication
+    data = beside_bytes(digest, publication.beside)
+    statement = Statement(hashlib.sha256(data).hexdigest(), publication.name, version)
+    signature = signatures_to_json([sign_statement(statement, key)])
+    signed = {BESIDE_FILE: data, BESIDE_SIGNATURE: signature}
+    return replace(publication, beside={**publication.beside, **signed})
 
 
 def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str | None) -> Signature:

@@ -29,8 +29,10 @@ from alembic.runtime import migration
 from adapterhub.hub import backups, blobs, copies, database, housekeeping, state, upstream
 from adapterhub.hub.accounts import create_namespace, find_owner
 from adapterhub.hub.backups import backup_hub, upgrade_hub
+from adapterhub.hub.changes import changes_of
 from adapterhub.hub.commits import CommitChange, branch_head, grant, write_commit
 from adapterhub.hub.copies import Copies
+from adapterhub.hub.gate import changing
 from adapterhub.hub.housekeeping import collect, verify_hub
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
 from adapterhub.hub.state import (
@@ -70,13 +72,13 @@ class Place:
             commit(hub, "acme/kept", KEPT)
             for number in range(3):
                 commit(hub, f"acme/gone-{number}", {"x.md": b"x%d" % number})
-            with hub.database.writing() as connection:
+            with changing(hub) as connection:
                 for number in range(3):
                     found = find_repository(connection, "models", f"acme/gone-{number}")
                     delete_repository(connection, found)
                 known = find_repository(connection, "models", "acme/kept")
                 staged = hub.blobs.stage(b"never committed")
-                hub.blobs.put(staged)
+                changes_of(connection).files.append(staged)
                 grant(connection, known.id, [staged.info], is_committed=False)
             (hub.blobs.incoming / "half").write_bytes(b"half of a file")
             shutil.copytree(made, self.template)  # as a server that was killed leaves it
@@ -204,13 +206,13 @@ def other_hub() -> Iterator[str]:
 
 def commit(hub: Hub, name: str, files: dict[str, bytes]) -> None:
     """Commit files, as a push that was acknowledged."""
-    with hub.database.writing() as connection:
+    with changing(hub) as connection:
         owner = find_owner(connection, "acme") or create_namespace(connection, "acme", "org")
         found = find_repository(connection, "models", name) or create_repository(
             connection, "models", name, owner, is_private=False
         )
         change = CommitChange(files={path: hub.blobs.stage(data) for path, data in files.items()})
-        write_commit(connection, hub.blobs, found.id, "main", change, "ada")
+        write_commit(connection, found.id, "main", change, "ada")
 
 
 def is_new(folder: Path) -> bool:

@@ -36,6 +36,7 @@ def make_first(connection: Connection) -> None:
     for statement in (
         "DROP TABLE sessions",
         "DROP TABLE renamed",
+        "DROP TABLE promises",
         "ALTER TABLE namespaces DROP COLUMN is_disabled",
         "DELETE FROM settings WHERE key LIKE 'highest id of %'",
         "UPDATE alembic_version SET version_num = '0001'",

@@ -1,4 +1,4 @@
-"""Sessions that end on the server, users who are disabled, and earlier names of repositories."""
+"""Sessions that end on the server, disabled users, earlier names, and room kept for uploads."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add the tables of sessions and of earlier names, and the mark of a disabled user."""
+    """Add the tables of sessions, earlier names and promises, and the mark of a disabled user."""
 
     def words(length: int) -> Any:
         return sa.String(length).with_variant(sa.Text(collation="C"), "postgresql")
@@ -40,3 +40,15 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_renamed_repository", "renamed", ["repository"])
+    op.create_table(
+        "promises",
+        sa.Column(
+            "repository",
+            sa.Integer(),
+            sa.ForeignKey("repositories.id", ondelete="CASCADE"),
+            primary_key=True,
+        ),
+        sa.Column("sha256", words(64), primary_key=True),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("expires", words(20), nullable=False),
+    )
