@@ -349,7 +349,7 @@ def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tu
     """Return the 95 % interval of a method's score."""
     over_rows = runs.shared_variance if spread else runs.row_variance
     found = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
-    low, high = score_interval(runs.score, value, found, runs.rows)
+    low, high = score_interval(runs.score, value, found, runs.rows, of_rows=spread is None)
     if runs.score.pseudo_rows is None:
         return low, high
     # Of rows and seeds: Zou & Donner 2008, https://doi.org/10.1002/sim.3095.

@@ -182,6 +182,12 @@ def _class_pseudo_rows(sums: Numbers) -> Numbers:
     return found
 
 
+def _set_pseudo_rows(sums: Numbers) -> Numbers:
+    """Return a right row, one with something wrong in addition, and one that misses something."""
+    rows: Numbers = np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    return rows
+
+
 def with_classes(columns: Numbers, count: int) -> Numbers:
     """Return the columns of a score by class with those of classes that no row has."""
     parts = np.split(columns, 3, axis=1)
@@ -279,7 +285,7 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
     ),
     "choices": (_ACCURACY, *_RANKING),
     "sets": (
-        RowScore("micro_f1", _each(_set_columns), _f1),
+        RowScore("micro_f1", _each(_set_columns), _f1, pseudo_rows=_set_pseudo_rows),
         RowScore("exact_match", _each(_same_set), _mean),
     ),
     "numbers": (
@@ -288,9 +294,9 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
         *_RANKING,
     ),
     "spans": (
-        RowScore("f1", _each(_span_columns), _f1),
-        RowScore("precision", _each(_span_columns), _mean),
-        RowScore("recall", _each(_span_columns), _recall),
+        RowScore("f1", _each(_span_columns), _f1, pseudo_rows=_set_pseudo_rows),
+        RowScore("precision", _each(_span_columns), _mean, pseudo_rows=_set_pseudo_rows),
+        RowScore("recall", _each(_span_columns), _recall, pseudo_rows=_set_pseudo_rows),
     ),
     "texts": (
         RowScore("mean score", _TEXT_SCORE, _mean),

@@ -1,12 +1,14 @@
 """The error of one score over the rows that it is of: by the jackknife, and Wilson's interval.
 
+Scores without an upper bound, such as losses, have an interval that is longer upwards.
+
 It is that of one run, on other rows of the same kind. `adapterhub bench` has the spread over seeds
 too (`bench/statistics.py`), and takes influence and interval from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import (
     LARGEST,
     Numbers,
+    Outcome,
     RowScore,
     grouped_columns,
     row_scores,
@@ -23,6 +26,8 @@ from adapterhub.pages.row_scores import (
 )
 
 LEVEL = 0.05
+_STEEPEST = 2.0  # of an interval by logarithms: two rows say next to nothing
+_PLENTY = 30  # rows, or entities, of each kind that is counted: none of them is rare
 _PSEUDO = 0.5  # rows of each class that are added, right and wrong, for the variance
 _SAME = 1e-3  # by which a metric and the score of its rows may differ: texts are cut in the file
 
@@ -68,16 +73,26 @@ def influence_of_rows(score: RowScore, columns: Numbers) -> Numbers:
 
 
 def score_interval(
-    score: RowScore, value: float, found: Uncertainty, rows: int
+    score: RowScore, value: float, found: Uncertainty, rows: int, *, of_rows: bool = True
 ) -> tuple[float, float]:
-    """Return the 95 % interval of a score, inside its bounds."""
+    """Return the 95 % interval of a score, inside its bounds.
+
+    Rows of a score without an upper bound are skewed, and few of them rarely have the largest. An
+    interval `of_rows` alone, not of seeds too, reaches up as that of the score's logarithm does.
+    """
     low, high = score.low, score.high
     if np.isinf(high):
         half = found.quantile * found.error
-        return max(value - half, low), value + half
+        upper = value * _above(half / value) if of_rows and value > 0 else value + half
+        return max(value - half, low), upper
     width = high - low
     ends = _wilson((value - low) / width, found, found.variance / width**2, rows)
     return low + width * ends[0], low + width * ends[1]
+
+
+def _above(part: float) -> float:
+    """Return exp(part), and from the exponent `_STEEPEST` on its tangent."""
+    return float(np.exp(min(part, _STEEPEST)) * (1 + max(part - _STEEPEST, 0.0)))
 
 
 def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
@@ -105,11 +120,11 @@ def _of_share(share: float, extra: float) -> tuple[float, float]:
 def score_error(score: RowScore, columns: Numbers) -> ScoreError:
     """Return the error of a score of one run.
 
-    There is no interval of one row, nor where no row changes a score between its bounds: the rows
-    then do not tell how much it varies.
+    There is no interval of one row, nor of rows without what is counted, nor where no row changes a
+    score between its bounds: the rows then do not tell how much it varies.
     """
     rows = len(columns)
-    if rows < 2 or not np.abs(columns).max(initial=0.0) < LARGEST / rows:
+    if rows < 2 or not columns.any() or not np.abs(columns).max(initial=0.0) < LARGEST / rows:
         return ScoreError(rows)
     value = float(score.summarize(columns.sum(0)))
     influence = influence_of_rows(score, columns)
@@ -131,7 +146,7 @@ def rare_interval(score: RowScore, columns: Numbers) -> tuple[float, float]:
     Wilson's with the number of rows that would have it.
     """
     value, rows = float(score.summarize(columns.sum(0))), len(columns)
-    if score.pseudo_rows is None or not np.isfinite(score.high):
+    if score.pseudo_rows is None or columns.sum(0).min(initial=_PLENTY) >= _PLENTY:
         return value, value
     size = max(columns.sum() / 2 / rows, 1.0) if rows else 1.0
     pseudo = score.pseudo_rows(columns.sum(0)) * size * _PSEUDO
@@ -164,9 +179,31 @@ def score_errors(
     return found
 
 
+def spearman_error(value: float, rows: Sequence[Outcome]) -> ScoreError:
+    """Return the error of a correlation of ranks, which is no function of sums over rows.
+
+    By Fisher's z, whose variance for ranks is (1 + r^2 / 2) / (n - 3) (Bonett & Wright 2000,
+    Psychometrika 65(1)). Rows of groups are not drawn one by one, and have no interval.
+    """
+    count = len(rows)
+    if count < 5 or not abs(value) < 1 or "group" in rows[0]:
+        return ScoreError(count)
+    half = _normal_quantile() * np.sqrt((1 + value**2 / 2) / (count - 3))
+    low, high = np.tanh(np.arctanh(value) - half), np.tanh(np.arctanh(value) + half)
+    return ScoreError(count, float(low), float(high))
+
+
+def _normal_quantile() -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri(1 - LEVEL / 2))
+
+
 def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
     file = part.predictions
     score = row_scores(file.kind).get(name) if file else None
+    if file is not None and name == "spearman" and file.kind == "numbers":
+        return spearman_error(value, file.rows)
     if file is None or score is None:
         return ScoreError(part.count)
     try:

@@ -211,16 +211,16 @@ def test_the_weights_of_experts_have_no_gate():
         ah.attach(model, "unipelt(sites=[ffn.experts.down])")
 
 
-@rotate(("architecture", "other", "first"), [
-    (a, o, f) for a in ("bert", "gpt2", "llama", "t5")
-    for o in ("pfeiffer", "houlsby", "madx", "prefix", "lora", "mam", "unipelt")
+@rotate(("combined", "architecture", "other", "first"), [
+    (c, a, o, f) for c in ("unipelt", "mam") for a in ("bert", "gpt2", "llama", "t5")
+    for o in ("pfeiffer", "houlsby", "madx", "prefix", "lora", "scaled-parallel", "mam", "unipelt")
     for f in (True, False)
 ], 8)  # fmt: skip
-def test_beside_another_method_it_works_or_is_refused(architecture, other, first):
+def test_combined_methods_beside_others_work_or_are_refused(combined, architecture, other, first):
     """Two methods of one kind at one site would have one place: the second would hide the first."""
     model, inputs = tiny_models.model(architecture), tiny_models.batch()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    methods = [METHODS["unipelt"].example(), METHODS[other].example()]
+    methods = [METHODS[combined].example(), METHODS[other].example()]
     try:
         adapter = ah.attach(model, methods if first else methods[::-1])
     except AttachError as error:
