@@ -9,12 +9,13 @@ lora(sites=[attn.q, attn.v]) lists need no quotes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from adapterhub.config.options import is_neutral, options_of, to_dict
 from adapterhub.config.spec import call_text, parse_calls, spec_error
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError, FileError, one_line
 from adapterhub.methods._base import METHODS, Method, method_class
 from adapterhub.methods._other_names import option_names, read_method_options
 
@@ -49,7 +50,7 @@ def method_calls(spec: Spec) -> list[Method | tuple[str, Any]]:
     if isinstance(spec, type) and issubclass(spec, Method):
         return [spec()]
     if hasattr(spec, "peft_type"):
-        raise _of_peft(spec)
+        return [_of_peft(spec)]
     if isinstance(spec, str):
         return [*parse_calls(spec, "method", EXAMPLES)]
     if isinstance(spec, Mapping) and spec:
@@ -76,23 +77,55 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
 
 
 _PEFT_OPTIONS = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+_PEFT_KINDS = {"use_rslora": "rslora", "use_dora": "dora"}
+# What does not change which weights are trained, or how.
+_PEFT_RECORDS = frozenset(
+    {"task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path",
+     "revision", "inference_mode", "runtime_config", "fan_in_fan_out", "megatron_core"}
+)  # fmt: skip
 
 
-def _of_peft(config: Any) -> ConfigError:
-    """Build the error for a configuration of peft: what to type in its place."""
+def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
+    """Return the method that a configuration of peft means: LoRA, rsLoRA or DoRA at named modules.
+
+    Without `target_modules`, the sites are the method's own default.
+
+    Raises:
+        ConfigError: the configuration is of another method, or has options whose meaning is not
+            that of one of ours; the error says what to type.
+    """
     kind = str(getattr(config.peft_type, "value", config.peft_type)).lower()
-    name = "dora" if getattr(config, "use_dora", False) else kind.replace("_tuning", "")
+    kinds = [ours for own, ours in _PEFT_KINDS.items() if getattr(config, own, False)]
+    name = kinds[0] if kinds else kind.replace("_tuning", "")
     hint = "adapterhub methods lists ours; a saved adapter of peft is read by adapterhub import"
+    used: dict[str, Any] = {}
     if name in METHODS:
         fields = {option.name for option in options_of(METHODS[name])}
         given = {ours: getattr(config, own, None) for own, ours in _PEFT_OPTIONS.items()}
         used = {n: v for n, v in given.items() if n in fields and v is not None}
+        targets = getattr(config, "target_modules", None)
+        if isinstance(targets, Collection) and not isinstance(targets, str):
+            used["sites"] = sorted(targets)
         hint = f"attach(model, {call_text(name, used)!r})"
-        if getattr(config, "target_modules", None):
-            hint += ", with sites=[attn.q, attn.v] for target_modules"
-    return ConfigError(
-        f"{type(config).__name__} is a configuration of peft", expected=EXAMPLES, hint=hint
+    unread = _unread_of_peft(config) if kind == "lora" and len(kinds) < 2 else ["peft_type"]
+    if not unread:
+        return name, used
+    raise ConfigError(
+        f"{type(config).__name__} is a configuration of peft that is not translated",
+        offenders=[f"{own}: {one_line(str(getattr(config, own, '')), 80)}" for own in unread],
+        expected=EXAMPLES,
+        hint=hint,
     )
+
+
+def _unread_of_peft(config: Any) -> list[str]:
+    """Return the options of a LoRA configuration that are neither translated nor the default."""
+    usual = type(config)()
+    read = {*_PEFT_OPTIONS, *_PEFT_KINDS, *_PEFT_RECORDS}
+    if not isinstance(config.target_modules, str):  # "all-linear", or a regular expression
+        read.add("target_modules")
+    names = [field.name for field in dataclasses.fields(config) if field.name not in read]
+    return [each for each in names if getattr(config, each) != getattr(usual, each)]
 
 
 def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:

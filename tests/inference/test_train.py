@@ -181,23 +181,3 @@ def test_a_dtype_as_people_write_it(backbone: Path, dtype: Any) -> None:
 def test_what_is_unclear_is_refused_in_a_sentence(backbone: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ah.load_backbone(backbone, task="classification", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"r": 4, "lora_alpha": 8}, r"lora\(rank=4, alpha=8"),
-        ({"r": 4, "use_dora": True}, r"dora\(rank=4"),
-        ({"target_modules": ["query"]}, "sites="),
-    ],
-)
-def test_a_configuration_of_peft_names_ours(
-    backbone: Path, options: dict[str, Any], words: str
-) -> None:
-    peft = pytest.importorskip("peft")
-    model, _ = ah.load_backbone(backbone)
-    with pytest.raises(ConfigError, match=words):
-        ah.attach(model, peft.LoraConfig(**options))
-    for config in (peft.IA3Config(), peft.PrefixTuningConfig(), peft.VeraConfig()):
-        with pytest.raises(ConfigError, match="configuration of peft"):
-            ah.attach(model, config)

@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 import typing
 
+import peft
 import pytest
+import tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import ALL
@@ -132,3 +134,49 @@ def test_any_options_survive_the_text(name, data):
     text = call_text(name, options)
     if len(text) <= MAX_CHARACTERS:
         assert parse_calls(text, "method", "") == [(name, options)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning:peft")
+@pytest.mark.parametrize(
+    ("options", "architecture"),
+    [
+        ({"r": 4, "target_modules": ["q_proj", "v_proj"]}, "llama"),
+        ({"r": 2, "lora_alpha": 7, "lora_dropout": 0.1, "target_modules": ["c_attn"]}, "gpt2"),
+        ({"use_rslora": True, "target_modules": ["self.query", "output.dense"]}, "bert"),
+        (
+            {"use_dora": True, "target_modules": ["query"], "task_type": "FEATURE_EXTRACTION"},
+            "bert",
+        ),
+    ],
+)
+def test_a_configuration_of_peft_trains_what_it_trains_there(options, architecture):
+    config = peft.LoraConfig(**options)
+    adapter = ah.attach(tiny_models.model(architecture, "features"), config)
+    theirs = peft.get_peft_model(tiny_models.model(architecture, "features"), config)
+    expected = sorted(
+        tuple(p.shape) for p in theirs.parameters() if p.requires_grad and p.numel() > 0
+    )
+    assert sorted(tuple(t.shape) for t in adapter.tensors().values()) == expected
+    (method,) = adapter.methods
+    assert (method.rank, method.alpha) == (config.r, config.lora_alpha)
+    assert method.dropout == config.lora_dropout
+    assert method.name == ("dora" if config.use_dora else "rslora" if config.use_rslora else "lora")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (peft.LoraConfig(target_modules="all-linear"), "target_modules: all-linear"),
+        (peft.LoraConfig(rank_pattern={"q": 4}, bias="all"), "bias: all"),
+        (peft.LoraConfig(init_lora_weights="pissa"), "init_lora_weights: pissa"),
+        (peft.LoraConfig(modules_to_save=["head"]), "modules_to_save"),
+        (peft.LoraConfig(use_dora=True, use_rslora=True), "peft_type"),
+        (peft.IA3Config(), "peft_type"),
+        (peft.PrefixTuningConfig(num_virtual_tokens=3), "peft_type"),
+    ],
+)
+def test_a_configuration_of_peft_that_is_not_translated_names_why(config, named):
+    with pytest.raises(ConfigError, match="configuration of peft") as error:
+        parse_methods(config)
+    assert any(line.startswith(named) for line in error.value.offenders)
+    assert error.value.hint
