@@ -225,7 +225,7 @@ def _take(found: Estimate, cost: Cost) -> str:
         ends = [points_text(end, found.points) for end in (found.low, found.high)]
         parts[0] += f" (95 % interval {ends[0]} to {ends[1]})"
     if cost.trained == 0:
-        parts.append("not trained")
+        parts.append("without training the backbone")
     elif cost.trained < math.inf:
         parts += [f"{cost.trained:,} trained parameters", f"{time_words(cost.seconds)} of training"]
     return f"Take {found.method}: {', '.join(parts)}."

@@ -1,20 +1,27 @@
-"""Predictions without a model: the most frequent class, or the mean, of the training labels."""
+"""Predictions without a backbone: the most frequent class or the mean, and a bag of words."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from adapterhub.bench.records import PredictedRows
+from adapterhub.data.examples import Example
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.predictions import GROUP
 
+B = TypeVar("B")
+
 CONSTANTS = "constants.json"
+BAG_OF_WORDS = "bag_of_words.json"
+MOST_FITTED = 20_000  # rows: half a minute
+_WORD = r"\w+|[^\w\s]"
 _OF_ROWS = (GROUP, "query")  # what of test rows no prediction changes
 
 
@@ -68,10 +75,96 @@ def _most_frequent(labels: Sequence[Any]) -> tuple[Any, int]:
     return min(Counter(labels).items(), key=lambda item: (-item[1], item[0]))
 
 
-def write_constants(folder: Path, constants: Mapping[str, Constant]) -> None:
-    """Write the constants of a study's tasks, so that its report needs no training data."""
-    content = {task: asdict(constant) for task, constant in constants.items()}
-    replace_file(folder / CONSTANTS, f"{json.dumps(content)}\n".encode())
+@dataclass(frozen=True)
+class BagOfWords:
+    """What a linear model on words predicts: a baseline of seconds, without a backbone.
+
+    Words and pairs of words are weighted by TF-IDF (with 1 + log tf). Classes are those of logistic
+    regression, numbers of ridge regression. A pair of texts has features of its own for each text.
+
+    Attributes:
+        kind: one of `pages.predictions.KINDS`.
+        columns: what is predicted for the test rows, by the number of training rows.
+    """
+
+    kind: str
+    columns: Mapping[int, Mapping[str, list[Any]]]
+    name: ClassVar[str] = "bag of words"
+
+    def predict(self, rows: PredictedRows, trained: int) -> PredictedRows | None:
+        """Return the same test rows with these predictions; None without such training rows."""
+        found = self.columns.get(trained)
+        if found is None or len(found["prediction"]) != len(rows.columns["label"]):
+            return None
+        kept = {n: rows.columns[n] for n in ("label", *_OF_ROWS) if n in rows.columns}
+        columns = kept | {name: list(values) for name, values in found.items()}
+        if "output" in rows.columns:
+            columns["output"] = list(found["prediction"])
+        return PredictedRows(self.kind, columns)
+
+
+def bag_of_words(
+    kind: str, train: Mapping[int, Sequence[Any]], test: Sequence[Any]
+) -> BagOfWords | None:
+    """Fit a bag of words to each number of training rows; None for rows that are no texts.
+
+    At most `MOST_FITTED` rows are fitted, the first ones.
+    """
+    if kind not in ("classes", "numbers") or not all(
+        isinstance(example, Example) and example.label is not None
+        for examples in (*train.values(), test)
+        for example in examples
+    ):
+        return None
+    found = {
+        number: columns
+        for number, examples in train.items()
+        if (columns := predict_by_words(kind, examples[:MOST_FITTED], test))
+    }
+    return BagOfWords(kind, found) if found else None
+
+
+def predict_by_words(
+    kind: str, train: Sequence[Example], test: Sequence[Example]
+) -> dict[str, list[Any]] | None:
+    """Fit a bag of words to training rows; return what it predicts for others, by column.
+
+    None where there is nothing to fit: no word, or one class.
+    """
+    from scipy.sparse import hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    labels = [example.label for example in train]
+    if not test or len(set(labels)) < 2:
+        return None
+    features = []
+    for part in ("text", "pair"):
+        words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=_WORD)
+        texts, others = ([getattr(e, part) or "" for e in each] for each in (train, test))
+        with contextlib.suppress(ValueError):  # no text has a word
+            features.append((words.fit_transform(texts), words.transform(others)))
+    if not features:
+        return None
+    fitted, asked = (hstack(each, format="csr") for each in zip(*features, strict=True))
+    if kind == "numbers":
+        numbers = Ridge().fit(fitted, [float(label or 0.0) for label in labels]).predict(asked)
+        return {"prediction": [float(each) for each in numbers]}
+    model = LogisticRegression(C=10, max_iter=300).fit(fitted, [str(label) for label in labels])
+    likely = model.predict_proba(asked)
+    return {
+        "prediction": [str(each) for each in model.classes_[likely.argmax(1)]],
+        "score": [float(each) for each in likely.max(1)],
+    }
+
+
+def write_baselines(
+    folder: Path, constants: Mapping[str, Constant], words: Mapping[str, BagOfWords]
+) -> None:
+    """Write the baselines of a study's tasks, so that its report needs no training data."""
+    for name, found in ((CONSTANTS, constants), (BAG_OF_WORDS, words)):
+        content = {task: asdict(baseline) for task, baseline in found.items()}
+        replace_file(folder / name, f"{json.dumps(content)}\n".encode())
 
 
 def read_constants(folder: Path) -> dict[str, Constant]:
@@ -80,13 +173,31 @@ def read_constants(folder: Path) -> dict[str, Constant]:
     Raises:
         FileError: the file is broken.
     """
-    path = folder / CONSTANTS
+    return _read(folder / CONSTANTS, lambda fields: Constant(**fields))
+
+
+def read_bags_of_words(folder: Path) -> dict[str, BagOfWords]:
+    """Read the bags of words of a study's tasks; none if they were not written.
+
+    Raises:
+        FileError: the file is broken.
+    """
+    return _read(
+        folder / BAG_OF_WORDS,
+        lambda fields: BagOfWords(
+            str(fields["kind"]),
+            {int(n): dict(columns) for n, columns in fields["columns"].items()},
+        ),
+    )
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any]], B]) -> dict[str, B]:
     if not path.is_file():
         return {}
     try:
         content: Mapping[str, dict[str, Any]] = json.loads(path.read_bytes())
-        return {task: Constant(**fields) for task, fields in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return {task: parse(fields) for task, fields in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise FileError(
             f"{path} is broken: {error}",
             expected="the file as adapterhub bench wrote it",

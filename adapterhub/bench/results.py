@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from adapterhub.bench.advice import Cost, Recommendation, ShortRuns, recommend
-from adapterhub.bench.baselines import Constant
+from adapterhub.bench.baselines import BagOfWords, Constant
 from adapterhub.bench.cells import Group, expected_runs
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
@@ -102,10 +102,11 @@ def study_results(
     study: Study,
     records: Iterable[CellRecord],
     constants: Mapping[str, Constant],
+    words: Mapping[str, BagOfWords] | None = None,
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
 
-    `constants` has the constant prediction of each task that has one.
+    `constants` has the constant prediction of each task that has one, `words` its bag of words.
     """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
@@ -114,7 +115,9 @@ def study_results(
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
             group = [record for record in mine if record.cell.rows == rows]
-            result = _task_result(study, (task, rows), group, constants.get(task))
+            result = _task_result(
+                study, (task, rows), group, constants.get(task), (words or {}).get(task)
+            )
             found += [result] if result else []
     return tuple(found)
 
@@ -133,6 +136,7 @@ def _task_result(
     place: tuple[str, int],
     records: Sequence[CellRecord],
     constant: Constant | None,
+    words: BagOfWords | None,
 ) -> TaskResult | None:
     score = _score_of(records)
     if score is None:
@@ -143,10 +147,16 @@ def _task_result(
     runs = [method_runs(each, score, label in recorded) for label, each in results.items()]
     rows = next(r.rows for r in records if r.rows)
     data = next((each.data for each in runs if each.columns), "")  # they have the same rows
-    if constant is not None and constant.kind == rows.kind:
-        name, file = constant.name, _prediction_file(constant.predict(rows), data)
-        results[name] = MethodResult(name, _no_estimate(name, score))
-        runs.append(repeated_runs(name, [file], score, deterministic=True))
+    untrained = {
+        each.name: each.predict(rows, *of_rows)
+        for each, of_rows in ((words, (place[1],)), (constant, ()))
+        if each is not None and each.kind == rows.kind
+    }
+    for name, predicted in untrained.items():
+        if predicted is not None:
+            file = _prediction_file(predicted, data)
+            results[name] = MethodResult(name, _no_estimate(name, score))
+            runs.append(repeated_runs(name, [file], score, deterministic=True))
     compared = _compared(results, runs, study.baseline)
     costs = {name: _cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())

@@ -13,7 +13,7 @@ https://arxiv.org/abs/1610.01644, for probes). Rows of one group, such as a text
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,13 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, adapters, disabled, route
+from adapterhub.bench.baselines import BagOfWords, predict_by_words
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.errors import AdapterhubError, ConfigError, DataError
 from adapterhub.files.foundation import Foundation
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import row_score
+from adapterhub.pages.row_scores import RowScore, row_score
 from adapterhub.tasks import Encoded, Task
 from adapterhub.tasks._losses import model_inputs
 
@@ -66,6 +67,7 @@ class Suggestion:
         estimates: those of the adapters, the best one first.
         comparisons: of each adapter with the bare backbone, by its reference.
         unusable: why an adapter could not be probed, by its reference.
+        words: the estimate of a bag of words, which needs no backbone; None without words.
     """
 
     score: str
@@ -73,6 +75,7 @@ class Suggestion:
     estimates: tuple[Estimate, ...]
     comparisons: Mapping[str, PairedComparison]
     unusable: Mapping[str, str]
+    words: Estimate | None = None
 
     @property
     def best(self) -> str | None:
@@ -85,7 +88,8 @@ class Suggestion:
     @property
     def smallest(self) -> float | None:
         """The smallest difference that these rows can show, as a score."""
-        sizes = [pair.smallest for pair in self.comparisons.values() if pair.smallest is not None]
+        pairs = [self.comparisons[each.method] for each in self.estimates]
+        sizes = [pair.smallest for pair in pairs if pair.smallest is not None]
         return sorted(sizes)[len(sizes) // 2] if sizes else None
 
 
@@ -127,7 +131,11 @@ def suggest(
     bare, *others = estimate_all(runs)
     pairs = {pair.method: pair for pair in compare_with(runs[0], runs[1:])}
     ranked = sorted(others, key=lambda each: -(each.value or 0.0))
-    return Suggestion(runs[0].score.name, bare, tuple(ranked), pairs, unusable)
+    words = None
+    if by_words := _runs_by_words(encoded):  # aside: the comparisons are corrected for adapters
+        (words,) = estimate_all([by_words])
+        pairs |= {pair.method: pair for pair in compare_with(runs[0], [by_words])}
+    return Suggestion(runs[0].score.name, bare, tuple(ranked), pairs, unusable, words)
 
 
 def _load(
@@ -150,11 +158,38 @@ def _load(
 
 def _runs(name: str, features: Features, encoded: Encoded) -> RepeatedRuns:
     """Probe some features; the repeats differ in the division into folds."""
-    kind = str(encoded.task.outcomes)
-    examples = encoded.examples
+    kind, labels, groups = _labels(encoded)
+    files = linear_probe(features, labels, groups, kind)
+    return repeated_runs(name, files, _score(kind))
+
+
+def _runs_by_words(encoded: Encoded) -> RepeatedRuns | None:
+    """Fit a bag of words to the same rows in the same folds; None where there is nothing to fit."""
+    kind, labels, groups = _labels(encoded)
+    rows = encoded.examples
+
+    def fit(train: NDArray[Any], held: NDArray[Any]) -> list[Any]:
+        found = predict_by_words(kind, [rows[i] for i in train], [rows[i] for i in held])
+        if found is None:
+            raise DataError("no word")
+        return found["prediction"]
+
+    try:
+        files = _probe(fit, labels, groups, kind)
+    except DataError:
+        return None
+    return repeated_runs(BagOfWords.name, files, _score(kind))
+
+
+def _labels(encoded: Encoded) -> tuple[str, list[Any], Sequence[Hashable]]:
+    """Return the kind of the labels, the labels, and the groups of rows."""
+    kind, examples = str(encoded.task.outcomes), encoded.examples
     labels = [float(e.label) if kind == "numbers" else str(e.label) for e in examples]
-    files = linear_probe(features, labels, encoded.task.groups_of(examples), kind)
-    return repeated_runs(name, files, row_score(kind, "accuracy" if kind == "classes" else ""))
+    return kind, labels, encoded.task.groups_of(examples)
+
+
+def _score(kind: str) -> RowScore:
+    return row_score(kind, "accuracy" if kind == "classes" else "")
 
 
 def features_of(
@@ -228,12 +263,41 @@ def linear_probe(
     Raises:
         DataError: too few rows, of all or of a class.
     """
+    from sklearn.linear_model import RidgeClassifierCV, RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    targets = np.array(labels, dtype=float if kind == "numbers" else None)
+    model = RidgeClassifierCV if kind == "classes" else RidgeCV
+
+    def fit(train: NDArray[Any], held: NDArray[Any]) -> Sequence[Any]:
+        fitted = make_pipeline(StandardScaler(), model(alphas=_PENALTIES))
+        fitted.fit(features[train], targets[train])
+        predicted: Sequence[Any] = fitted.predict(features[held])
+        return predicted
+
+    return _probe(fit, labels, groups, kind)
+
+
+def _probe(
+    fit: Callable[[NDArray[Any], NDArray[Any]], Sequence[Any]],
+    labels: Sequence[Any],
+    groups: Sequence[Hashable],
+    kind: str,
+) -> list[PredictionFile]:
+    """Fit to the rows of all folds but one, and predict its rows; for each fold and repeat."""
     _check_enough(labels, groups, kind)
-    return [
-        PredictionFile(kind, "", repeat, "", "", (), rows)
-        for repeat in range(REPEATS)
-        for rows in [_predicted(features, labels, groups, kind, repeat)]
-    ]
+    files = []
+    for repeat in range(REPEATS):
+        found = np.empty(len(labels), dtype=object)
+        for train, held in _folds(np.array(labels), groups, kind, repeat):
+            found[held] = fit(train, held)
+        rows = [
+            {"label": label, "prediction": _plain(guess)}
+            for label, guess in zip(labels, found, strict=True)
+        ]
+        files.append(PredictionFile(kind, "", repeat, "", "", (), rows))
+    return files
 
 
 def _check_enough(labels: Sequence[Any], groups: Sequence[Hashable], kind: str) -> None:
@@ -247,31 +311,6 @@ def _check_enough(labels: Sequence[Any], groups: Sequence[Hashable], kind: str) 
             f"{len(labels):,} rows are too few for {FOLDS} folds",
             expected=f"{2 * FOLDS} different texts at least, and {FOLDS} of each of two classes",
         )
-
-
-def _predicted(
-    features: Features,
-    labels: Sequence[Any],
-    groups: Sequence[Hashable],
-    kind: str,
-    repeat: int,
-) -> list[dict[str, Any]]:
-    from sklearn.linear_model import RidgeClassifierCV, RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    given = np.array(labels, dtype=object if kind == "classes" else float)
-    targets = given.astype(str) if kind == "classes" else given
-    found = np.empty(len(labels), dtype=object)
-    model = RidgeClassifierCV if kind == "classes" else RidgeCV
-    for train, held in _folds(targets, groups, kind, repeat):
-        fitted = make_pipeline(StandardScaler(), model(alphas=_PENALTIES))
-        fitted.fit(features[train], targets[train])
-        found[held] = fitted.predict(features[held])
-    return [
-        {"label": _plain(label), "prediction": _plain(guess)}
-        for label, guess in zip(targets, found, strict=True)
-    ]
 
 
 def _folds(

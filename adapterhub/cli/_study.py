@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.bench.baselines import Constant, constant_of, read_constants, write_constants
+from adapterhub.bench.baselines import (
+    bag_of_words,
+    constant_of,
+    read_bags_of_words,
+    read_constants,
+    write_baselines,
+)
 from adapterhub.bench.cells import Shard
 from adapterhub.bench.conduct import CellEngine, LocalEngine, run_study
 from adapterhub.bench.plan import PlannedStudy, plan_study
@@ -81,19 +87,23 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     if left := len(state.next()[0]):
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
-    write_constants(output, _constants(planned))
+    _write_baselines(output, planned)
     _conclude(output, planned.study, state.records)
 
 
-def _constants(planned: PlannedStudy) -> dict[str, Constant]:
-    """Return the constant prediction of each task that has one."""
-    found = {}
+def _write_baselines(output: Path, planned: PlannedStudy) -> None:
+    """Fit the baselines of each task that has some, and write what they predict."""
+    constants, words = {}, {}
     for name, context in planned.contexts.items():
-        kind = context.data.run.task.outcomes
-        constant = constant_of(kind, context.data.run.train) if kind else None
-        if constant is not None:
-            found[name] = constant
-    return found
+        data, kind = context.data, context.data.run.task.outcomes
+        if kind and (constant := constant_of(kind, data.run.train)):
+            constants[name] = constant
+        numbers = {group.rows for group in planned.groups if group.task == name}
+        # With the rows of the first seed.
+        drawn = {rows: data.of(rows, 1).train for rows in sorted(numbers)}
+        if kind and (found := bag_of_words(kind, drawn, data.test)):
+            words[name] = found
+    write_baselines(output, constants, words)
 
 
 def _engine(
@@ -153,7 +163,7 @@ def results_of(folder: Path, study: Study, records: Sequence[CellRecord]) -> tup
     Raises:
         FileError: no run has a score.
     """
-    results = study_results(study, records, read_constants(folder))
+    results = study_results(study, records, read_constants(folder), read_bags_of_words(folder))
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
         raise FileError(

@@ -137,7 +137,8 @@ def _print(found: Suggestion) -> None:
     columns = ("adapter", found.score, "95 %", f"against the {BARE}")
     rows = []
     bare = found.bare
-    for each in sorted([bare, *found.estimates], key=lambda e: -(e.value or 0.0)):
+    own = [found.words] if found.words else []
+    for each in sorted([bare, *own, *found.estimates], key=lambda e: -(e.value or 0.0)):
         ends = [points_text(x, each.points) for x in (each.low, each.high) if x is not None]
         score = points_text(each.value or 0.0, each.points)
         rows.append((each.method, score, "-".join(ends), _verdict(found, each)))
@@ -145,6 +146,8 @@ def _print(found: Suggestion) -> None:
     for reference, problem in found.unusable.items():
         say(f"left out: {reference}: {problem}", err=True)
     say_wrapped(_sentence(found))
+    if found.words and found.comparisons[found.words.method].verdict != "worse":
+        say_wrapped(_sentence_of_words(found, found.words))
 
 
 def _verdict(found: Suggestion, each: Estimate) -> str:
@@ -171,6 +174,18 @@ def _sentence(found: Suggestion) -> str:
     return f"{text} A difference of less than about {100 * size:.1f} points cannot be seen."
 
 
+def _sentence_of_words(found: Suggestion, words: Estimate) -> str:
+    """Say that the features of the backbone are not better than a bag of words."""
+    from adapterhub.bench.wording import numbers_text
+
+    pair = found.comparisons[words.method]
+    better = "is better than" if pair.verdict == "better" else "was not shown to be worse than"
+    return (
+        f"A bag of words {better} the features of the {found.bare.method} ({numbers_text(pair)}): "
+        "compare a trained adapter with it (adapterhub bench)."
+    )
+
+
 def _json(found: Suggestion) -> dict[str, Any]:
     def row(each: Estimate) -> dict[str, Any]:
         pair = found.comparisons.get(each.method)
@@ -183,6 +198,7 @@ def _json(found: Suggestion) -> dict[str, Any]:
         "score": found.score,
         "best": found.best,
         "bare": row(found.bare),
+        "bag_of_words": row(found.words) if found.words else None,
         "adapters": [row(each) for each in found.estimates],
         "unusable": dict(found.unusable),
     }

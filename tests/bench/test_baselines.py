@@ -8,10 +8,13 @@ import pytest
 
 from adapterhub.bench.baselines import (
     CONSTANTS,
+    BagOfWords,
     Constant,
+    bag_of_words,
     constant_of,
+    read_bags_of_words,
     read_constants,
-    write_constants,
+    write_baselines,
 )
 from adapterhub.bench.records import PredictedRows
 from adapterhub.data.examples import Example
@@ -69,12 +72,46 @@ def test_without_rows_there_is_none():
     assert constant_of("classes", []) is None
 
 
+def rows_of(kind: str, test: list[Example]) -> PredictedRows:
+    empty = {"prediction": [None] * len(test)} | (
+        {"score": [0.0] * len(test)} if kind == "classes" else {}
+    )
+    return PredictedRows(kind, {"label": [each.label for each in test]} | empty)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_bag_of_words_learns_what_words_say_and_not_their_order(pair):
+    """In a second text as in the first."""
+    films = [
+        f"the {what} was {how}" for what in ("film", "plot", "cast") for how in ("bad", "fine")
+    ]
+    train = [Example("x" if pair else t, t if pair else None, t.split()[-1]) for t in films * 4]
+    orders = [Example("a b", None, "ab"), Example("b a", None, "ba")]
+    found = bag_of_words("classes", {len(train): train, 8: train[:8]}, train[::-1])
+    for number in (len(train), 8):
+        assert accuracy(found.predict(rows_of("classes", train[::-1]), number)) == 1.0
+    assert found.predict(rows_of("classes", train), 7) is None
+    assert bag_of_words("classes", {2: orders}, orders) is not None
+    assert bag_of_words("classes", {2: train[:1] * 2}, train) is None, "one class"
+    assert bag_of_words("classes", {2: [SimpleNamespace(label="a")] * 2}, train) is None
+
+
+def test_a_bag_of_words_estimates_numbers():
+    train = [Example("good " * n + "bad " * (8 - n), None, float(n)) for n in range(9)] * 4
+    found = bag_of_words("numbers", {len(train): train}, train)
+    predicted = found.predict(rows_of("numbers", train), len(train)).columns["prediction"]
+    errors = [abs(a - b.label) for a, b in zip(predicted, train, strict=True)]
+    assert sum(errors) / len(errors) < 0.5
+
+
 def test_constants_are_kept_in_the_folder_of_a_study(tmp_path):
     constants = {"one": Constant("majority class", "classes", "b", 0.5),
                  "two": Constant("mean", "numbers", 3.0)}  # fmt: skip
-    assert read_constants(tmp_path) == {}
-    write_constants(tmp_path, constants)
+    words = {"one": BagOfWords("classes", {8: {"prediction": ["b"], "score": [0.5]}})}
+    assert read_constants(tmp_path) == read_bags_of_words(tmp_path) == {}
+    write_baselines(tmp_path, constants, words)
     assert read_constants(tmp_path) == constants
+    assert read_bags_of_words(tmp_path) == words
     (tmp_path / CONSTANTS).write_text("[1]")
     with pytest.raises(FileError, match="delete"):
         read_constants(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from studies import made_record, made_records
 
-from adapterhub.bench.baselines import Constant
+from adapterhub.bench.baselines import BagOfWords, Constant
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import Costs, PredictedRows
 from adapterhub.bench.results import median_costs, study_results
@@ -40,6 +40,16 @@ def test_each_method_has_its_score_and_its_verdict(results):
     assert majority.estimate.value == pytest.approx(133 / 200)
     assert majority.estimate.covers_seeds
     assert (task.advice.method, task.advice.best) == ("lora", "lora")
+
+
+def test_a_bag_of_words_is_compared_where_it_has_the_rows(made):
+    records = made_records(made, ACCURACY)
+    right = next(list(r.rows.columns["label"]) for r in records if r.rows)
+    for trained, best in ((100, "bag of words"), (50, "lora")):
+        words = BagOfWords("classes", {trained: {"prediction": right, "score": [1.0] * 200}})
+        (task,) = study_results(made, records, MAJORITY, {"mine": words})
+        assert ("bag of words" in {found.method for found in task.methods}) == (trained == 100)
+        assert (task.advice.best, task.advice.method) == (best, best)
 
 
 def test_the_score_is_that_of_the_records(made, results):

@@ -9,7 +9,7 @@ from pathlib import Path
 import winners
 from studies import made_records
 
-from adapterhub.bench.baselines import Constant, write_constants
+from adapterhub.bench.baselines import Constant, write_baselines
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import RECORDS, STUDY, Study
 
@@ -44,5 +44,5 @@ def test_a_task_on_which_nothing_was_shown_to_learn_has_no_winner(
     for record in made_records(made_study, {"head": 0.5, "lora": 0.53, "mam": float("nan")}):
         records.write(record)
     assert len(list(winners.winners(tmp_path, tmp_path / "runs", 3))) == 1
-    write_constants(tmp_path, {"mine": Constant("majority class", "classes", "pos", 0.6)})
+    write_baselines(tmp_path, {"mine": Constant("majority class", "classes", "pos", 0.6)}, {})
     assert list(winners.winners(tmp_path, tmp_path / "runs", 3)) == []

@@ -108,7 +108,7 @@ def test_the_table_and_the_reports(adapterhub, words, tmp_path):
     code, out, err = adapterhub("bench", *words, *small, *more)
     assert code == 0, err
     told = "Cannot tell yet: no method has three finished seeds."
-    for text in ("majority class", "against", told):
+    for text in ("bag of words", "majority class", "against", told):
         assert text in out
     page, markdown = (study / "report.html").read_text(), (study / "report.md").read_text()
     assert told in page

@@ -34,8 +34,9 @@ def published(words: tuple[object, ...], backbone: Path, tmp_path: Path) -> list
 def test_the_adapters_of_the_registry_are_ranked(adapterhub, words, published):
     code, out, err = adapterhub("suggest", *words)
     assert code == 0, err
-    for name in (*published, "bare backbone"):
+    for name in (*published, "bare backbone", "bag of words"):
         assert name in out
+    assert "A bag of words was not shown to be worse than the features of" in " ".join(out.split())
     assert "No difference" in out  # untrained adapters change no feature
     assert "train --from" not in out
     assert all(len(line) <= 80 for line in out.splitlines())
@@ -48,6 +49,7 @@ def test_named_adapters_are_compared_and_printed_as_json(adapterhub, words, publ
     assert (found["score"], found["best"]) == ("accuracy", None)
     assert [each["adapter"] for each in found["adapters"]] == [str(tmp_path / "first")]
     assert found["adapters"][0]["verdict"] == "tied"
+    assert found["bag_of_words"]["value"] >= 0.9
     assert 0 <= found["bare"]["low"] <= found["bare"]["value"] <= found["bare"]["high"] <= 1
 
 
