@@ -11,16 +11,20 @@ from adapterhub.cli._format import say
 
 @click.command("login")
 @click.argument("url")
-def command(url: str) -> None:
+@click.option("--unchecked", is_flag=True, help="Do not ask the hub whether the token is valid.")
+def command(url: str, unchecked: bool) -> None:
     """Store an access token for the hub at URL, https://HOST.
 
-    The token is read from standard input, or from a hidden prompt. It is sent to this hub only. For
-    the Hugging Face Hub, hf auth login or HF_TOKEN do as well.
+    The token is read from standard input, or from a hidden prompt, and the hub is asked whether it
+    is valid. It is sent to this hub only. For the Hugging Face Hub, hf auth login or HF_TOKEN do as
+    well.
     """
-    from adapterhub.registry.tokens import login
+    from adapterhub.registry.tokens import check_token, login
 
     if sys.stdin.isatty():
         token = click.prompt("token", hide_input=True)
     else:
         token = sys.stdin.buffer.read(8192).decode("ascii", "replace")
+    if not unchecked:
+        check_token(url, token.strip())
     say(f"stored a token for {login(url, token.strip())}")

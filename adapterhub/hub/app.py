@@ -40,7 +40,7 @@ from adapterhub.hub.commits import MAIN
 from adapterhub.hub.download_endpoints import DOWNLOADS
 from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.own_endpoints import OWN
-from adapterhub.hub.page_endpoints import PAGES
+from adapterhub.hub.page_endpoints import PAGES, error_page
 from adapterhub.hub.read_endpoints import READS
 from adapterhub.hub.refusals import (
     DeniedError,
@@ -103,7 +103,7 @@ class HubApp:
         except ClientDisconnect:
             raise
         except HubRefusal as error:
-            return call, refused(error)
+            return call, self._refused(request, call, error)
         except AdapterhubError as error:
             return call, refused(HubRefusal("; ".join((error.problem, *error.offenders))))
         except Exception as error:
@@ -113,6 +113,22 @@ class HubApp:
             return call, refused(
                 HubRefusal("the hub has made a mistake; its log says where", status=500)
             )
+
+    def _refused(self, request: Request, call: HubCall | None, error: HubRefusal) -> Response:
+        """Return the answer for what is refused: a page where a browser shows it."""
+        answer, path = refused(error), request.url.path.removeprefix(self._prefix)
+        is_shown = "text/html" in request.headers.get("accept", "")
+        if not is_shown or path.startswith("/api/") or error.status == 421:
+            return answer
+        if call is None:  # there is no such path
+            base = self._base(request)
+            route = HubRoute("GET", "unknown", lambda call: refused(error), OPEN)
+            call = HubCall(self.hub, self.mirror, request, base, path, route, {})
+        page = error_page(call, error)
+        for name in ("x-error-message", "x-error-code", "retry-after"):
+            if name in answer.headers:
+                page.headers[name] = answer.headers[name]
+        return page
 
     def _call(self, request: Request) -> HubCall:
         """Return what a request asks for: by which name, and at which endpoint."""

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, quote, urlencode
 from sqlalchemy import Connection
 from starlette.responses import Response
 
+from adapterhub.errors import one_line
 from adapterhub.files.card import own_text
 from adapterhub.files.native import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.shown_table import ShownTable, TableCell
@@ -53,12 +54,14 @@ _MOST_CHOICES = 60
 _MOST_VERSIONS_READ = 60
 _FORM_BODY = 16 << 10
 _LOGIN = "/settings/tokens"
+_ABOUT = "A hub of adapters, served by adapterhub. What is in it is shown after a login."
+_TITLES = {401: "A login is needed", 403: "Not allowed", 404: "There is nothing here"}
 
 
 def front(call: HubCall) -> Response:
-    """Show the newest adapters, or those that the form asks for."""
+    """Show the newest adapters, or those that the form asks for; to strangers, what this is."""
     if not (call.visitor.user or call.hub.options.open_reading):
-        return redirect(call, _LOGIN)
+        return page_response(_login_page(call, host_of(call), _ABOUT))
     params = dict(call.request.query_params)
     order = params.get("sort", "newest")
     offset, _ = part_of_list(call, _ON_A_PAGE, _ON_A_PAGE)
@@ -81,7 +84,7 @@ def front(call: HubCall) -> Response:
         values = values_of_facets(connection, _MOST_CHOICES) if call.visitor.scope is None else {}
     page = front_page(
         _place(call),
-        "Adapters",
+        host_of(call),
         [each.listed for each in found[:_ON_A_PAGE] if each.listed],
         dict(values.get("backbone", ())),
         (),
@@ -89,8 +92,27 @@ def front(call: HubCall) -> Response:
         choices={name: [value for value, _ in values.get(name, ())] for name in FIELDS},
         count=_count(found, offset),
         links=_others(params, offset, len(found)),
+        first=_first_push(call) if not (found or labels[1:] or query.text or offset) else "",
     )
     return page_response(page)
+
+
+def host_of(call: HubCall) -> str:
+    """Return the name of the hub: the host that it is asked by, and the path that it is at."""
+    return call.base.partition("://")[2]
+
+
+def _first_push(call: HubCall) -> str:
+    owner = call.visitor.user or "OWNER"
+    return f"adapterhub login {call.base}\nadapterhub push RUN {call.base}/{owner}/NAME"
+
+
+def error_page(call: HubCall, error: HubRefusal) -> Response:
+    """Return a refusal as a page, for a browser."""
+    title = _TITLES.get(error.status, "This does not work")
+    links = [("Adapters", ""), ("Account", _LOGIN[1:])]
+    page = list_page(_place(call), "", title, one_line(error.problem, 500), [], links=links)
+    return page_response(page, error.status)
 
 
 def repository_page(call: HubCall) -> Response:
@@ -179,11 +201,7 @@ def tokens_page(call: HubCall) -> Response:
     """Ask for a token; after the login, say whose it is."""
     place = _place(call)
     if not call.visitor.user:
-        note = (
-            "A token of this hub, such as ah_...; its operator creates it with adapterhub hub "
-            "token create. hf auth login takes the same."
-        )
-        return page_response(form_page(place, "Log in", note, "login", "Log in", field="Token"))
+        return page_response(_login_page(call, "Log in"))
     note = (
         f"You are logged in as {call.visitor.user}, and read only: changes need the token itself."
     )
@@ -191,6 +209,15 @@ def tokens_page(call: HubCall) -> Response:
         rows = _own_tokens(connection, call.visitor.user)
     table = ShownTable(("token", "role", "created", "expires", "last use"), rows)
     return page_response(form_page(place, "Your tokens", note, "logout", "Log out", table=table))
+
+
+def _login_page(call: HubCall, title: str, about: str = "") -> str:
+    note = (
+        "A token of this hub, such as ah_...; its operator creates it with adapterhub hub "
+        "token create. hf auth login takes the same."
+    )
+    action = f"{_root(call)}settings/login"
+    return form_page(_place(call), title, note, action, "Log in", field="Token", subtitle=about)
 
 
 def log_in(call: HubCall) -> Response:

@@ -9,6 +9,7 @@ from adapterhub.files.card import backbone_auto_class, loading_lines, model_kind
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.pages.published import PublishedVersion
+from adapterhub.tasks import TASKS, Task
 
 _MOST = 4_000  # characters of lines: labels may be very many
 _FOR_TEXT = "AutoModelForCausalLM"  # what vLLM serves
@@ -30,7 +31,33 @@ def ways_to_load(version: PublishedVersion, registry: str | None) -> list[Way]:
     if len(lines) > _MOST:
         short = "\n".join(loading_lines(_without_labels(manifest), reference, registry=registry))
         lines = f"{short}\n# its labels are in the manifest: labels=[...] of load_backbone"
-    return [Way("adapterhub", lines), _in_peft(version, registry), _in_vllm(version, registry)]
+    return [
+        *_commands(version, registry),
+        Way("Python", f"import adapterhub as ah\n{_predicting(version, registry)}"),
+        Way("adapterhub", lines, "On a model of your own."),
+        _in_peft(version, registry),
+        _in_vllm(version, registry),
+    ]
+
+
+def _commands(version: PublishedVersion, registry: str | None) -> list[Way]:
+    """Return the commands that predict with an adapter, and that serve it."""
+    reference = f"{version.entry.reference}{_option(registry)}"
+    typed = _task(version).typed_input()
+    text = f"adapterhub predict {reference} {typed}\nadapterhub serve {reference}"
+    return [Way("Command line", text)]
+
+
+def _predicting(version: PublishedVersion, registry: str | None) -> str:
+    """Return the lines of Python that predict, and load the backbone themselves."""
+    where = f", registry={registry!r}" if registry else ""
+    typed = _task(version).typed_input()
+    given = typed if typed.startswith('"') else repr(typed)
+    return f"print(ah.open({version.entry.reference!r}{where}).predict({given}))"
+
+
+def _task(version: PublishedVersion) -> type[Task]:
+    return TASKS.get(version.manifest.task or "", Task)
 
 
 def citation(version: PublishedVersion) -> str:

@@ -97,6 +97,7 @@ def front_page(
     choices: Mapping[str, Sequence[str]] | None = None,
     count: str = "",
     links: Links = (),
+    first: str = "",
 ) -> str:
     """Return the page that browses and searches.
 
@@ -111,6 +112,7 @@ def front_page(
         choices: the values of the fields of the form; those of the versions, if not given.
         count: what is said of the number of those shown.
         links: other pages of what is found.
+        first: the commands that push a first adapter, where there is none.
     """
     current = [each for each in versions if each.is_current]
     shown = (current if rows else versions)[:_MOST_SHOWN]
@@ -138,6 +140,7 @@ def front_page(
         links=links,
         backbones=backbone_table(place, counts, _MOST_BACKBONES),
         boards=list(boards),
+        first=first,
     )
 
 
@@ -278,6 +281,7 @@ def form_page(
     *,
     field: str = "",
     table: ShownTable | None = None,
+    subtitle: str = "",
 ) -> str:
     """Return a page with one button, a field for a secret if it has a name, and a table."""
     return _page(
@@ -285,7 +289,7 @@ def form_page(
         place,
         title,
         title,
-        "",
+        subtitle,
         note=note,
         action=action,
         button=button,

@@ -156,6 +156,14 @@ class HubStore:
             return cached
         return copy_foreign(cached, folder, allow_pickle=self.allow_pickle)
 
+    def check_writer(self, name: str) -> None:
+        """Ask whether the token may write to a repository.
+
+        Raises:
+            RegistryError: it may not, or the hub cannot be reached.
+        """
+        self._reader.check_writer(name)
+
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
         check_adapter(folder)

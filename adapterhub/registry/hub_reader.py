@@ -27,7 +27,7 @@ from urllib.parse import quote, urlsplit
 from adapterhub.backbones.origins import COMMIT, SHA256, is_commit
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import RegistryError, printable
+from adapterhub.errors import NotPublishedError, RegistryError, printable
 from adapterhub.files import schema
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -43,6 +43,7 @@ from adapterhub.registry.hub_client import (
     MissingFileError,
     Params,
     UnreachableError,
+    login_hint,
 )
 from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
 from adapterhub.registry.published_files import MAX_YANKED_BYTES, YANKED_FILE
@@ -244,6 +245,26 @@ class HubReader:
 
     def _place(self, name: str, commit: str, file: str) -> str:
         return f"{self._files}/{name}/resolve/{commit}/{quote(file)}"
+
+    def check_writer(self, name: str) -> None:
+        """Ask whether the token may write to a repository, before anything is computed for it.
+
+        A hub that does not answer such questions refuses later.
+
+        Raises:
+            RegistryError: it may not, or the hub cannot be reached.
+        """
+        subject = self.subject(name)
+        # It is new, or this is not asked here.
+        with contextlib.suppress(NotPublishedError, MissingFileError):
+            self.client.read(f"{self._api}/{name}/auth-check/write", MAX_YANKED_BYTES, subject)
+            return
+        with contextlib.suppress(MissingFileError):
+            data = self.client.read("/api/whoami-v2", MAX_YANKED_BYTES, subject)
+            if re.search(rb'"role"\s*:\s*"read"', data):
+                raise RegistryError(
+                    f"{subject}: your token may only read", hint=login_hint(self.client.base)
+                )
 
     def subject(self, name: str) -> str:
         """Name the subject of an error: a repository, or the hub itself."""

@@ -173,9 +173,13 @@ def push(
         RegistryError: the hub denies access or cannot be reached, or an adapter that this one was
             trained on is not there.
     """
+    from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
+
     parsed = _hub_reference(reference, folder)
     source = adapter_folder(expanded(folder))
     store = store_of(parsed)
+    assert isinstance(store, HubStore)
+    store.check_writer(parsed.name)
     on = published_foundations(source, read_manifest(source), store, parsed)
     beside: dict[str, bytes] = {}
     in_peft = InPeft(None, (_NOT_REQUESTED,))

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from adapterhub.backbones.origins import ForbiddenAddressError, Reach, reach_of, url_origin
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError, FileError, NotPublishedError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 
@@ -63,6 +63,30 @@ def token_for(url: str) -> str | None:
     return token if token and _TOKEN.fullmatch(token) else None
 
 
+def check_token(url: str, token: str) -> None:
+    """Ask the hub at a URL whether a token is valid.
+
+    Raises:
+        ConfigError: it is not, or the URL has no origin that tokens may be sent to.
+        RegistryError: the hub cannot be reached.
+    """
+    from adapterhub.registry.hub_client import HubClient, UnreachableError  # slow to import
+
+    origin = _checked_origin(url, token)
+    try:
+        HubClient(url.rstrip("/"), token=token).read("/api/whoami-v2", 1 << 20, origin)
+    except NotPublishedError:
+        raise ConfigError(
+            f"{origin} does not accept this token: nothing was stored",
+            expected="a token of this hub that has not expired",
+            hint="--unchecked stores it all the same",
+        ) from None
+    except UnreachableError as error:
+        raise UnreachableError(
+            error.problem, hint="--unchecked stores the token all the same"
+        ) from None
+
+
 def login(url: str, token: str) -> str:
     """Store the token for the hub at a URL; return the origin that it will be sent to.
 
@@ -70,12 +94,22 @@ def login(url: str, token: str) -> str:
         ConfigError: the URL has no origin that tokens may be sent to, or the token is malformed.
         OutputError: the configuration folder cannot be written.
     """
+    origin = _checked_origin(url, token)
+    _store({**_stored(), origin: token})
+    return origin
+
+
+def _checked_origin(url: str, token: str) -> str:
+    """Return the origin that a token is sent to.
+
+    Raises:
+        ConfigError: it may not be sent there, or is none.
+    """
     origin = _origin(url)
     if not _is_encrypted(origin):
         raise ConfigError(f"a token is not sent to {origin}", expected="an https URL")
     if not _TOKEN.fullmatch(token):
         raise ConfigError("this is not a token", expected="8 to 4,096 printable ASCII characters")
-    _store({**_stored(), origin: token})
     return origin
 
 

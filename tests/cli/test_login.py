@@ -11,13 +11,15 @@ from adapterhub.errors import ConfigError
 from adapterhub.registry.tokens import token_for
 
 
-def login(url, token, monkeypatch, tmp_path):
+def login(url, token, monkeypatch, tmp_path, *options):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return CliRunner().invoke(cli.group, ["login", url], input=token)
+    return CliRunner().invoke(cli.group, ["login", url, *options], input=token)
 
 
 def test_a_token_is_read_from_standard_input_and_not_printed(monkeypatch, tmp_path):
-    result = login("https://Hub.example.org/", "my-token-123\n", monkeypatch, tmp_path)
+    result = login(
+        "https://Hub.example.org/", "my-token-123\n", monkeypatch, tmp_path, "--unchecked"
+    )
     assert result.output == "stored a token for https://hub.example.org\n"
     assert token_for("https://hub.example.org:443/x") == "my-token-123"
 
@@ -25,7 +27,7 @@ def test_a_token_is_read_from_standard_input_and_not_printed(monkeypatch, tmp_pa
 def test_a_token_is_prompted_for_without_an_echo(monkeypatch, tmp_path):
     monkeypatch.setattr("click.prompt", lambda text, hide_input: "my-token-123" * hide_input)
     monkeypatch.setattr("adapterhub.cli.login.sys", Terminal)
-    login("https://hub.example.org", "", monkeypatch, tmp_path)
+    login("https://hub.example.org", "", monkeypatch, tmp_path, "--unchecked")
     assert token_for("https://hub.example.org") == "my-token-123"
 
 

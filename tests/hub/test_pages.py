@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 
 import commit_body
 import pytest
 import sample_adapters
+from click.testing import CliRunner
 from commit_body import commit, create, head
+from served import write_adapter
 
+import adapterhub as ah
+from adapterhub import cli
+from adapterhub.errors import RegistryError
 from adapterhub.hub.accounts import revoke_hub_token
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
+from adapterhub.registry.tokens import token_for
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +130,88 @@ def test_what_others_write_is_text_on_a_page(pages, client):
     for path in ("", "/tree/main", f"/commit/{oid}", "/commits/main"):
         assert evil not in client.get(f"/acme/evil{path}").text
     assert evil not in client.get("/?q=%3Cscript%3Ealert(1)%3C/script%3E").text
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def test_a_stranger_is_told_what_this_is(pages):
+    with pages.client() as client:
+        text = words(client.get("/"))
+        assert pages.address.removeprefix("http://") in text
+        assert "A hub of adapters" in text
+        assert "acme/polite" not in text
+        answer = client.post("/settings/login", data={"token": pages.tokens["wil"]})
+        assert "acme/polite" in words(client.get(answer.headers["location"]))
+
+
+def test_an_empty_hub_shows_how_to_push(new_hub):
+    with new_hub.client("ada") as client:
+        text = client.get("/").text
+        assert f"adapterhub push RUN {new_hub.address}/ada/NAME" in text
+        assert "Push the first" not in client.get("/?q=absent").text
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/no/such/place/here", 404), ("/acme/absent", 404), ("/acme/polite/tree/none", 404)],
+)
+def test_a_wrong_address_is_a_page_in_a_browser(client, path, status):
+    page = client.get(path, headers=BROWSER)
+    assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert "There is nothing here" in page.text
+    assert 'href="/"' in page.text
+    other = client.get(path)
+    assert other.headers["content-type"] == "application/json"
+    assert other.headers["x-error-message"] == page.headers["x-error-message"]
+    api = client.get("/api/models/acme/absent", headers=BROWSER)
+    assert api.headers["content-type"] == "application/json"
+
+
+def test_an_adapter_shows_how_to_predict_and_serve(client, pages):
+    reference = f"{pages.address}/acme/polite@v3"
+    text = html.unescape(client.get("/acme/polite").text)
+    assert f'adapterhub predict {reference} "a text"\nadapterhub serve {reference}' in text
+    assert f"import adapterhub as ah\nprint(ah.open('{reference}').predict(\"a text\"))" in text
+
+
+def test_what_an_adapters_page_shows_works(
+    pages, backbone, tmp_path, monkeypatch, adapterhub, online
+):
+    monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{pages.address}={pages.tokens['ada']}")
+    ah.push(write_adapter(backbone, tmp_path / "real"), f"{pages.address}/acme/real", peft=False)
+    with pages.client("wil") as client:
+        shown = html.unescape(re.sub(r"<[^>]*>", "", client.get("/acme/real").text))
+    python = re.search(r"import adapterhub as ah\nprint\(.*\)", shown)[0]
+    printed = []
+    exec(python, {"print": printed.append})
+    predict, serve = re.findall(r"adapterhub (?:predict|serve) http.*", shown)
+    code, out, err = adapterhub(*shlex.split(predict)[1:])
+    assert code == 0, err
+    assert printed[0].label in out
+    assert adapterhub(*shlex.split(serve)[1:], "--check")[0] == 0
+
+
+def test_a_token_is_stored_once_the_hub_knows_it(pages, tmp_path, monkeypatch, online):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    wrong = CliRunner().invoke(cli.group, ["login", pages.address], input="ah_" + "x" * 43)
+    assert "does not accept this token" in str(wrong.exception)
+    assert token_for(pages.address) is None
+    right = CliRunner().invoke(cli.group, ["login", pages.address], input=pages.tokens["wil"])
+    assert right.output == f"stored a token for {pages.address}\n"
+    assert token_for(pages.address) == pages.tokens["wil"]
+
+
+def test_a_push_asks_for_the_permission_first(pages, tmp_path, monkeypatch, online):
+    folder = sample_adapters.write(tmp_path / "made")
+    monkeypatch.setattr("adapterhub.registry.publish.peft_files", None)  # it would compute
+    reader = pages.token("wil", "read", "reader")
+    cases = (
+        (reader, "acme/new", "may only read"),
+        (pages.tokens["eve"], "acme/polite", "no access to it|permission"),
+        ("ah_" + "x" * 43, "acme/new", "no access"),
+    )
+    for token, name, words in cases:
+        monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{pages.address}={token}")
+        with pytest.raises(RegistryError, match=words):
+            ah.push(folder, f"{pages.address}/{name}")
