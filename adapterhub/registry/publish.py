@@ -173,13 +173,9 @@ def push(
         RegistryError: the hub denies access or cannot be reached, or an adapter that this one was
             trained on is not there.
     """
-    from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
-
     parsed = _hub_reference(reference, folder)
     source = adapter_folder(expanded(folder))
-    store = store_of(parsed)
-    assert isinstance(store, HubStore)
-    store.check_writer(parsed.name)
+    store = _writable(parsed)
     on = published_foundations(source, read_manifest(source), store, parsed)
     beside: dict[str, bytes] = {}
     in_peft = InPeft(None, (_NOT_REQUESTED,))
@@ -194,6 +190,20 @@ def push(
     target = str(replace(parsed, version=None))
     with prepared_folder(source, listing or PublicationInfo(), target, in_peft, on) as prepared:
         return put_signed(store, prepared, publication, source, sign)
+
+
+def _writable(parsed: Reference) -> Store:
+    """Open a hub, and ask it for the permission before anything is computed.
+
+    Raises:
+        RegistryError: the token may not write, or the hub cannot be reached.
+    """
+    from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
+
+    store = store_of(parsed)
+    assert isinstance(store, HubStore)
+    store.check_writer(parsed.name)
+    return store
 
 
 def _hub_reference(reference: str, folder: str | Path) -> Reference:
