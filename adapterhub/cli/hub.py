@@ -521,10 +521,15 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     """Write the rules and the quota of a namespace; return what holds now."""
     from adapterhub.files.signature import read_public_key
     from adapterhub.hub.accepted import RULES, parse_rules, rules_text
-    from adapterhub.hub.accounts import change_owner, members_of
+    from adapterhub.hub.accounts import MIRROR, change_owner, members_of
 
     if unknown := sorted({*options["allowed"], *options["disallow"]} - {*RULES}):
         raise ConfigError(f"there is no rule {unknown[0]!r}", expected=", ".join(RULES))
+    if options["signers"] and owner.kind == MIRROR:
+        raise ConfigError(
+            f"{owner.name} is another hub, whose repositories are mirrored as they are",
+            hint="adapterhub trust --require-signatures, where adapters are loaded",
+        )
     rules = parse_rules(owner.rules)
     keys, ended = (
         tuple(read_public_key(key).id for key in options[name])

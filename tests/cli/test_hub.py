@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import real_hub
+import signing
 from command_line import refused
 from commit_body import commit, create
+
+from adapterhub.hub.accounts import mirror_namespace
+from adapterhub.hub.state import create_hub, open_hub
 
 
 @pytest.fixture
@@ -148,3 +153,13 @@ def test_a_repository_of_another_hub_is_fetched_ahead(adapterhub, folder, tmp_pa
     refused(adapterhub("hub", "start", folder, "--upstream-token", "a/b"), "--upstream URL")
     address = "http://127.0.0.1:8733"
     refused(adapterhub("hub", "start", folder, "--upstream", address), "is this hub itself")
+
+
+def test_no_signer_is_required_of_what_is_mirrored(adapterhub, folder):
+    """The files come one by one, when somebody asks for them, as their owners made them."""
+    create_hub(Path(folder))
+    with open_hub(Path(folder)) as hub, hub.database.writing() as connection:
+        mirror_namespace(connection, "https://hub.example.org")
+    key = signing.new_key().public.text
+    done = adapterhub("hub", "org", folder, "https://hub.example.org", "--signer", key)
+    refused(done, "mirrored as they are", "--require-signatures")
