@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, delete, insert, select, text
+from sqlalchemy.exc import DBAPIError
 
 from adapterhub.config.user_folders import sync_file
 from adapterhub.errors import ConfigError, FileError, OutputError
@@ -27,6 +28,7 @@ from adapterhub.hub.database import (
 )
 from adapterhub.hub.full_text import full_text_of
 from adapterhub.hub.housekeeping import verify_hub
+from adapterhub.hub.refusals import BusyError, FullDiskError
 from adapterhub.hub.state import (
     OF_PLACE,
     Hub,
@@ -56,7 +58,7 @@ def backup_hub(place: HubPlace, target: Path) -> int:
     require_schema(place)
     if target.exists() and not (target / DATABASE).exists() and has_other_files(target):
         raise OutputError(f"{target} has other files", expected="an empty folder, or a backup")
-    with explained(target), open_hub(place) as hub, hub.database.alone():
+    with _told(target), open_hub(place) as hub, hub.database.alone():
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         copies = BlobFolder(target)
         copies.create()
@@ -122,11 +124,11 @@ def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
     if found > target:
         require_schema(place)
     if not isinstance(place, Path):
-        with closing(open_database(place)) as database, database.alone():
+        with _told(place), closing(open_database(place)) as database, database.alone():
             _migrate(database.engine, versions)
         return found
     path = place / DATABASE
-    with explained(place), serving_alone(place):
+    with _told(place), serving_alone(place):
         staged = place / "upgrading.sqlite"
         _copy_file(path, staged)
         with closing(SqliteDatabase(staged)) as database:
@@ -137,6 +139,29 @@ def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
         os.replace(staged, path)
         sync_folder(place)
     return found
+
+
+@contextmanager
+def _told(place: HubPlace) -> Iterator[None]:
+    """Tell in a sentence why a copy was not made; what was there is as it was.
+
+    Raises:
+        OutputError: the disk is full, another program holds the database, or its tables are of no
+            release.
+    """
+    from alembic.util import CommandError
+
+    where = place if isinstance(place, Path) else Path(str(place))
+    try:
+        with explained(where):
+            yield
+    except (sqlite3.Error, DBAPIError, CommandError, BusyError, FullDiskError) as error:
+        said = " ".join(str(getattr(error, "orig", error)).split())[:200]
+        raise OutputError(
+            f"{place} cannot be written: {said}",
+            expected="room on the disk, tables of a release, and no other program in the database",
+            hint="try again; everything is as it was",
+        ) from None
 
 
 def _copy_database(hub: Hub, target: Path) -> None:

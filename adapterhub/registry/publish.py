@@ -243,7 +243,8 @@ def prepared_folder(
     """
     manifest = native.read_manifest(source)  # whoever copies the tensors checks them
     published = replace(info.apply(manifest), on=on)
-    if published == manifest and peft is None:
+    is_own_name = reference.rpartition("/")[2] == manifest.name  # which is the title of its card
+    if published == manifest and peft is None and is_own_name:
         yield source
         return
     text = card(published, native.read_card(source), reference=reference, peft=peft)

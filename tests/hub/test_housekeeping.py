@@ -289,6 +289,39 @@ def test_an_upgrade_that_was_interrupted_has_changed_nothing(tmp_path, newer, mo
     assert upgrade_hub(folder, newer) == SCHEMA_REVISION
 
 
+def test_a_copy_that_is_not_possible_is_told_in_a_sentence(tmp_path, newer, monkeypatch):
+    folder = tmp_path / "hub"
+    with real_hub.serving(folder):
+        pass
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backups, "_copy_file", full)
+        for copy in (
+            lambda: backup_hub(folder, tmp_path / "copy"),
+            lambda: upgrade_hub(folder, newer),
+        ):
+            with pytest.raises(OutputError, match="disk is full"):
+                copy()
+    with closing(sqlite3.connect(folder / "hub.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("UPDATE settings SET value = value")
+        with pytest.raises(OutputError, match="locked"):
+            upgrade_hub(folder, newer)
+        other.execute("ROLLBACK")
+    for revision, words in (("0000", "0000"), ("zzzz", "newer adapterhub")):
+        with closing(sqlite3.connect(folder / "hub.sqlite")) as other, other:
+            other.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        with pytest.raises((OutputError, FileError), match=words):
+            upgrade_hub(folder, newer)
+    with closing(sqlite3.connect(folder / "hub.sqlite")) as other, other:
+        other.execute("UPDATE alembic_version SET version_num = ?", (SCHEMA_REVISION,))
+    with open_hub(folder) as hub:
+        assert verify_hub(hub) == []
+
+
 def test_new_tables_are_those_of_the_changes(tmp_path):
     """What `tables.py` says is what a database has that went through all changes."""
     from alembic.autogenerate import compare_metadata

@@ -43,3 +43,11 @@ def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
     assert ah.search(registry=registry, tags=("manners",), all_versions=True) == [first]
     with pytest.raises(OutputError, match="license"):
         publish(license="Apache License 2.0")
+
+
+def test_the_title_of_a_card_is_the_published_name(tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    for name in ("polite", "friendly"):
+        ah.publish(folder, name, registry=tmp_path / "registry")
+        card = (ah.pull(name, registry=tmp_path / "registry") / "README.md").read_text()
+        assert f"\n# {name}\n" in card
