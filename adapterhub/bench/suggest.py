@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import detach
+from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, adapters, disabled, route
 from adapterhub.bench.baselines import BagOfWords, predict_by_words
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
-from adapterhub.errors import AdapterhubError, ConfigError, DataError
+from adapterhub.errors import AdapterhubError, ConfigError, DataError, warn_user
 from adapterhub.files.foundation import Foundation
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
@@ -138,11 +140,38 @@ def suggest(
     return Suggestion(runs[0].score.name, bare, tuple(ranked), pairs, unusable, words)
 
 
+def behind_virtual_tokens(
+    model: PreTrainedModel, encoded: Encoded, candidates: Sequence[Candidate]
+) -> tuple[Encoded, dict[str, str]]:
+    """Return the rows as long as the virtual tokens of every candidate leave room, for all of them.
+
+    And, by reference, why a candidate leaves no room at all.
+    """
+    left, crowded = [encoded.setting.positions], dict[str, str]()
+    for candidate in candidates:
+        if adapter := _load(model, "candidate", candidate, {}):
+            try:
+                left.append(text_positions(model, [adapter]))
+            except AdapterhubError as error:
+                crowded[candidate.reference] = error.problem
+            detach(model, "candidate")
+    room, longest = min(left), max(encoded.lengths)
+    if longest <= room:
+        return encoded, crowded
+    warn_user(
+        f"texts are cut to {room:,} tokens, in front of which the virtual tokens of every adapter "
+        f"have room; the longest had {longest:,}"
+    )
+    shorter = replace(encoded.setting, max_length=room, positions=room)
+    return encoded.task.encode(encoded.examples, shorter, labelled=True), crowded
+
+
 def _load(
     model: PreTrainedModel, name: str, candidate: Candidate, unusable: dict[str, str]
-) -> bool:
+) -> Adapter | None:
+    """Return a candidate on the model; None: it does not fit, for the reason in `unusable`."""
     try:
-        load_folder(
+        adapter = load_folder(
             model,
             candidate.folder,
             name=name,
@@ -152,8 +181,8 @@ def _load(
         )
     except AdapterhubError as error:
         unusable[candidate.reference] = error.problem
-        return False
-    return True
+        return None
+    return adapter
 
 
 def _runs(name: str, features: Features, encoded: Encoded) -> RepeatedRuns:

@@ -85,7 +85,7 @@ def _probed(
     """Read the data, load the backbone, and probe each adapter on `rows` rows at most."""
     with doing("loading torch"):
         from adapterhub.backbones.pooling import max_positions
-        from adapterhub.bench.suggest import check_probed, suggest
+        from adapterhub.bench.suggest import behind_virtual_tokens, check_probed, suggest
         from adapterhub.data.examples import sample
         from adapterhub.recipe.recipe import read_draft
         from adapterhub.tasks import Setting, parse_task
@@ -108,7 +108,10 @@ def _probed(
     setting = Setting(loaded.processor, positions, data.labels, recipe.seed, positions)
     encoded = loader.rows(data, setting, recipe.train.max_length, None).train
     with doing(f"probing {len(candidates)} adapters on {len(encoded.rows):,} rows"):
-        return suggest(loaded.model, encoded, candidates)
+        encoded, crowded = behind_virtual_tokens(loaded.model, encoded, candidates)
+        fitting = [each for each in candidates if each.reference not in crowded]
+        found = suggest(loaded.model, encoded, fitting)
+        return replace(found, unusable={**found.unusable, **crowded})
 
 
 def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -> list[Candidate]:

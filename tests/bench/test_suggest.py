@@ -41,7 +41,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, seed: int, helper: float | None) ->
         return {name: features(name) for name in names}
 
     monkeypatch.setattr(suggesting, "features_of", found)
-    monkeypatch.setattr(suggesting, "load_folder", lambda *rest, **options: None)
+    monkeypatch.setattr(suggesting, "load_folder", lambda *rest, **options: object())
     monkeypatch.setattr(suggesting, "detach", lambda model, name: None)
     examples = [Example(f"text {n}", label=label) for n, label in enumerate(labels)]
     encoded = SimpleNamespace(task=parse_task("classification"), examples=examples)

@@ -66,6 +66,23 @@ def test_a_better_one_is_suggested_with_the_command(adapterhub, words, published
     assert "adapterhub train --from second@v1" in out
 
 
+def test_texts_have_room_behind_the_virtual_tokens_of_every_adapter(
+    adapterhub, words, published, backbone, tmp_path
+):
+    """Texts of 64 tokens, all of the positions, were longer than what a prompt leaves of them."""
+    rows = [(f"{text} {'good ' * 80}{n}", label) for n, (text, label) in enumerate(sentences(60))]
+    file = write_tsv(tmp_path / "long.tsv", rows)
+    for name, length in (("prompted", 20), ("crowded", 63)):
+        model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
+        ah.attach(model, f"prompt(length={length})", name=name).save(tmp_path / name)
+    named = [tmp_path / name for name in ("first", "prompted", "crowded")]
+    with pytest.warns(UserWarning, match="cut to 44 tokens"):
+        code, out, err = adapterhub("suggest", *named, *words[:3], file)
+    assert code == 0, err
+    assert "prompted" in out
+    assert "crowded: virtual tokens leave" in " ".join(err.split())
+
+
 def test_an_empty_registry_has_nothing_to_compare(adapterhub, words):
     code, out, _ = adapterhub("suggest", *words)
     assert code == 0
