@@ -82,8 +82,12 @@ class DataOptions:
         resumed="same",
     )
     eval_target: str | None = option(None, "the target texts of eval, one per line", resumed="same")
-    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "hub", "text", "conll"] = option(
-        "auto", "the format of the data; auto infers it from the file suffix", resumed="recorded"
+    format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "hub", "text", "conll", "conllu"] = (
+        option(
+            "auto",
+            "the format of the data; auto infers it from the file suffix",
+            resumed="recorded",
+        )
     )
     delimiter: str | None = option(
         None, "the character between fields, such as ';' (null: detect)", resumed="recorded"

@@ -54,7 +54,7 @@ def strata_of(examples: Sequence[Any]) -> list[Hashable]:
 def _labels_of(example: Any) -> list[Hashable]:
     tags = getattr(example, "tags", None)
     if tags is not None:
-        return sorted({tag.partition("-")[2] for tag in tags if "-" in tag})
+        return sorted({tag.partition("-")[2] or tag for tag in tags if tag != "O"})
     label = getattr(example, "labels", getattr(example, "label", None))
     if isinstance(label, list | tuple | set | frozenset):
         return list(label)

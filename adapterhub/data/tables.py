@@ -45,6 +45,7 @@ _SUFFIXES = {
     ".conll": "conll",
     ".bio": "conll",
     ".iob": "conll",
+    ".conllu": "conllu",
     ".xlsx": "excel",
     ".xlsm": "excel",
 }
@@ -144,7 +145,8 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
     if name == "text":
         table = _read_plain(source, decoded.text, blank=split == PREDICT)
     else:
-        table = {"jsonl": read_json, "conll": _read_conll}[name](source, decoded.text)
+        readers = {"jsonl": read_json, "conll": _read_conll, "conllu": _read_conllu}
+        table = readers[name](source, decoded.text)
     form = ", ".join(filter(None, (table.form, _encoding(decoded))))
     notes = table.notes if split == PREDICT else ()
     return replace(table, form=form, notes=(*encoding_notes(decoded), *notes))
@@ -273,6 +275,43 @@ def _read_conll(source: str, text: str) -> Table:
 
     starts = [sentence[0][0] for sentence in sentences]
     return Table(source, "sentence at line", tuple(indices), starts, column, form="CoNLL columns")
+
+
+_CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_WORD = re.compile(r"\d+")  # 3-4 spans words, and 3.1 was left out of the text
+
+
+def _read_conllu(source: str, text: str) -> Table:
+    """Read one sentence of CoNLL-U per row; `form` is also named `text`, and `upos` `label`.
+
+    Comments, spans of several words and empty nodes are left out.
+    """
+    lines = (
+        line if not line.strip() or _WORD.fullmatch(line.partition("\t")[0]) else "#"
+        for line in text.split("\n")
+    )
+    words = _conll_sentences("\n".join(lines))
+    sentences = [kept for s in words if (kept := [word for word in s if word[1] != ["#"]])]
+    if not sentences:
+        raise DataError(f"{source} has no sentences", expected="lines of ten fields between tabs")
+    if ragged := [
+        f"line {line}: {len(fields)} fields"
+        for sentence in sentences
+        for line, fields in sentence
+        if len(fields) != len(_CONLLU)
+    ]:
+        raise DataError(
+            f"{source} has rows with the wrong number of fields",
+            offenders=first_few(ragged),
+            expected=f"{len(_CONLLU)} fields between tabs: {', '.join(_CONLLU)}",
+        )
+    indices = {name: i for i, name in enumerate(_CONLLU)} | {"text": 1, "label": 3}
+
+    def column(name: str) -> list[object]:
+        return [[fields[indices[name]] for _, fields in sentence] for sentence in sentences]
+
+    starts = [sentence[0][0] for sentence in sentences]
+    return Table(source, "sentence at line", tuple(indices), starts, column, form="CoNLL-U")
 
 
 def _conll_sentences(text: str) -> list[list[tuple[int, list[str]]]]:

@@ -117,6 +117,28 @@ def entity_metrics(
     }
 
 
+def tag_metrics(
+    tags: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Compute the accuracy of the tags of words, and the mean F1 of each tag.
+
+    Both arguments hold one list of tags per sentence. An empty tag, of a word that was not read,
+    is wrong, and has no F1 of its own.
+
+    Raises:
+        DataError: the two differ in the number of sentences or tags, or are empty.
+    """
+    from sklearn.metrics import accuracy_score, f1_score
+
+    _check_lengths(tags, predictions)
+    for sentence, predicted in zip(tags, predictions, strict=True):
+        _check_lengths(sentence, predicted)
+    both = [[tag for row in rows for tag in row] for rows in (tags, predictions)]
+    names = sorted({*both[0], *both[1]} - {""})
+    f1 = f1_score(*both, labels=names, average="macro", zero_division=0.0)
+    return {"accuracy": float(accuracy_score(*both)), "macro_f1": float(f1)}
+
+
 def answer_metrics(
     answers: Sequence[Sequence[str]], predictions: Sequence[str]
 ) -> dict[str, float]:

@@ -1,46 +1,47 @@
-"""Tagging: named entities in a sentence, by BIO tags.
+"""Tagging: named entities in a sentence, or a tag for each word.
 
     example      a sentence as tokens, with one tag per token
     row          the word pieces; `labels`: the tag at the first piece of each token
     prediction   one tag per token, and the entities they form
-    metrics      F1, precision and recall of entities; accuracy of tags
+    metrics      F1, precision and recall of entities; accuracy of tags; macro-F1 of plain tags
 
-B-x begins an entity of kind x, I-x continues it, O is outside any entity (Ramshaw & Marcus 1995,
-https://arxiv.org/abs/cmp-lg/9505040, with B at every beginning, as in CoNLL since 2002). The first
-word piece of a token carries its tag; the others are ignored in the loss and the prediction, as in
-Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
+B-x begins an entity of kind x, I-x continues it, O is outside any entity; tags of other schemes
+(`adapterhub.tasks._tag_schemes`) are learned as these, and predicted as they are in the data. The
+first word piece of a token carries its tag; the others are ignored in the loss and the prediction,
+as in Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.data.columns import WANTS, choose_columns
+from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import Grouped, check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._class_weights import WeighsClasses
 from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._metrics import entity_metrics
+from adapterhub.tasks._metrics import entity_metrics, tag_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._show import tags_line
+from adapterhub.tasks._tag_schemes import Scheme, fits, scheme_of, spans, tag_problems, written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Read = tuple[int, int, int, float]  # a word, the pieces around it, its class, its probability
-_TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Sentence(Grouped):
-    """A text, its tokens in order, and one tag per token or None."""
+    """A text, its tokens in order, and one tag per token or None: BIO, or a plain tag."""
 
     text: str
     tokens: tuple[str, ...]
@@ -79,15 +80,20 @@ class Tags(Prediction):
 @register_task
 @dataclass(frozen=True)
 class Tagging(WeighsClasses, Task):
-    """Named entities in a sentence.
+    """Named entities in a sentence, or a tag for each word.
 
     Rows of `train.jsonl`:
 
         {"tokens": ["Ada", "Lovelace", "was", "born"], "tags": ["B-PER", "I-PER", "O", "O"]}
         {"tokens": ["in", "London"], "tags": ["O", "B-LOC"]}
 
-    CoNLL columns are read as well, and numbers as tags with `--labels 0=O,1=B-PER,2=I-PER`. Tags
-    that are rare get more weight with `class_weights: balanced`.
+    CoNLL columns and CoNLL-U are read as well, and numbers as tags with
+    `--labels 0=O,1=B-PER,2=I-PER`. Tags that are rare get more weight with
+    `class_weights: balanced`.
+
+    Tags may be IOB1, IO, BIOES or BILOU, too, which `scheme` names where it is in doubt: entities
+    are learned as BIO, and predicted as they are in the data. Plain tags, such as parts of speech,
+    are scored by accuracy and macro-F1, and each word is printed as `NOUN: cat`.
 
     `predict` prints the entities, or `-`; `start` and `end` count characters:
 
@@ -95,17 +101,52 @@ class Tagging(WeighsClasses, Task):
         {"tags": ["B-PER"], "entities": [{"kind": "PER", "text": "Ada", "start": 0, "end": 3, "score": 0.97}]}
     """  # noqa: E501
 
+    scheme: Scheme = option("auto", "how tags form entities (auto: by the data)", omitted=True)
+
     name = "tagging"
-    summary = "named entities in a sentence, by BIO tags"
-    main_metric = "f1"
+    summary = "named entities in a sentence, or a tag for each word"
     measures = ("f1", "precision", "recall", "accuracy")
     columns = WANTS["tags"]
     has_labels = True
     printed_fields = ("tags", "entities")
     outcomes = "spans"
-    cut_note = "the words that are cut are not learned, and get the tag O"
+    cut_note = "the words that are cut are not learned, and get the tag O, or no plain tag"
+
+    @property
+    def main_metric(self) -> str:
+        """The F1 of entities, or the accuracy of plain tags."""
+        return "accuracy" if self.scheme == "plain" else "f1"
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the metrics of entities, or those of plain tags."""
+        return ("accuracy", "macro_f1") if self.scheme == "plain" else self.measures
 
     # Examples
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Find the scheme of the tags, and say it, unless they are BIO."""
+        _, choice = super().fitted(source, options, split, labelled=labelled)
+        if self.scheme != "auto" or not labelled:
+            return self, choice
+        task = replace(self, scheme=self._scheme_in(choice))
+        notes = [_NOTES[task.scheme]] if task.scheme in _NOTES else []
+        return task, replace(choice, notes=(*choice.notes, *notes))
+
+    def _scheme_in(self, choice: ColumnChoice) -> Scheme:
+        """Return the scheme of the tags of a table: that of the task, if they fit it."""
+        options, table = choice.options, choice.table
+        assert table is not None
+        names = {name: name for name in options.label_names.values()} | dict(options.label_names)
+        (cells,) = table.take([options.label_column])
+        tags = [
+            [names.get(str(tag), str(tag)) for tag in cell]
+            for cell in cells
+            if isinstance(cell, list | tuple)
+        ]
+        known = self.scheme != "auto" and fits(tags, self.scheme)
+        return self.scheme if known or self.scheme == "plain" else scheme_of(tags)
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
@@ -114,14 +155,17 @@ class Tagging(WeighsClasses, Task):
         names = options.label_names
         choice = choose_columns(source, options, split, self.columns, labelled=labelled)
         text, label = choice.options.text_column, choice.options.label_column
+        scheme = self._scheme_in(choice) if labelled else "bio"
 
         def build(tokens: object, tags: object = None) -> Sentence:
             refuse(_list_problem(tokens, text))
             if not labelled:
                 return _sentence(tokens)
             named = _named_tags(tags, label, names)
-            refuse(*_tag_problems(tokens, named))  # type: ignore[arg-type]
-            return _sentence(tokens, named)
+            if len(tokens) != len(named):  # type: ignore[arg-type]
+                refuse(f"{len(tokens)} tokens and {len(named)} tags")  # type: ignore[arg-type]
+            refuse(*tag_problems(named, scheme))
+            return _sentence(tokens, _converted(named, scheme, _learned(scheme)))
 
         columns = [text, label] if labelled else [text]
         return read_rows(source, choice.options, split, columns, build)
@@ -131,13 +175,15 @@ class Tagging(WeighsClasses, Task):
         return Sentence(fields[0], tuple(_WORDS.findall(fields[0])))
 
     def labels(self, train: Sequence[Sentence]) -> tuple[str, ...]:
-        """Return the tags of the training data: O, then B-x and I-x for each kind."""
+        """Return the classes: O, then B-x and I-x for each kind of entity; or the plain tags."""
+        if self.scheme == "plain":
+            return tuple(sorted({tag for s in train for tag in s.tags or ()}))
         kinds = sorted({t[2:] for s in train for t in s.tags or () if t != "O"})
         return ("O", *(f"{position}-{kind}" for kind in kinds for position in "BI"))
 
     def check(self, labels: Sequence[str], examples: Sequence[Sentence]) -> None:
         """Refuse data without entities, and evaluation tags that training lacks."""
-        if len(labels) < 2:
+        if len(labels) < 2 and self.scheme != "plain":
             raise DataError(
                 "the training data has no entities: every tag is O",
                 hint="check the option label, the name of the column with the tags",
@@ -186,9 +232,10 @@ class Tagging(WeighsClasses, Task):
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the most probable tag of each token; O where the sentence was truncated.
+        """Return the most probable tag of each token, in the scheme of the data.
 
-        Of several windows with a token, it is that in which most tokens are around it.
+        It is O where the sentence was truncated, and "" of plain tags. Of several windows with a
+        token, it is that in which most tokens are around it.
         """
         left = data.setting.tokenizer.padding_side == "left"
         labels = data.setting.labels
@@ -205,7 +252,8 @@ class Tagging(WeighsClasses, Task):
                     if token >= 0
                 ]
 
-        tags = [["O"] * len(sentence.tokens) for sentence in data.examples]
+        unread = "" if self.scheme == "plain" else "O"
+        tags = [[unread] * len(sentence.tokens) for sentence in data.examples]
         scores = [[1.0] * len(sentence.tokens) for sentence in data.examples]
         around = [[-1] * len(sentence.tokens) for sentence in data.examples]
         found = each_row(model, data, batch_size, read)
@@ -214,24 +262,40 @@ class Tagging(WeighsClasses, Task):
                 if near > around[owner][token]:
                     around[owner][token] = near
                     tags[owner][token], scores[owner][token] = labels[label], score
+        written_tags = [self._as_in_data(own) for own in tags]
         return [
-            Tags(tuple(own), tuple(entities(sentence, own, values)))
-            for sentence, own, values in zip(data.examples, tags, scores, strict=True)
+            Tags(tuple(own), tuple(entities(sentence, own, values, self._scheme)))
+            for sentence, own, values in zip(data.examples, written_tags, scores, strict=True)
         ]
+
+    @property
+    def _scheme(self) -> Scheme:
+        """The scheme of predictions; adapters that record none have BIO."""
+        return "bio" if self.scheme == "auto" else self.scheme
+
+    def _as_in_data(self, tags: Sequence[str]) -> list[str]:
+        return _converted(tags, _learned(self._scheme), self._scheme)
 
     # Metrics
 
     def metrics(
         self, examples: Sequence[Sentence], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute f1, precision and recall of entities, and the accuracy of tags."""
+        """Compute f1, precision and recall of entities, and the accuracy of tags.
+
+        Of plain tags it is the accuracy, and the mean F1 of each tag.
+        """
         predicted = [list(p.tags) for p in predictions if isinstance(p, Tags)]
-        return entity_metrics([list(e.tags or ()) for e in examples], predicted)
+        tags = [self._as_in_data(e.tags or ()) for e in examples]
+        if self.scheme == "plain":
+            return tag_metrics(tags, predicted)
+        bio = [[_converted(row, self._scheme, "bio") for row in rows] for rows in (tags, predicted)]
+        return entity_metrics(*bio) | {"accuracy": tag_metrics(tags, predicted)["accuracy"]}
 
     def outcome(self, example: Sentence, prediction: Prediction) -> dict[str, Any]:
         """Return the entities of both as [kind, first character, end character]."""
         assert isinstance(prediction, Tags)
-        true = entities(example, example.tags or ())
+        true = entities(example, self._as_in_data(example.tags or ()), scheme=self._scheme)
         label, predicted = (
             [[e.kind, e.start, e.end] for e in es] for es in (true, prediction.entities)
         )
@@ -239,27 +303,47 @@ class Tagging(WeighsClasses, Task):
 
 
 def entities(
-    sentence: Sentence, tags: Sequence[str], scores: Sequence[float] | None = None
+    sentence: Sentence,
+    tags: Sequence[str],
+    scores: Sequence[float] | None = None,
+    scheme: Scheme = "bio",
 ) -> list[Entity]:
-    """List the entities that tags form.
-
-    An I-x that follows no entity of kind x begins one, as in seqeval's default mode.
+    """List the entities that tags form; of plain tags, each word.
 
     `scores` are the probabilities of the tags; by default they are 1.
     """
-    spans: list[tuple[str, int, int, list[float]]] = []
-    end, before = 0, "O"
-    known = scores or [1.0] * len(tags)
-    for token, tag, score in zip(sentence.tokens, tags, known, strict=True):
+    places: list[tuple[int, int]] = []
+    end = 0
+    for token in sentence.tokens:
         start = sentence.text.index(token, end)
         end = start + len(token)
-        if tag.startswith("I-") and before[2:] == tag[2:]:
-            kind, first, _, values = spans.pop()
-            spans.append((kind, first, end, [*values, score]))
-        elif tag != "O":
-            spans.append((tag[2:], start, end, [score]))
-        before = tag
-    return [Entity(k, sentence.text[a:b], a, b, sum(v) / len(v)) for k, a, b, v in spans]
+        places.append((start, end))
+    known = scores or [1.0] * len(tags)
+    found = []
+    for kind, first, behind in spans(tags, scheme):
+        start, end = places[first][0], places[behind - 1][1]
+        score = sum(known[first:behind]) / (behind - first)
+        found.append(Entity(kind, sentence.text[start:end], start, end, score))
+    return found
+
+
+_NOTES: Mapping[str, str] = {
+    **{
+        scheme: f"the tags are {scheme.upper()}: they are learned as BIO, and predicted as "
+        f"{scheme.upper()}"
+        for scheme in ("iob1", "io", "bioes", "bilou")
+    },
+    "plain": "the tags are of words, not of entities: accuracy and macro-F1 score them",
+}
+
+
+def _learned(scheme: Scheme) -> Scheme:
+    """Return the scheme of the classes that are learned from tags of another one."""
+    return "plain" if scheme == "plain" else "bio"
+
+
+def _converted(tags: Sequence[str], scheme: Scheme, to: Scheme) -> list[str]:
+    return written(spans(tags, scheme), len(tags), to)
 
 
 def _sentence(tokens: Any, tags: Any = None) -> Sentence:
@@ -292,16 +376,3 @@ def _list_problem(value: object, column: str) -> str:
         kind = "list of other values" if isinstance(value, list) else type(value).__name__
         return f"{column!r} is a {kind}, not a list of strings"
     return "" if value else f"{column!r} is empty"
-
-
-def _tag_problems(tokens: Sequence[str], tags: Sequence[str]) -> list[str]:
-    """List what is wrong with the tags of a sentence: their number, form or order."""
-    if len(tokens) != len(tags):
-        return [f"{len(tokens)} tokens and {len(tags)} tags"]
-    problems = []
-    for position, (before, tag) in enumerate(zip(("O", *tags), tags, strict=False), start=1):
-        if not _TAG.fullmatch(tag):
-            problems.append(f"token {position}: the tag {tag!r} is not O, B-kind or I-kind")
-        elif tag.startswith("I-") and before[1:] != tag[1:]:
-            problems.append(f"token {position}: {tag!r} cannot follow {before!r}")
-    return problems

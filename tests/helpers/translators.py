@@ -86,8 +86,8 @@ def tokenizer(kind: str, folder: Path, **options: Any) -> Any:
         return NllbTokenizer(vocab=vocab, merges=[], **options)
     spm, words = folder / "source.spm", folder / "vocab.json"
     spm.touch()
-    codes = [">>deu<<", ">>fra<<"] if kind == "marian" else []
-    tokens = [*_SPECIAL, *codes, *_PIECES]
+    targets = [">>deu<<", ">>fra<<"] if kind == "marian" else []
+    tokens = [*_SPECIAL, *targets, *_PIECES]
     words.write_text(json.dumps({token: i for i, token in enumerate(tokens)}), "utf-8")
     if kind == "marian":
         module = _of_sentencepiece("marian.tokenization_marian")

@@ -87,9 +87,19 @@ def test_the_score_of_an_entity_is_the_mean_of_its_tags():
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [
-        ("a.conll", "a\tO\nb\tI-x\n", "sentence at line 1: token 2: 'I-x' cannot follow 'O'"),
+        ("a.conll", "a\tB-x\nb\tO\nb\tI-x\n", "line 1: token 3: 'I-x' cannot follow 'O'"),
         ("a.conll", "a\tO\n\t\nb\tB-x\nc\tI-y\n", "sentence at line 3: token 2: 'I-y'"),
-        ("a.conll", "a\tO\nb\tx\n", "'x' is not O, B-kind or I-kind"),
+        ("a.conll", "a\tB-x\nb\tx\n", "'x' is not O, B-kind or I-kind"),
+        ("a.conll", "a\tO\nb\tx\n", "scheme=kinds, if they are of entities, or scheme=plain"),
+        ("a.conll", "a\tB-x\nb\tI-x\nc\tS-x\n", "token 2: 'I-x' cannot stand before 'S-x'"),
+        ("a.conll", "a\tU-x\nb\tL-x\n", "token 2: 'L-x' cannot follow 'U-x'"),
+        (
+            "a.conll",
+            "a\tU-x\nb\tE-x\n",
+            "token 1: the tag 'U-x' is not O, B-kind, I-kind, E-kind",
+        ),
+        ("a.conllu", "1\ta\t_\tDET\n", "line 1: 4 fields"),
+        ("a.conllu", "# sent_id = 1\n", "no sentences"),
         ("a.conll", "a\tO\nb\n", "line 2: 1 fields"),
         ("a.conll", "-DOCSTART- O\n", "no sentences"),
         ("a.conll", "a\nb\n", "--label"),
