@@ -183,6 +183,7 @@ def _check(
         from adapterhub.adapters.export import blocking, compare_method, peft_is_installed
         from adapterhub.backbones.load import meta_model
         from adapterhub.backbones.task_models import TASK_MODELS
+        from adapterhub.interchange.peft.vllm import is_served
         from adapterhub.merging.vllm import blocking_vllm
 
     spec, place, kind, labels = _subject(source, method, backbone, task, registry)
@@ -208,6 +209,9 @@ def _check(
     else:
         outputs = "equal with random weights" if compared else "not compared, peft is missing"
         summary = f"no problems; outputs {outputs}"
+    if target == "vllm" and not problems and is_served(type(model).__name__) is None:
+        name = type(model).__name__
+        say(f"not checked, as no vLLM here has it: whether {name} takes LoRA", err=True)
     say(f"{target}: {summary}")
     sys.exit(1 if problems else 0)
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(eq=False)
@@ -45,11 +45,35 @@ class _LoRAResolverRegistry:
         self.resolvers[resolver_name] = resolver
 
 
+class _Model:
+    """An entry of vLLM's registry: a class that serves LoRA, or does not."""
+
+    def __init__(self, lora: bool) -> None:
+        self.lora = lora
+
+    def load_model_cls(self) -> type:
+        return type("Model", (), {"supports_lora": self.lora})
+
+
+class ModelRegistry:
+    """The models of `vllm/model_executor/models/registry.py`."""
+
+    models: ClassVar = {"LlamaForCausalLM": _Model(True), "GPT2LMHeadModel": _Model(False)}
+
+    @classmethod
+    def get_supported_archs(cls) -> list[str]:
+        return [*cls.models]
+
+
 @contextmanager
 def standing_in() -> Iterator[_LoRAResolverRegistry]:
     """Put the stand-in into `sys.modules`; yield its registry."""
     registry = _LoRAResolverRegistry()
     modules = {name: types.ModuleType(name) for name in ("vllm", "vllm.lora")}
+    modules["vllm.model_executor"] = types.ModuleType("vllm.model_executor")
+    modules["vllm.model_executor.models"] = types.ModuleType("vllm.model_executor.models")
+    modules["vllm.model_executor.models"].ModelRegistry = ModelRegistry
+    modules["vllm.model_executor.models"].supports_lora = lambda model: model.supports_lora
     modules["vllm.lora.request"] = types.ModuleType("vllm.lora.request")
     modules["vllm.lora.request"].LoRARequest = LoRARequest
     modules["vllm.lora.resolver"] = types.ModuleType("vllm.lora.resolver")

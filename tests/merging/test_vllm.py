@@ -12,6 +12,7 @@ from fixtures import word_tokenizer
 from language_adapters import text_logits, write_language_model, write_noisy
 from safetensors.torch import load_file
 from torch import Tensor
+from vllm_stand_in import standing_in
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -39,7 +40,13 @@ CHECKED = {
     "bias": ("qwen2", ["lora", "bitfit"], ["bitfit: trains parameters"], False),
     "prefix": ("llama", "prefix", ["prefix at decoder.attn.kv: it adds keys"], True),
     "bottleneck": ("llama", ["lora", "pfeiffer"], ["pfeiffer at decoder"], True),
-    "architecture": ("gpt2", "lora", ["GPT2LMHeadModel: vLLM serves LoRA on"], False),
+    "two stacks": (
+        "t5",
+        "lora",
+        ["T5ForConditionalGeneration: vLLM"],
+        False,
+    ),
+    "not on a list": ("gpt_bigcode", "lora", [], False),
     "none": ("llama", "lora(rank=16)", [], False),
 }
 
@@ -48,7 +55,8 @@ def test_what_vllm_does_not_serve_is_listed_before_training(subtests):
     for case, (architecture, spec, reasons, is_converted) in CHECKED.items():
         with subtests.test(case=case):
             with torch.device("meta"):
-                model = tiny_models.model(architecture, "causal-lm")
+                task = "seq2seq" if architecture == "t5" else "causal-lm"
+                model = tiny_models.model(architecture, task)
             found, converted = blocking_vllm(model, spec)
             assert converted == is_converted
             for reason in reasons:
@@ -149,7 +157,6 @@ REFUSED = {
     "bias": ("qwen2", "ia3", "ia3: changes .*bias and 3 more; vLLM has no biases"),
     "prefix": ("llama", "prefix", "prefix at decoder.attn.kv"),
     "norms": ("llama", ["lora", "norms"], "norms: trains parameters"),
-    "architecture": ("gpt2", "lora", "GPT2LMHeadModel"),
     "rank": ("llama", "lora(rank=24)", "serve with --max-lora-rank 32"),
 }
 
@@ -160,6 +167,18 @@ def test_what_is_no_lora_is_refused_by_name(tmp_path, case):
     backbone, adapter = saved(tmp_path, architecture, spec)
     with pytest.raises(MismatchError, match=reason):
         in_vllm(adapter, backbone=str(backbone), max_lost=1.0)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3"])
+def test_an_installed_vllm_tells_which_models_take_lora(architecture):
+    """One with LoRA, one without, and one that vLLM runs by the code of transformers."""
+    with torch.device("meta"):
+        model = tiny_models.model(architecture, "causal-lm")
+    with standing_in():
+        found, _ = blocking_vllm(model, "lora")
+    refused = ["GPT2LMHeadModel: the installed vLLM has no LoRA on it"]
+    assert found == (refused if architecture == "gpt2" else [])
+    assert blocking_vllm(model, "lora") == ([], False), "without vLLM"
 
 
 @pytest.mark.parametrize("method", ["lora(rank=2)", "dora(rank=2)"])

@@ -7,6 +7,8 @@ Factors of a smaller rank are padded with zeros. Where scales differ, each is mu
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -24,21 +26,6 @@ from adapterhub.interchange.peft.files import PeftFiles
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of --max-lora-rank
 DEFAULT_RANK = 16
-# The decoders of our families that vLLM's table of models marks for LoRA.
-ARCHITECTURES = frozenset(
-    {
-        "Gemma3ForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "OPTForCausalLM",
-        "Olmo2ForCausalLM",
-        "OlmoForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-    }
-)
 
 
 def try_vllm(source: ExportSource, max_rank: int = DEFAULT_RANK) -> tuple[PeftFiles, list[str]]:
@@ -83,10 +70,34 @@ def _padded(update: ModuleUpdate, rank: int, scale: float) -> ModuleUpdate:
 
 
 def architecture_problems(model: PreTrainedModel) -> list[str]:
-    """Return the reason why vLLM serves no LoRA on a model, if there is one."""
-    if (name := type(model).__name__) in ARCHITECTURES:
-        return []
-    return [f"{name}: vLLM serves LoRA on {', '.join(sorted(ARCHITECTURES))}"]
+    """Return the reason why vLLM serves no LoRA on a model, if there is one.
+
+    An installed vLLM is asked for its registry of models. Without one, decoders pass: vLLM runs
+    those that it has no class for by transformers' code, with LoRA.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder or not model.can_generate():
+        return [f"{name}: vLLM serves LoRA on decoders that generate"]
+    return [] if is_served(name) is not False else [f"{name}: the installed vLLM has no LoRA on it"]
+
+
+def is_served(architecture: str) -> bool | None:
+    """Return whether the installed vLLM serves LoRA on a class of models.
+
+    None: vLLM is not installed, or has no class of its own for it, and would run transformers'.
+    """
+    if not _find("vllm"):
+        return None
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    if architecture not in ModelRegistry.get_supported_archs():
+        return None
+    return bool(supports_lora(ModelRegistry.models[architecture].load_model_cls()))
+
+
+def _find(package: str) -> bool:
+    """Return whether a package can be imported."""
+    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 def vllm_problems(
@@ -96,7 +107,7 @@ def vllm_problems(
 
     vLLM serves LoRA on decoders, at ranks up to `--max-lora-rank`, which accepts a few values. Some
     releases use one scale for all modules, and none supports biases, DoRA or `modules_to_save`.
-    Sources: its LoRA configuration, its reader of peft's options and its table of models,
+    Sources: its LoRA configuration, its reader of peft's options and its notes on models,
     https://docs.vllm.ai/en/latest/models/supported_models.html and
     https://docs.vllm.ai/en/latest/features/lora.html (2026).
 
