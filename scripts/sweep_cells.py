@@ -119,8 +119,11 @@ def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> No
             raise Broken(f"gradients at {_some(missed)}")
     owned = [change.own for change in adapter.changed if change.method is not None]
     if not _ids([*(p for each in placed for p in each.module.parameters()), *owned]) & learning:
-        if placed or owned:
-            raise Unreached if placed else Broken("gradients")
+        frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+        if placed or (owned and _learning_frozen(model, frozen, inputs)):
+            raise Unreached
+        if owned:
+            raise Broken("gradients")
         return
     _check_effects(model, [each for each in placed if each not in silent], inputs)
 
@@ -177,19 +180,25 @@ def _reached(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> set[str]:
         for name, site in sites.items()
         if site.kind != "embed" or _tokens_mix(model, inputs)
     }
-    frozen = {id(p): p for parameters in of_site.values() for p in parameters}
-    for parameter in frozen.values():
+    learning = _learning_frozen(model, [p for own in of_site.values() for p in own], inputs)
+    return {name for name, own in of_site.items() if not own or _ids(own) & learning}
+
+
+def _learning_frozen(
+    model: PreTrainedModel, parameters: Sequence[Tensor], inputs: Inputs
+) -> set[int]:
+    """Return the ids of frozen parameters at which a loss of the bare model has gradients."""
+    for parameter in parameters:
         parameter.requires_grad_(True)
     try:
         with ah.disabled(model):
             loss = _floats(model(**inputs))[0].float().pow(2).sum()
             if loss.requires_grad:
                 loss.backward()
-        learning = _ids(p for p in frozen.values() if p.grad is not None and bool(p.grad.any()))
+        return _ids(p for p in parameters if p.grad is not None and bool(p.grad.any()))
     finally:
-        for parameter in frozen.values():
+        for parameter in parameters:
             parameter.requires_grad_(False).grad = None
-    return {name for name, own in of_site.items() if not own or _ids(own) & learning}
 
 
 def _tokens_mix(model: PreTrainedModel, inputs: Inputs) -> bool:
