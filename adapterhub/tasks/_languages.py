@@ -65,6 +65,7 @@ def check_languages(
         ConfigError: a language is refused.
     """
     known = languages_of(tokenizer)
+    listed = " ".join(known)  # without commas: NLLB's 202 fit the longest line of an error
     around = bool(language_ids(tokenizer))
     needed = LANGUAGE_COLUMNS if around else LANGUAGE_COLUMNS[1:] if known else ()
     given = [name for name, language in zip(LANGUAGE_COLUMNS, chosen, strict=True) if language]
@@ -82,18 +83,20 @@ def check_languages(
             if around or pair[place] or not _PREFIX.match(text)
         }
         if None in languages:
-            typed = ", ".join(f"{n}={known[-1 if n == 'tgt_lang' else 0]}" for n in needed)
+            typed = ", ".join(f"{n}={chosen[LANGUAGE_COLUMNS.index(n)] or '...'}" for n in needed)
             raise ConfigError(
                 f"{name} is not given: the tokenizer of this backbone writes the language of "
                 f"{'inputs' if name == 'src_lang' else 'targets'}",
-                expected=f"one of {', '.join(known)}",
+                expected=f"one of {listed}",
                 hint=f'--task "seq2seq({typed})", or columns {" and ".join(needed)} in the data',
             )
         for language in sorted(languages - {*known}, key=str):
             near = did_you_mean(str(language), known)
+            alike = [code for code in known if code.startswith(str(language)[:2].lower())]
             raise ConfigError(
                 f"{name} is {language!r}, which the tokenizer of this backbone does not have{near}",
-                expected=f"one of {', '.join(known)}",
+                expected=f"one of {listed}",
+                hint=f"{name}={alike[0]}" if alike and not near else "",
             )
 
 
