@@ -104,9 +104,12 @@ class Seq2Seq(WritesTargets, WritesTexts):
         return read_pairs(source, options, split, labelled, languages=True)
 
     def for_examples(self, examples: Sequence[Example]) -> Task:
-        """Return the task with the languages of the data, if all rows have the same ones."""
-        pairs = {self.languages(example) for example in examples}
-        return self._between(*pairs) if len(pairs) == 1 else self
+        """Return the task with the language of the texts, and of the targets, if all have one."""
+        pairs = [*map(self.languages, examples)] or [(self.src_lang, self.tgt_lang)]
+        sources, targets = ({*side} for side in zip(*pairs, strict=True))
+        source = sources.pop() if len(sources) == 1 else self.src_lang
+        target = targets.pop() if len(targets) == 1 else self.tgt_lang
+        return self._between((source, target))
 
     def languages(self, example: Example) -> Pair:
         """Return the languages of an example: its own, or those of the task."""

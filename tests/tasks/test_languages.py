@@ -112,6 +112,8 @@ def test_rows_of_several_languages_are_written_each_in_its_own(speaker):
         for own in (task_of("m2m100", place, new_tokens=6) for place in (1, 2, 1))
     ]
     assert together == alone
+    of_data = task.for_examples(mixed)
+    assert (of_data.src_lang, of_data.tgt_lang) == ("en", None)
     assert together[0] != together[1]
 
 
