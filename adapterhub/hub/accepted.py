@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from adapterhub.config.options import to_dict
 from adapterhub.errors import AdapterhubError, FileError, one_line
@@ -110,15 +111,14 @@ def check_name_of_file(path: object, rules: NamespaceRules) -> None:
         _refuse(name, "kind", rules)
 
 
-def check_contents(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
-    """Refuse a file by its contents.
+def check_contents(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> None:
+    """Refuse a file by its contents: of a large one, by its header.
 
     Raises:
         HubRefusal: the rules do not allow it.
     """
     check_name_of_file(path, rules)
-    with open(file, "rb") as handle:
-        start = handle.read(64)
+    start = _start(file, 64)
     if re.match(rb"\x80[\x02-\x05]|\x80\x8a|\x93NUMPY", start) or _is_torch_zip(start, file):
         _refuse(path, "pickle", rules)
     if start.startswith((b"\x7fELF", b"MZ", b"#!", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe")):
@@ -135,13 +135,12 @@ def check_contents(path: str, file: Path, size: int, rules: NamespaceRules) -> N
         check(path, file, size, rules)
 
 
-def safetensors_problem(file: Path, size: int) -> str:
+def safetensors_problem(file: BinaryIO, size: int) -> str:
     """Return what is wrong with the header of a safetensors file, or ""."""
-    with open(file, "rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER):
-            return f"its header claims {length:,} bytes"
-        header, problems = schema.parse_object(handle.read(length), MAX_HEADER)
+    length = int.from_bytes(_start(file, 8), "little")
+    if size < 8 or length > min(size - 8, MAX_HEADER):
+        return f"its header claims {length:,} bytes"
+    header, problems = schema.parse_object(file.read(length), MAX_HEADER)
     header.pop("__metadata__", None)
     if problems:
         return f"its header is no JSON of tensors: {problems[0]}"
@@ -272,10 +271,10 @@ def check_version(tree: Tree, read: ReadFile, version: str) -> None:
         raise HubRefusal(f"{version} would not be whole: {TENSORS_FILE} has other tensors")
 
 
-def _check_text(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+def _check_text(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> None:
     if size > _MOST_TEXT_SEARCHED:
         return  # data rather than what somebody wrote; nothing reads it as code
-    data = file.read_bytes()
+    data = _start(file, size)
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -294,19 +293,19 @@ def _check_text(path: str, file: Path, size: int, rules: NamespaceRules) -> None
             )
 
 
-def _check_manifest(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+def _check_manifest(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> None:
     if size > MAX_MANIFEST_BYTES:
         _refuse(path, "contents", rules, f"it has more than {MAX_MANIFEST_BYTES:,} bytes")
     try:
-        from_json(file.read_bytes(), path)
+        from_json(_start(file, size), path)
     except FileError as error:
         _refuse(path, "contents", rules, "; ".join((error.problem, *error.offenders[:3])))
 
 
-def _check_peft(path: str, file: Path, size: int, rules: NamespaceRules) -> None:
+def _check_peft(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> None:
     if size > MAX_CONFIG_BYTES:
         _refuse(path, "contents", rules, f"it has more than {MAX_CONFIG_BYTES:,} bytes")
-    config, problems = schema.parse_object(file.read_bytes(), MAX_CONFIG_BYTES)
+    config, problems = schema.parse_object(_start(file, size), MAX_CONFIG_BYTES)
     if problems:
         _refuse(path, "contents", rules, problems[0])
     backbone = config.get("base_model_name_or_path")
@@ -314,7 +313,7 @@ def _check_peft(path: str, file: Path, size: int, rules: NamespaceRules) -> None
         _refuse(path, "backbone", rules, f"base_model_name_or_path is {one_line(backbone, 100)!r}")
 
 
-def _is_torch_zip(start: bytes, file: Path) -> bool:
+def _is_torch_zip(start: bytes, file: BinaryIO) -> bool:
     """Return whether a file is an archive with a pickle in it, as torch writes it."""
     if not start.startswith(b"PK\x03\x04"):
         return False
@@ -323,6 +322,12 @@ def _is_torch_zip(start: bytes, file: Path) -> bool:
             return any(_PICKLES.search(name) for name in archive.namelist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return True
+
+
+def _start(file: BinaryIO, most: int) -> bytes:
+    """Return the first bytes of a file."""
+    file.seek(0)
+    return file.read(most)
 
 
 def _refuse(path: str, rule: str, rules: NamespaceRules, detail: str = "") -> None:
@@ -346,7 +351,7 @@ def _suffix(path: str) -> str:
     return Path(path).suffix.lower()
 
 
-_OWN: Mapping[str, Callable[[str, Path, int, NamespaceRules], None]] = {
+_OWN: Mapping[str, Callable[[str, BinaryIO, int, NamespaceRules], None]] = {
     MANIFEST_FILE: _check_manifest,
     CONFIG_FILE: _check_peft,
 }

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from adapterhub.config.user_folders import sync_file
 from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
@@ -105,6 +105,14 @@ class Blobs(ABC):
         """Return a context in which a file is at a path."""
 
     @abstractmethod
+    def open(self, sha256: str) -> BinaryIO:
+        """Open a file to read some places of it.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    @abstractmethod
     def send(self, staged: StagedBlob) -> None:
         """Do what takes time of putting a file in its place, before the transaction."""
 
@@ -151,7 +159,8 @@ class Blobs(ABC):
     def is_intact(self, info: BlobInfo) -> bool:
         """Return whether a file is there with its size and its digest.
 
-        It is read for that, unless it was some minutes ago, and nobody has written it since.
+        It is read for that, unless it was read or received some minutes ago, and nobody has written
+        it since.
         """
         try:
             state, now = self.state(info.sha256), time.monotonic()
@@ -161,12 +170,16 @@ class Blobs(ABC):
             if known != state or until < now:
                 if self.digest(info.sha256) != FileDigest(info.size, info.sha256):
                     return False
-                if len(self._intact) >= _MOST_INTACT:
-                    self._intact.clear()
-                self._intact[info.sha256] = state, now + _INTACT_SECONDS
+                self._note_intact(info.sha256, state)
         except OSError:
             return False
         return True
+
+    def _note_intact(self, sha256: str, state: tuple[int, ...]) -> None:
+        """Remember that a file was right in this state."""
+        if len(self._intact) >= _MOST_INTACT:
+            self._intact.clear()
+        self._intact[sha256] = state, time.monotonic() + _INTACT_SECONDS
 
     def receive(self, most: int, limit: str) -> BlobReceiver:
         """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
@@ -250,6 +263,10 @@ class BlobFolder(Blobs):
         """Return a context in which a file is at a path: where it is."""
         return nullcontext(self.path(sha256))
 
+    def open(self, sha256: str) -> BinaryIO:
+        """Open a file to read some places of it."""
+        return open(self.path(sha256), "rb")
+
     def send(self, staged: StagedBlob) -> None:
         """Do nothing: to put a file in its place is to rename it."""
 
@@ -261,6 +278,7 @@ class BlobFolder(Blobs):
         target = self.path(staged.info.sha256)
         os.replace(staged.path, target)
         sync_folder(target.parent)
+        self._note_intact(staged.info.sha256, self.state(staged.info.sha256))
 
     def remove(self, sha256: str) -> None:
         """Remove a file; one that is being sent is sent to its end."""

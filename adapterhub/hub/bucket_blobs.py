@@ -11,6 +11,7 @@ some minutes.
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 import time
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.blobs import Blobs, StagedBlob
@@ -26,6 +27,7 @@ from adapterhub.hub.refusals import UnreachedBucketError
 from adapterhub.registry.bucket import is_bucket, open_bucket, start_of_error
 
 _PIECE = 4 << 20
+_BUFFER = 64 << 10
 _SIGNED = timedelta(minutes=10)
 _NO_PAGE: Any = {
     "Content-Type": "application/octet-stream",
@@ -71,14 +73,14 @@ class BlobBucket(Blobs):
 
     def read(self, sha256: str, most: int) -> bytes:
         """Read the first bytes of a file; none of one that a mirror has not fetched."""
-        if not sha256:
+        if not sha256 or not most:
             return b""
-        data = bytearray()
-        for piece in self.pieces(sha256):
-            data += piece
-            if len(data) >= most:
-                break
-        return bytes(data[:most])
+        try:
+            return self.part(sha256, 0, most)
+        except UnreachedBucketError:
+            if self.size(sha256) == 0:  # of which buckets give no part
+                return b""
+            raise
 
     def copy(self, sha256: str, target: Path) -> None:
         """Copy a file to a new path."""
@@ -93,6 +95,22 @@ class BlobBucket(Blobs):
             self.copy(sha256, Path(folder) / "file")
             yield Path(folder) / "file"
 
+    def open(self, sha256: str) -> BinaryIO:
+        """Open a file to read some places of it: only these are downloaded."""
+        size = self.size(sha256)
+        if size < 0:
+            raise _MissingError(_place(sha256))
+        return cast(BinaryIO, io.BufferedReader(_Parts(self, sha256, size), _BUFFER))
+
+    def part(self, sha256: str, first: int, end: int) -> bytes:
+        """Read the bytes of a file from one place to another, or to its end."""
+        with self._reached():
+            try:
+                found = self._objects.get(_place(sha256), options={"range": (first, end)})
+            except FileNotFoundError:
+                raise _MissingError(_place(sha256)) from None
+            return bytes(found.bytes())
+
     def address(self, sha256: str) -> str:
         """Return where clients may download a file themselves, for some minutes."""
         from obstore import sign
@@ -104,6 +122,7 @@ class BlobBucket(Blobs):
         """Upload a file; it replaces one with the same name, which may have been damaged since."""
         with self._reached():
             self._objects.put(_place(staged.info.sha256), staged.path, attributes=_NO_PAGE)
+        self._note_intact(staged.info.sha256, self.state(staged.info.sha256))
 
     def put(self, staged: StagedBlob) -> None:
         """Have a file that was received in its place; call it inside a transaction that writes."""
@@ -209,6 +228,36 @@ class BlobBucket(Blobs):
             raise
         except (BaseError, OSError) as error:
             raise UnreachedBucketError(start_of_error(error)) from error
+
+
+class _Parts(io.RawIOBase):
+    """A file of a bucket, of which each read downloads a part."""
+
+    def __init__(self, blobs: BlobBucket, sha256: str, size: int) -> None:
+        self._blobs, self._sha256, self._size = blobs, sha256, size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(f"there is no place {start + offset} in a file")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        data = self._blobs.part(self._sha256, self._at, end)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _place(sha256: str) -> str:

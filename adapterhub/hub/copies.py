@@ -271,7 +271,8 @@ class Copies:
         staged = folder.receive_from(download)
         try:
             try:
-                check_contents(path, staged.path, blob.size, rules)
+                with open(staged.path, "rb") as file:
+                    check_contents(path, file, blob.size, rules)
             except HubRefusal as error:
                 raise DeniedError(error.problem) from None
             folder.send(staged)

@@ -92,12 +92,9 @@ def check_files(
     found = set()
     for path, sha256, size in files:
         staged = (received or {}).get(path)
-        if staged is not None:
-            check_contents(path, staged.path, size, rules)
-        else:
-            check_name_of_file(path, rules)
-            with hub.blobs.file(sha256) as file:
-                check_contents(path, file, size, rules)
+        check_name_of_file(path, rules)
+        with open(staged.path, "rb") if staged is not None else hub.blobs.open(sha256) as file:
+            check_contents(path, file, size, rules)
         found.add((path, sha256))
     return CheckedFiles(rules, frozenset(found))
 

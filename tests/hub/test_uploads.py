@@ -7,9 +7,14 @@ import time
 
 import pytest
 import real_hub
+import torch
 from commit_body import commit, create
+from sample_adapters import BACKBONE, FINGERPRINT, IDENTITY
 
+from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.native import write_adapter
 from adapterhub.hub import blobs, upload_endpoints
+from adapterhub.hub.bucket_blobs import BlobBucket
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +157,50 @@ def test_a_locked_database_is_busy_and_no_error(new_hub):
         assert commit(client, name, {"a.md": b"a"}).status_code == 200
     other.close()
     database.close()
+
+
+class Downloads:
+    """A bucket in memory that counts the bytes that are read from it."""
+
+    def __init__(self):
+        self.objects, self.count = pytest.importorskip("obstore.store").MemoryStore(), 0
+
+    def __getattr__(self, name):
+        return getattr(self.objects, name)
+
+    def get(self, path, **options):
+        found = self.objects.get(path, **options)
+        self.count += found.range[1] - found.range[0]
+        return found
+
+
+def test_what_was_received_is_not_downloaded_again(tmp_path):
+    """Neither for the answer whether it is here, nor to check it, nor for a version."""
+    bucket = Downloads()
+    reference = BackboneRef(BACKBONE, None, FINGERPRINT, "bert", identity=IDENTITY)
+    manifest = Manifest(name="large", methods=({"lora": {}},), backbone=reference)
+    write_adapter(tmp_path / "made", manifest, {"a": torch.zeros(1 << 20)}, card="")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    data = files.pop("adapter.safetensors")
+    with real_hub.serving(tmp_path / "hub") as hub:
+        hub.user("ada")
+        hub.hub.blobs = BlobBucket("s3://bucket/p", bucket)
+        with hub.client("ada") as client:
+            name = create(client, "ada/large")
+            oid, found = batch(client, data, name=name)
+            href = found["actions"]["upload"]["href"]
+            assert client.put(href, content=data).status_code == 200
+            assert "actions" not in batch(client, data, name=name)[1]
+            large = {path: (oid, len(data)) for path in ("adapter.safetensors", "a.safetensors")}
+            assert commit(client, name, {**files, "empty.md": b""}, large=large).status_code == 200
+            tag = client.post(f"/api/models/{name}/tag/main", json={"tag": "v1"})
+            assert tag.status_code == 200
+            body = {"files": [{"path": path, "size": len(data)} for path in large]}
+            answer = client.post(f"/api/models/{name}/preupload/main", json=body).json()
+            assert all("oid" in each for each in answer["files"])
+            assert bucket.count < len(data) / 8
+            as_text = {"b.md": (oid, len(data))}
+            assert commit(client, name, large=as_text).status_code == 200
+            wrong = {"adapter_config.json": (oid, len(data))}
+            assert commit(client, name, large=wrong).status_code == 400
+            assert hub.hub.blobs.read(hashlib.sha256(b"").hexdigest(), 9) == b""
