@@ -169,26 +169,27 @@ class HubStore:
         check_adapter(folder)
         read_signatures(folder)
         check_tags(publication.tags)
-        files = {**published_texts(folder, PUBLISHED), **publication.beside}
-        refuse_leaks(files, publication.allowed)
+        files = _checked_texts(folder, publication)
+        refs, entries = self._created(publication)
+        version, is_known = _version_for(folder, publication, refs, entries)
         name = publication.name
-        self._writer.create(name, private=publication.visibility == "private")
-        # Its head is the parent of the commit: a publication in between makes the commit fail.
-        refs = self._online_refs(name)
-        entries = [self._entry_of(name, refs, stub) for stub in _stubs(name, refs)]
-        digest = digest_of(folder)
-        existing = next((entry.version for entry in entries if entry.digest == digest), None)
-        version = existing or free_version(
-            name, publication.version, _stubs(name, refs), refs.highest
-        )
-        if existing is None:
+        if is_known:
+            commit = refs.tags[version]
+        else:
             tensors = {TENSORS_FILE: folder / TENSORS_FILE}
             commit = self._commit_version(files, tensors, publication, version, refs.head, entries)
-        else:
-            commit = refs.tags[existing]
         for tag in publication.tags:
             self._tag(name, tag, commit)
         return self._resolve(name, version)
+
+    def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
+        """Return the version that `put` would answer with, and whether it is published already.
+
+        The repository is created for that: only the hub has the numbers of one that was deleted.
+        """
+        check_tags(publication.tags)
+        _checked_texts(folder, publication)
+        return _version_for(folder, publication, *self._created(publication))
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query: the hub filters by tags, this method the rest."""
@@ -287,6 +288,16 @@ class HubStore:
         data = merged_signatures(added, signatures, entry.digest)
         files = {_signatures_file(entry): data}
         self._writer.commit(entry.name, files, f"Sign {entry.version}", refs.head)
+
+    def _created(self, publication: Publication) -> tuple[Refs, list[Entry]]:
+        """Create a repository unless it exists; return its refs and versions.
+
+        Its head is the parent of the next commit: a publication in between makes that fail.
+        """
+        name = publication.name
+        self._writer.create(name, private=publication.visibility == "private")
+        refs = self._online_refs(name)
+        return refs, [self._entry_of(name, refs, stub) for stub in _stubs(name, refs)]
 
     def _added_signatures(self, entry: Entry, refs: Refs) -> Sequence[Signature]:
         if not refs.head:
@@ -499,6 +510,24 @@ def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int],
     bar = tqdm(total=size, unit="B", unit_scale=True, desc=label)  # type: ignore[no-untyped-call]
     with bar:
         yield bar.update
+
+
+def _checked_texts(folder: Path, publication: Publication) -> dict[str, bytes]:
+    """Return the files of a publication but the tensors; refuse secrets in them."""
+    files = {**published_texts(folder, PUBLISHED), **publication.beside}
+    refuse_leaks(files, publication.allowed)
+    return files
+
+
+def _version_for(
+    folder: Path, publication: Publication, refs: Refs, entries: Sequence[Entry]
+) -> tuple[str, bool]:
+    digest = digest_of(folder)
+    known = next((entry.version for entry in entries if entry.digest == digest), None)
+    if known is not None:
+        return known, True
+    name = publication.name
+    return free_version(name, publication.version, _stubs(name, refs), refs.highest), False
 
 
 def _signatures_file(entry: Entry) -> str:

@@ -235,6 +235,17 @@ class Registry(Store):
             self._add_to_index(path)
             return self._entry(path, version, self._files(path).get(version, {}), names)
 
+    def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
+        """Return the version that `put` would answer with, and whether it is published already."""
+        check_name(publication.name)
+        backbone = read_manifest(folder).backbone.id
+        path, digest = f"{backbone_folder(backbone)}/{publication.name}", digest_of(folder)
+        entries = self.contents(path).entries
+        if known := next((entry.version for entry in entries if entry.digest == digest), None):
+            return known, True
+        highest = max(self._names(path)[0].highest, *map(_number, self._numbers(path)), 0)
+        return free_version(publication.name, publication.version, entries, highest), False
+
     def yank(self, entry: Entry, reason: str) -> None:
         """Exclude a version from searches and from references without a version."""
         yanked = {entry.version: reason}

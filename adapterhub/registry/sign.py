@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import AdapterhubError, ConfigError, FileError, SignatureError
+from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import (
     SIGNATURE_FILE,
@@ -42,7 +42,7 @@ from adapterhub.registry.published_files import (
 )
 from adapterhub.registry.pull import published_signatures
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number
+from adapterhub.registry.store import Entry, Publication, Store, version_number
 from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.registry.trust import (
     CheckedSignature,
@@ -130,12 +130,12 @@ def put_signed(
         return store.put(folder, publication)
     stated = (s.statement.version for s in carried if s.statement.version)
     publication = replace(publication, version=publication.version or next(stated, None))
-    published, version = _version_of(store, folder, publication, digest)
+    version, is_published = store.version_for(folder, publication)
     if private is not None:
         carried.append(sign_statement(Statement(digest, publication.name, version), private))
         publication = _with_signed_files(publication, digest, version, private)
     entry = _put_with(store, folder, replace(publication, version=version), carried)
-    if published:
+    if is_published:
         store.add_signatures(entry, carried)
     return entry
 
@@ -174,21 +174,6 @@ def _private(key: str | Path | PrivateKey) -> PrivateKey:
 
 def _is_about(statement: Statement, digest: str, name: str) -> bool:
     return statement.digest == digest and same_name(statement.name, name)
-
-
-def _version_of(
-    store: Store, folder: Path, publication: Publication, digest: str
-) -> tuple[bool, str]:
-    """Return whether an adapter is published already, and the version that it has or gets."""
-    try:
-        backbone = read_manifest(folder).backbone.id
-        entries = list(store.versions(publication.name, backbone=backbone))
-    except AdapterhubError:  # a new name; other reasons fail again on publication
-        entries = []
-    for entry in entries:
-        if entry.digest == digest and version_number(entry.version):
-            return True, entry.version
-    return False, free_version(publication.name, publication.version, entries)
 
 
 def _put_with(

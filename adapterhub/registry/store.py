@@ -171,6 +171,15 @@ class Store(Protocol):
             FileError: the folder holds no valid adapter.
         """
 
+    def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
+        """Return the version that `put` would answer with, and whether it is published already.
+
+        Raises:
+            ConfigError: the requested version, or a tag, is invalid.
+            RegistryError: the version is taken by other bytes, or the store denies write access.
+            FileError: the folder holds no valid adapter.
+        """
+
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order."""
 

@@ -254,3 +254,24 @@ def test_a_hub_finds_what_its_adapters_are(new_hub, publish):
         assert [each["version"] for each in body["versions"]] == ["v1"]
         assert head(client, "acme/polite") != body["versions"][0]["commit"]
         assert client.get("/api/adapterhub").json()["can"]
+
+
+@pytest.mark.parametrize("deleted", ["newest", "all", "repository"])
+def test_a_signature_is_for_the_number_that_the_hub_gives(new_hub, tmp_path, monkeypatch, deleted):
+    monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
+    key, address = signing.new_key(), f"{new_hub.address}/acme/polite"
+    for number in (1, 2, 3):
+        folder = sample_adapters.write(tmp_path / f"made-{number}", number)
+        if number == 3:
+            store = store_of(new_hub, "ada")
+            for version in {"newest": ["v2"], "all": ["v1", "v2"]}.get(deleted, ()):
+                store.delete("acme/polite", version)
+            if deleted == "repository":
+                with new_hub.client("ada") as ada:
+                    body = {"organization": "acme", "name": "polite"}
+                    answer = ada.request("DELETE", "/api/repos/delete", json=body)
+                    assert answer.status_code == 200
+        set_rules(new_hub, "acme", signers=(key.public.id,))
+        assert ah.push(folder, address, sign=key, peft=False).version == f"v{number}"
+        stated = [each.signature.statement for each in ah.verify(address).signatures]
+        assert stated == [Statement(digest_of(folder), "acme/polite", f"v{number}")]

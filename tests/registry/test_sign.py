@@ -94,6 +94,22 @@ def test_publication_states_name_and_version(folder, key, registry, tmp_path):
     assert statements(ah.pull("rude", registry=registry)) == {Statement(entry.digest, "rude", "v3")}
 
 
+@pytest.mark.parametrize("deleted", [("v2",), ("v1", "v2")])
+def test_the_number_of_a_deleted_version_is_not_signed(key, registry, tmp_path, deleted):
+    for seed in (1, 2, 3):
+        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        if seed == 3:
+            for version in deleted:
+                ah.delete(f"rude@{version}", registry=registry)
+        entry = ah.publish(made, "rude", sign=key, registry=registry)
+        assert entry.version == f"v{seed}"
+        stored = ah.pull("rude", registry=registry)
+        assert statements(stored) == {Statement(entry.digest, "rude", entry.version)}
+    other = sample_adapters.write(tmp_path / "other", 4)
+    with pytest.raises(RegistryError, match="highest version so far is v3"):
+        ah.publish(other, "rude", version="v2", sign=key, registry=registry)
+
+
 def test_a_published_version_gets_a_signature_by_publishing_again(folder, key, registry):
     entry = ah.publish(folder, registry=registry)
     assert ah.publish(folder, sign=key, registry=registry) == entry
