@@ -383,14 +383,15 @@ def last_commits(
     """
     found: dict[str, CommitRecord] = {}
     walked = history(connection, repository, start, MOST_WALKED)
+    new = read_tree(connection, start.tree)
     for here, parent in zip(walked, [*walked[1:], None], strict=True):
-        new = read_tree(connection, here.tree)
         old: Tree = read_tree(connection, parent.tree) if parent else {}
         changed = {path for path in {*new, *old} if new.get(path) != old.get(path)}
         changed |= {path[:end] for path in changed for end in _folder_ends(path)}
         found |= {path: here for path in paths if path in changed and path not in found}
         if len(found) == len({*paths}):
             break
+        new = old
     return {path: found.get(path, walked[-1]) for path in paths}
 
 
