@@ -55,7 +55,7 @@ _MOST_VERSIONS_READ = 60
 _FORM_BODY = 16 << 10
 _LOGIN = "/settings/tokens"
 _ABOUT = "A hub of adapters, served by adapterhub. What is in it is shown after a login."
-_TITLES = {401: "A login is needed", 403: "Not allowed", 404: "There is nothing here"}
+_TITLES = {401: "A login is needed", 403: "Not allowed", 404: "Not found"}
 
 
 def front(call: HubCall) -> Response:
@@ -108,11 +108,12 @@ def _first_push(call: HubCall) -> str:
 
 
 def error_page(call: HubCall, error: HubRefusal) -> Response:
-    """Return a refusal as a page, for a browser."""
+    """Return a refusal as a page, for a browser; it asks for a token where one is needed."""
     title = _TITLES.get(error.status, "This does not work")
-    links = [("Adapters", ""), ("Account", _LOGIN[1:])]
-    page = list_page(_place(call), "", title, one_line(error.problem, 500), [], links=links)
-    return page_response(page, error.status)
+    problem = one_line(error.summary, 500)
+    if error.status == 401:
+        return page_response(_login_page(call, title, problem), 401)
+    return page_response(list_page(_place(call), "", title, problem, []), error.status)
 
 
 def repository_page(call: HubCall) -> Response:
@@ -166,12 +167,13 @@ def commits_page(call: HubCall) -> Response:
             TableCell(each.oid[:12], link=f"{root}{path}/commit/{each.oid}"),
             each.title,
             each.author,
-            each.created[:16].replace("T", " "),
+            _minute(each.created),
         )
         for each in found
     ]
     table = ShownTable(("commit", "title", "by", "date"), rows)
-    return _list(call, path, "The newest commits", [ListPart("Commits", table)])
+    parts = [ListPart("Commits", table, kind="left dated")]
+    return _list(call, path, "The newest commits", parts)
 
 
 def commit_page(call: HubCall) -> Response:
@@ -203,7 +205,8 @@ def tokens_page(call: HubCall) -> Response:
     if not call.visitor.user:
         return page_response(_login_page(call, "Log in"))
     note = (
-        f"You are logged in as {call.visitor.user}, and read only: changes need the token itself."
+        f"You are logged in as {call.visitor.user}. These pages only read; to change something, "
+        "give a token to a client."
     )
     with call.hub.database.reading() as connection:
         rows = _own_tokens(connection, call.visitor.user)
@@ -213,8 +216,8 @@ def tokens_page(call: HubCall) -> Response:
 
 def _login_page(call: HubCall, title: str, about: str = "") -> str:
     note = (
-        "A token of this hub, such as ah_...; its operator creates it with adapterhub hub "
-        "token create. hf auth login takes the same."
+        "Log in with a token of this hub, such as ah_..., which its operator has given to you. "
+        "The operator creates it with adapterhub hub token create."
     )
     action = f"{_root(call)}settings/login"
     return form_page(_place(call), title, note, action, "Log in", field="Token", subtitle=about)
@@ -275,20 +278,23 @@ def _files_page(call: HubCall, revision: str, folder: str) -> Response:
         sha256 = info.sha256 if isinstance(info, BlobInfo) else ""
         size = size_text(info.size) if isinstance(info, BlobInfo) else "folder"
         rows.append((TableCell(path.rpartition("/")[2], link=link), size, sha256))
-    parts = [ListPart(f"Files of {revision}", ShownTable(("file", "size", "sha256"), rows))]
+    title = f"Files of {revision}" + (f", in {folder}" if folder else "")
+    parts = [ListPart(title, ShownTable(("file", "size", "sha256"), rows))]
     refs = [(each, "branch") for each in names[BRANCH]] + [(each, "tag") for each in names[TAG]]
     cells = [
         (TableCell(each, link=f"{start}/tree/{quote(each, safe='')}"), kind) for each, kind in refs
     ]
     parts.append(ListPart("Revisions", ShownTable(("name", "kind"), cells)))
-    note = ""
+    card = ""
     if not folder and CARD_FILE in tree:
-        card = read(tree[CARD_FILE].sha256, MAX_CARD_BYTES).decode("utf-8", "replace")
-        note = own_text(card)[:4_000]
-    if note:
-        parts.append(ListPart("Card", ShownTable((), []), note))
+        card = own_text(read(tree[CARD_FILE].sha256, MAX_CARD_BYTES).decode("utf-8", "replace"))
     links = [("commits", f"{repository.path}/commits/{quote(revision, safe='')}")]
-    return _list(call, repository.path, f"at {commit.oid[:12]}", parts, links)
+    if folder:
+        above = folder.rpartition("/")[0]
+        end = f"/{quote(above)}" if above else ""
+        tree_path = f"{repository.path}/tree/{quote(revision, safe='')}{end}"
+        links.append((f"up to {above or 'all files'}", tree_path))
+    return _list(call, repository.path, f"at {commit.oid[:12]}", parts, links, card)
 
 
 def _list(
@@ -297,9 +303,12 @@ def _list(
     subtitle: str,
     parts: Sequence[ListPart],
     links: Sequence[tuple[str, str]] = (),
+    card: str = "",
 ) -> Response:
     links = [(call.repository.name, call.repository.path), *links]
-    return page_response(list_page(_place(call), "", title, subtitle, parts, links=links))
+    return page_response(
+        list_page(_place(call), "", title, subtitle, parts, links=links, card=card)
+    )
 
 
 def _place(call: HubCall) -> SitePlace:
@@ -327,8 +336,10 @@ def _root(call: HubCall) -> str:
 def _count(found: Sequence[HubListing], offset: int) -> str:
     if not found:
         return "Nothing is found."
-    last = offset + min(len(found), _ON_A_PAGE)
-    return f"{offset + 1:,} to {last:,}" + (" of more:" if len(found) > _ON_A_PAGE else ":")
+    count, is_part = min(len(found), _ON_A_PAGE), len(found) > _ON_A_PAGE
+    if not (offset or is_part):
+        return f"{count} adapter{'s' * (count != 1)}"
+    return f"Adapters {offset + 1:,} to {offset + count:,}" + ", and there are more" * is_part
 
 
 def _others(params: dict[str, str], offset: int, found: int) -> list[tuple[str, str]]:
@@ -350,9 +361,14 @@ def _change(old: BlobInfo | None, new: BlobInfo | None) -> str:
     return f"added, {size}" if old is None else f"changed, {size_text(old.size)} to {size}"
 
 
+def _minute(time: str | None) -> str:
+    """Return a time as pages show it."""
+    return time[:16].replace("T", " ") if time else "-"
+
+
 def _own_tokens(connection: Connection, user: str) -> list[tuple[Any, ...]]:
     return [
-        (row["name"], row["role"], row["created"], row["expires"] or "-", row["used"] or "-")
+        (row["name"], row["role"], *(_minute(row[each]) for each in ("created", "expires", "used")))
         for row in token_rows(connection)
         if row["user"] == user
     ]

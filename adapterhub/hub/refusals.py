@@ -16,6 +16,7 @@ class HubRefusal(ServingError):
         status: of HTTP.
         code: one of the Hub's, by which its clients choose their error; "" for none.
         headers: more headers of the answer.
+        summary: the problem without the advice for clients, which pages leave out.
     """
 
     status = 400
@@ -27,8 +28,10 @@ class HubRefusal(ServingError):
         *,
         status: int = 0,
         headers: Mapping[str, str] | None = None,
+        advice: str = "",
     ) -> None:
-        super().__init__(problem)
+        super().__init__(f"{problem}. {advice}" if advice else problem)
+        self.summary = problem
         self.status = status or self.status
         self.headers = dict(headers or {})
 

@@ -115,16 +115,19 @@ def visible_repository(
 def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
     """Return the error for a repository that is not there, or not for this visitor."""
     shown = one_line(name, 200)
-    elsewhere = (
+    advice = (
         "If it is a backbone of another hub: HF_ENDPOINT sends all requests here, and this hub "
         "fetches it if it is started with --upstream https://huggingface.co; without HF_ENDPOINT, "
         "transformers finds the backbone, and adapterhub pull https://HOST/OWNER/NAME the adapter"
     )
     if not visitor.user:
         return MissingRepositoryError(
-            f"{shown} is not on this hub, or it needs a token of this hub. {elsewhere}", status=401
+            f"{shown} is not on this hub, or it needs a token of this hub",
+            status=401,
+            advice=advice,
         )
-    return MissingRepositoryError(f"{shown} is not on this hub, or you may not see it. {elsewhere}")
+    problem = f"{shown} is not on this hub, or you may not see it"
+    return MissingRepositoryError(problem, advice=advice)
 
 
 def _may_read(repository: HubRepository, visitor: Visitor, open_reading: bool) -> bool:

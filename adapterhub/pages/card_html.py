@@ -43,7 +43,10 @@ def card_html(text: str) -> Markup:
     for token in tokens:
         token.children = [*_without_links(token.children or ())]
     html = reader.renderer.render(tokens, reader.options, {})
-    return Markup(nh3.clean(html, tags=_TAGS, attributes={}, link_rel=None))
+    clean = nh3.clean(html, tags=_TAGS, attributes={}, link_rel=None)
+    # A wide table scrolls in its place, instead of breaking its words.
+    clean = clean.replace("<table>", '<div class="scroll" tabindex="0"><table>')
+    return Markup(clean.replace("</table>", "</table></div>"))
 
 
 def check_card_libraries() -> None:

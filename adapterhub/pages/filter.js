@@ -76,7 +76,7 @@
     const folder = strings[row[BACKBONE]].replaceAll("/", "--");
     const version = row[CURRENT] ? "" : `@${row[VERSION]}`;
     const score = row[METRIC] < 0 ? "-" : `${strings[row[METRIC]]} ${number(row[SCORE])}`;
-    const size = row[SIZE] < 1e6 ? `${(row[SIZE] / 1e3).toFixed(0)} kB` : `${(row[SIZE] / 1e6).toFixed(2)} MB`;
+    const size = row[SIZE] < 1e3 ? `${row[SIZE]} B` : row[SIZE] < 1e6 ? `${(row[SIZE] / 1e3).toFixed(0)} kB` : `${(row[SIZE] / 1e6).toFixed(2)} MB`;
     const made = document.createElement("tr");
     made.append(
       cell("th", row[NAME] + version, `adapters/${encodeURIComponent(folder)}/${row[NAME]}.html`),

@@ -109,6 +109,8 @@ def score_words(score: MainScore | None) -> str:
 
 def size_text(size: int) -> str:
     """Write a number of bytes as lists show it."""
+    if size < 1000:
+        return f"{size} B"
     return f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:.2f} MB"
 
 

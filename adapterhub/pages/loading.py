@@ -102,7 +102,8 @@ def _not_in_peft(manifest: Manifest) -> str:
     if manifest.heads:
         return "it has several heads"
     if manifest.head is not None and manifest.head.pooling is not None:
-        return f"its head reads the {manifest.head.pooling} of the tokens, not the model's choice"
+        pooling = manifest.head.pooling
+        return f"its head reads the {pooling} of the tokens, not what the model's class gives it"
     return ""
 
 

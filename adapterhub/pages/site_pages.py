@@ -171,8 +171,12 @@ def list_page(
     *,
     links: Links = (),
     numbers: Links = (),
+    card: str = "",
 ) -> str:
-    """Return a page of tables; `numbers` are the pages that it is one of, itself without a path."""
+    """Return a page of tables, and a card below them.
+
+    `numbers` are the pages that it is one of, itself without a path.
+    """
     return _page(
         "site_list.html",
         place,
@@ -183,6 +187,7 @@ def list_page(
         parts=parts,
         links=links,
         numbers=numbers,
+        card=card_html(card) if card else "",
     )
 
 

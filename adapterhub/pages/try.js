@@ -35,9 +35,12 @@
     }
     return known.get(model);
   };
+  const models = () => ["first", "second"].map((name) => form.elements[name].value.trim()).filter(Boolean);
   const pairs = () => {
-    const chosen = ["first", "second"].map((name) => known.get(form.elements[name].value));
-    form.elements.pair.parentNode.hidden = !chosen.some((facts) => facts?.texts === 2);
+    const chosen = ["first", "second"].map((name) => known.get(form.elements[name].value.trim()));
+    const { pair } = form.elements;
+    pair.required = chosen.some((facts) => facts?.texts === 2);
+    pair.parentNode.hidden = !pair.required;
   };
 
   // What is asked: the path and the body are those that a program would send.
@@ -113,6 +116,7 @@
     const [title, note, output, line] = ["h2 bdi", ".note", ".answer", "pre bdi"].map((each) => place.querySelector(each));
     title.textContent = model;
     note.textContent = "asked …";
+    line.textContent = "";
     output.replaceChildren();
     try {
       const [path, body] = request(await factsOf(model));
@@ -148,11 +152,11 @@
     try {
       await work();
     } catch (error) {
-      status.textContent = error.message;
+      status.textContent = error.message.split("\n")[0];
     }
   };
   const choose = guarded(async () => {
-    await Promise.all(["first", "second"].map((name) => form.elements[name].value).filter(Boolean).map(factsOf));
+    await Promise.all(models().map(factsOf));
     pairs();
   });
   form.elements.first.addEventListener("change", choose);
@@ -161,9 +165,11 @@
   form.addEventListener("submit", guarded(async () => {
     asking.abort();
     asking = new AbortController();
+    await Promise.allSettled(models().map(factsOf));
+    pairs();
+    if (!form.reportValidity()) return;
     document.querySelector(".answers").hidden = false;
     await Promise.all(places.map((place) => ask(place, form.elements[place.id].value.trim(), asking.signal)));
-    pairs();
   }));
   if (!form.elements.token) guarded(async () => {
     await list();

@@ -55,7 +55,10 @@ def test_the_front_page_finds_adapters(client):
     assert "acme/polite" in words(client.get("/"))
     assert "acme/rude" in words(client.get("/?task=tagging&q=rud"))
     assert "acme/polite" not in words(client.get("/?task=tagging")).replace("any", "")
-    assert "Nothing is found" in words(client.get("/?q=absent"))
+    assert "1 adapter " in words(client.get("/?q=rude"))
+    nothing = client.get("/?q=absent")
+    assert "Nothing is found" in words(nothing)
+    assert '<div id="found" class="listing" hidden>' in nothing.text
     for sort in ("name", "newest", "size", "score", "nonsense"):
         assert "acme/polite" in words(client.get(f"/?sort={sort}"))
     assert 'href="/acme/polite"' in client.get("/").text
@@ -80,7 +83,11 @@ def test_a_repository_without_an_adapter_has_a_page_of_its_files(pages, client):
         url = "/api/datasets/acme/data/commit/main"
         assert ada.post(url, content=commit_body.lines({"in/a.csv": b"a,b\n"})).status_code == 200
     assert "in folder" in words(client.get("/datasets/acme/data"))
-    assert "a.csv" in words(client.get("/datasets/acme/data/tree/main/in"))
+    below = client.get("/datasets/acme/data/tree/main/in")
+    assert "a.csv" in words(below)
+    assert "Files of main, in in" in words(below)
+    assert "4 B" in words(below)
+    assert '<a href="/datasets/acme/data/tree/main"><bdi>up to all files</bdi>' in below.text
     assert client.get("/datasets/acme/data/tree/main/none").status_code == 404
 
 
@@ -145,10 +152,34 @@ def test_a_stranger_is_told_what_this_is(pages):
         assert "acme/polite" in words(client.get(answer.headers["location"]))
 
 
+def test_a_stranger_is_asked_for_a_token_wherever_one_is_needed(pages):
+    with pages.client() as client:
+        for answer in (
+            client.get("/acme/polite", headers=BROWSER),
+            client.post("/settings/login", data={"token": "ah_wrong"}, headers=BROWSER),
+        ):
+            assert answer.status_code == 401
+            assert 'action="/settings/login"' in answer.text
+            assert 'type="password"' in answer.text
+        assert "not a token of this hub" in answer.text
+
+
+def test_a_card_is_formatted_on_the_page_of_the_files(pages, client):
+    with pages.client("ada") as ada:
+        create(ada, "acme/carded")
+        body = commit_body.lines({"README.md": b"# A card\n\n|a|b|\n|-|-|\n|1|2|\n"})
+        assert ada.post("/api/models/acme/carded/commit/main", content=body).status_code == 200
+    text = client.get("/acme/carded").text
+    assert "<h3>A card</h3>" in text
+    assert '<div class="scroll" tabindex="0"><table>' in text
+
+
 def test_an_empty_hub_shows_how_to_push(new_hub):
     with new_hub.client("ada") as client:
         text = client.get("/").text
         assert f"adapterhub push RUN {new_hub.address}/ada/NAME" in text
+        assert 'role="search"' not in text
+        assert "<table" not in text
         assert "Push the first" not in client.get("/?q=absent").text
 
 
@@ -159,7 +190,8 @@ def test_an_empty_hub_shows_how_to_push(new_hub):
 def test_a_wrong_address_is_a_page_in_a_browser(client, path, status):
     page = client.get(path, headers=BROWSER)
     assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8")
-    assert "There is nothing here" in page.text
+    assert "Not found" in page.text
+    assert "HF_ENDPOINT" not in page.text
     assert 'href="/"' in page.text
     other = client.get(path)
     assert other.headers["content-type"] == "application/json"

@@ -40,7 +40,9 @@ async def _openapi(call: Call) -> dict[str, Any]:
     return openapi(call.service.endpoints, _shown(call), has_tokens=has_tokens)
 
 
-async def _paths(call: Call) -> dict[str, Any]:
+async def _paths(call: Call) -> dict[str, Any] | Response:
+    if "text/html" in call.request.headers.get("accept", ""):
+        return await _docs(call)
     paths = {shown_path(each): each.summary for each in call.service.endpoints}
     return {"server": "adapterhub serve", "documentation": "/docs", "paths": paths}
 

@@ -22,12 +22,12 @@ _PREDICT, _CHAT, _WRITE = "/v1/predict", "/v1/chat/completions", "/v1/completion
 
 
 async def _page(call: Call) -> Response:
-    service = call.service
+    service, backbone = call.service, call.service.backbone
     page = framed_page(
         "try.html",
         ("copy.js", "try.js"),
         name="adapterhub serve",
-        subtitle=f"adapters of {call.service.backbone}" if call.service.backbone else "adapters",
+        subtitle=f"Ask two adapters{f' of {backbone}' if backbone else ''} the same text.",
         has_tokens=service.tokens is not None,
         text=_TEXT,
         connects=True,

@@ -173,6 +173,8 @@ def test_the_root_names_the_paths(url, service):
     assert {"/v1/predict", "/v2/models/{name}/infer"} <= found["paths"].keys()
     paths = [each.path for each in served_endpoints(ServeOptions(try_page=True), service)]
     assert paths.count("/") == 1
+    shown = ask(url, "/", headers={"accept": "text/html,*/*;q=0.8"}).data
+    assert b"<code>POST /v1/predict</code>" in shown
 
 
 def test_pages_of_allowed_origins_may_ask(service):

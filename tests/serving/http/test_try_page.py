@@ -43,22 +43,22 @@ def driver():
     found.quit()
 
 
-def ask(driver, first: str, second: str, text: str = TEXTS[0]) -> list[str]:
+def ask(driver, first: str, second: str, text: str = TEXTS[0], wait: float = 30) -> list[str]:
     """Fill the form in and send it; return what each place shows when both have answered."""
     for name, value in (("first", first), ("second", second), ("text", text)):
         field = driver.find_element("name", name)
         field.clear()
         field.send_keys(value)
     driver.find_element("css selector", "button[type=submit]").click()
-    return answers(driver)
+    return answers(driver, wait)
 
 
-def answers(driver) -> list[str]:
+def answers(driver, wait: float = 30) -> list[str]:
     shown = (
         "return [...document.querySelectorAll('.answers section')].map((s) => s.hidden ? '' : "
         "[...s.querySelectorAll('h2, .note, .answer, pre')].map((e) => e.innerText).join('\\n'))"
     )
-    for _ in range(300):
+    for _ in range(int(wait * 10)):
         found: list[str] = driver.execute_script(shown)
         if any(found) and not any("asked …" in each for each in found):
             return found
@@ -90,8 +90,12 @@ def test_two_adapters_answer_side_by_side(address, driver, named):
 @in_browser
 def test_a_pair_has_a_field_and_the_backbone_gives_a_vector(address, driver):
     driver.get(address)
+    with pytest.raises(AssertionError, match="no answer"):  # an empty second text is not sent
+        ask(driver, "entailment", BACKBONE, wait=1)
+    pair = driver.find_element("name", "pair")
+    assert pair.is_displayed()
+    pair.send_keys(TEXTS[1])
     shown = ask(driver, "entailment", BACKBONE)
-    assert driver.find_element("name", "pair").is_displayed()
     assert "label: " in shown[0]
     assert "numbers" in shown[1]
     assert "no adapter" in shown[1]
@@ -103,6 +107,9 @@ def test_what_is_unknown_is_said_and_nothing_is_markup(address, driver):
     name = "<img src=x onerror=alert(1)>"
     shown = ask(driver, name, "", f"{name} & more")
     assert "not answered" in shown[0]
+    assert "curl" not in shown[0]
+    copied = driver.find_elements("css selector", "#first .copied, #first .copy")
+    assert [each.is_displayed() for each in copied] == [False, False]
     assert shown[1] == ""
     assert driver.execute_script("return document.images.length") == 0
     log = [entry["message"] for entry in driver.get_log("browser")]
