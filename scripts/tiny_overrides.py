@@ -23,6 +23,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config": {"hidden_size": 32},
     },
     "chameleon": {"vocabulary_map": {"<image>": 8}, "vq_config": {"base_channels": 32}},
+    "clipseg": {"text_config": {"eos_token_id": 2}},  # texts end at the largest id
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _ROPE}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "cosmos3_edge": {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}},
