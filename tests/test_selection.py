@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from selection import in_turn
+from selection import part_of
 
 
 def test_a_part_has_the_first_case_and_each_value():
     cases = list(itertools.product("ab", range(8), ["x", "y", "z"]))
-    part = in_turn(cases)
+    part = part_of(cases)
     assert part == [case for case in cases if case in part]
     assert len(part) == 6
     assert part[0] == cases[0]
@@ -23,7 +23,7 @@ def test_a_part_has_the_first_case_and_each_value():
 @pytest.mark.parametrize("number", [0, 1, 2, 7, 8, 9, 250])
 def test_a_part_is_as_large_as_it_should_be_and_does_not_change(number, parts):
     cases = [pytest.param(str(i), [i], id=f"case {i}") for i in range(number)]
-    part = in_turn(cases, parts)
+    part = part_of(cases, parts)
     assert len(part) == max(min(number, 1), number // parts)
-    assert part == in_turn(cases, parts)
+    assert part == part_of(cases, parts)
     assert {id(case) for case in part} <= {id(case) for case in cases}

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_modules import GROUPED, KINDS, Everything, network
-from selection import rotate
+from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -140,7 +140,7 @@ def test_rows_have_their_own_adapters_and_stacks_averages(net):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@rotate("method", ["lora", "dora", "loha", "ia3", "oft", "bitfit"], 3)
+@long_table("method", ["lora", "dora", "loha", "ia3", "oft", "bitfit"], 3)
 def test_each_kind_of_host(kind, method):
     """Equal before training, other behind it, merged exactly, and detached to the byte."""
     module, x = network(kind)

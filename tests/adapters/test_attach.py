@@ -13,7 +13,7 @@ import warm
 from fixtures import word_tokenizer
 from forge import refused
 from matrix import example, one_of_each_signature
-from selection import rotating
+from selection import cases_of
 from torch import nn
 from torch.utils import backend_registration
 
@@ -148,7 +148,7 @@ def test_models_that_share_a_parameter_do_not_both_have_adapters():
 
 
 def test_an_adapter_that_is_attached_in_inference_mode_can_train(tmp_path, subtests):
-    for method in rotating(one_of_each_signature(), 4):
+    for method in cases_of(one_of_each_signature(), 4):
         with subtests.test(method):
             check_inference_mode(method, tmp_path / method)
 
@@ -179,7 +179,7 @@ BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
     reason="this torch has no devices written in Python",
 )
 def test_each_method_is_attached_on_the_device_of_the_model():
-    methods = rotating(BESIDE)
+    methods = cases_of(BESIDE)
     ended = warm.run(ELSEWHERE, *methods, folder=ELSEWHERE.parent)
     assert ended.returncode == 0, ended.printed
     assert int(ended.printed.split()[0]) >= max(len(methods), 2 * len(methods) - 10)

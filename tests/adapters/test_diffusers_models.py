@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 from diffusers_models import MODELS, diffusers, model, output
-from selection import rotate, rotating
+from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.own_modules import join
@@ -86,7 +86,7 @@ def test_attention_and_networks_are_found_where_they_are_called(name):
 def test_no_attention_of_any_model_of_diffusers_is_overlooked():
     """Of those that can be built as they are by default: without numbers, and of few layers."""
     names = [name for name in dir(diffusers.models) if name[0].isupper()]
-    kinds = [getattr(diffusers.models, name) for name in rotating(names)]
+    kinds = [getattr(diffusers.models, name) for name in cases_of(names)]
     models = [kind for kind in kinds if isinstance(kind, type)]
     models = [kind for kind in models if issubclass(kind, diffusers.ModelMixin)]
     overlooked = []
@@ -111,7 +111,7 @@ def test_no_attention_of_any_model_of_diffusers_is_overlooked():
     assert overlooked == []
 
 
-@rotate("name", MODELS)
+@long_table("name", MODELS)
 def test_the_life_of_a_lora_and_the_same_one_in_peft(name, tmp_path):
     made = model(name)
     bare = output(made, name)

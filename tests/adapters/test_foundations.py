@@ -10,7 +10,7 @@ import pytest
 import stacked
 import tiny_models
 import torch
-from selection import ALL, rotate, rotating
+from selection import ALL, cases_of, long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -34,7 +34,7 @@ def lang(tmp_path: Path) -> Path:
 TRIED = sorted(METHODS if ALL else {*matrix.representatives().values()})
 
 
-@rotate("method", TRIED, 4)
+@long_table("method", TRIED, 4)
 def test_every_method_can_be_below_and_is_the_same_when_loaded(method: str, tmp_path: Path) -> None:
     stacked.save_alone(tmp_path / "lang", matrix.example(method))
     if method in NOT_BELOW:
@@ -47,7 +47,7 @@ def test_every_method_can_be_below_and_is_the_same_when_loaded(method: str, tmp_
 
 
 def test_every_method_can_be_on_top(lang: Path, tmp_path: Path, subtests: Any) -> None:
-    for method in rotating(TRIED, 4):
+    for method in cases_of(TRIED, 4):
         with subtests.test(method):
             task = tmp_path / method / "task"
             expected = stacked.save_on(task, [lang], matrix.example(method))

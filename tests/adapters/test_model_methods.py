@@ -12,7 +12,7 @@ import tiny_models
 import torch
 from matrix import CELLS, example, representatives
 from safetensors.torch import load_file
-from selection import ALL, rotate, rotating
+from selection import ALL, cases_of, long_table
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,7 +33,7 @@ SOME_CELLS = [c for c in CELLS if tiny_models.FULL_MATRIX or c[1] in FEW]
 # A method of each signature; they take turns on the architectures.
 TURNS = [(m, FEW[i % len(FEW)]) for i, m in enumerate(REPRESENTATIVES)]
 TURNS = SOME_CELLS if ALL else [cell for cell in TURNS if cell in SOME_CELLS]
-some_cells = rotate(("method", "architecture"), TURNS, 4)
+some_cells = long_table(("method", "architecture"), TURNS, 4)
 STARTS = (torch.bfloat16, torch.float32) if tiny_models.FULL_MATRIX else (torch.bfloat16,)
 DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 
@@ -110,7 +110,7 @@ def test_a_model_with_an_adapter_can_be_converted(method, architecture, start):
 
 def test_a_converted_model_computes_the_same(subtests):
     tolerances = ((torch.float64, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 2e-1))
-    for method in rotating(REPRESENTATIVES, 4):
+    for method in cases_of(REPRESENTATIVES, 4):
         model, _ = adapted("bert", method)
         expected = logits(model)
         for dtype, tolerance in tolerances:
@@ -122,7 +122,7 @@ def test_a_converted_model_computes_the_same(subtests):
 
 
 def test_an_inactive_adapter_is_converted_too(subtests):
-    for method in rotating(REPRESENTATIVES, 4):
+    for method in cases_of(REPRESENTATIVES, 4):
         with subtests.test(method):
             check_inactive(method)
 
@@ -229,7 +229,7 @@ def test_tensors_of_an_inactive_adapter_are_not_loaded_into_the_backbone(tmp_pat
     model.load_state_dict(stored, strict=False)
 
 
-@rotate(
+@long_table(
     ("method", "architecture"),
     [(m, a) for m in ("lora", "full") for a in tiny_models.MATRIX if (m, a) in CELLS],
     4,

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from pipelines import KINDS, diffusers, picture, pipeline
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.pipelines import loadable_in
@@ -59,7 +59,7 @@ def test_attention_and_networks_have_their_roles(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@rotate("spec", SPECS, 2)
+@long_table("spec", SPECS, 2)
 def test_the_life_of_an_adapter_of_a_pipeline(kind, spec, tmp_path):
     pipe = pipeline(kind=kind)
     bare = picture(pipe)
@@ -160,7 +160,7 @@ SWAPS = {
 }
 
 
-@rotate("way", COMPILED)
+@long_table("way", COMPILED)
 def test_a_compiled_part_follows_every_swap(way):
     """And takes no new adapter: torch would not see its hooks."""
     torch._dynamo.reset()

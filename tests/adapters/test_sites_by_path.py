@@ -7,7 +7,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from selection import rotate
+from selection import long_table
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -129,7 +129,7 @@ def test_no_site_is_silent(architecture):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@rotate("method", ["lora", "dora", "loha", "oft", "ia3", "bitfit"], 2)
+@long_table("method", ["lora", "dora", "loha", "oft", "ia3", "bitfit"], 2)
 def test_the_life_of_an_adapter_of_convolutions(kind, method, tmp_path):
     _, pattern, count = NETWORKS[kind]
     model, batch = network(kind)

@@ -11,7 +11,7 @@ import matrix
 import pytest
 import tiny_models
 import torch
-from selection import ALL, rotate
+from selection import ALL, long_table
 
 import adapterhub as ah
 from adapterhub.adapters.start import start_from
@@ -38,7 +38,7 @@ CELLS = [cell for cell in matrix.CELLS if FULL or cell[1] == "bert"]
 TRIED = [c for c in CELLS if ALL or FULL or c[0] in matrix.representatives().values()]
 
 
-@rotate(("method", "architecture"), TRIED, 4)
+@long_table(("method", "architecture"), TRIED, 4)
 def test_every_method_starts_where_the_other_ended(
     method: str, architecture: str, tmp_path: Path
 ) -> None:

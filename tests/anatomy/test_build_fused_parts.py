@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 import torch.nn.functional as F
-from selection import rotate
+from selection import long_table
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -66,7 +66,7 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-@rotate(("architecture", "role"), PARTS, 4)
+@long_table(("architecture", "role"), PARTS, 4)
 def test_an_update_of_a_part_equals_the_update_of_its_rows(architecture, role):
     model = model_of(architecture)
     reference = copy.deepcopy(model)
@@ -85,7 +85,7 @@ def test_an_update_of_a_part_equals_the_update_of_its_rows(architecture, role):
     assert not torch.allclose(logits(model), logits(model_of(architecture)), atol=1e-3)
 
 
-@rotate(("architecture", "role"), PARTS, 4)
+@long_table(("architecture", "role"), PARTS, 4)
 def test_a_changed_input_of_a_part_is_that_of_its_rows_alone(architecture, role):
     """W_part (l * x), in a stack, in an average, in the rows of a route, and merged."""
     model = model_of(architecture)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
@@ -36,7 +36,7 @@ def recorded(model, paths):
     return inputs, outputs
 
 
-@rotate("architecture", tiny_models.ARCHITECTURES, 4)
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
 def test_the_block_is_what_the_layer_continues_with(architecture):
     model = tiny_models.usual_model(
         architecture, **tiny_models.NO_DROPOUT, **PARALLEL.get(architecture, {})

@@ -13,7 +13,7 @@ import every_type
 import pytest
 import tiny_models
 import torch
-from selection import rotate, rotating
+from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, anatomy_of
@@ -52,7 +52,7 @@ if not tiny_models.FULL_MATRIX:  # the class of the first task only
     MODELS = list({t: (t, a) for t, a in reversed(MODELS)}.values())[::-1]
 # By default, each type gets two or three of the methods.
 CELLS = [(model, method) for model in MODELS for method in METHOD_NAMES]
-CELLS = CELLS if tiny_models.FULL_MATRIX else rotating(CELLS, 6)
+CELLS = CELLS if tiny_models.FULL_MATRIX else cases_of(CELLS, 6)
 
 
 def build(model_type, auto):
@@ -119,7 +119,7 @@ def test_a_method_works_or_is_refused_and_leaves_the_model_as_it_was(model_type,
             assert torch.equal(forward(model), output), method
 
 
-@rotate("model_type", sorted({t for t, _ in MODELS}), 3)
+@long_table("model_type", sorted({t for t, _ in MODELS}), 3)
 def test_a_network_ends_in_its_last_projection(model_type):
     model = build(model_type, every_type.autos(model_type)[0])
     sites = anatomy_of(model).sites

@@ -12,7 +12,7 @@ import every_type
 import pytest
 import sweep_cells
 import tiny_models
-from selection import rotating
+from selection import cases_of
 
 METHODS = ("lora", "pfeiffer", "ia3", "prefix")
 VISION_LANGUAGE = (
@@ -41,7 +41,7 @@ TYPES = VISION_LANGUAGE + EXPERTS if tiny_models.FULL_MATRIX else VISION_LANGUAG
 
 # By default, each type gets one or two of the methods.
 CELLS = list(itertools.product(TYPES, METHODS))
-CELLS = CELLS if tiny_models.FULL_MATRIX else rotating(CELLS, 3)
+CELLS = CELLS if tiny_models.FULL_MATRIX else cases_of(CELLS, 3)
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.sites import FeatureSlice, names_a_role
 from adapterhub.errors import SiteError
 
 
-@rotate("architecture", tiny_models.ARCHITECTURES, 4)
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
 def test_a_sublayer_receives_its_own_input(architecture):
     """The x of a sublayer has the caller's rows and tokens and the sublayer's width, even if its
     projections are called several times."""

@@ -8,7 +8,7 @@ import sweep
 import sweep_cells
 import sweep_page
 import torch.nn.functional as F
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
@@ -24,7 +24,7 @@ def test_a_method_that_works_is_ok(model, method):
     assert sweep_cells.cell(model, method, sweep_cells.inputs_for(model)) == "ok"
 
 
-@rotate(
+@long_table(
     ("model_type", "method"),
     [
         ("jamba", "houlsby"),  # a mixer whose input is named

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from sample_adapters import IDENTITY
-from selection import ALL, rotate
+from selection import ALL, long_table
 
 from adapterhub.errors import printable
 from adapterhub.files.card import InPeft, card, export_card, split_card
@@ -100,7 +100,7 @@ def same_shape(text: str) -> None:
         assert yaml.safe_load(code.content)["note"] == text
 
 
-@rotate("text", ATTACKS, ids=ascii)
+@long_table("text", ATTACKS, ids=ascii)
 def test_a_hostile_text_changes_no_block_of_a_card(text) -> None:
     same_shape(text)
 
@@ -133,7 +133,7 @@ def metadata_of(text: str) -> Any:
     return yaml.safe_load(block[2])
 
 
-@rotate("text", ATTACKS, ids=ascii)
+@long_table("text", ATTACKS, ids=ascii)
 def test_the_hubs_metadata_is_what_the_manifest_says(text) -> None:
     manifest = dataclasses.replace(planted(text), files={"adapter.safetensors": "0" * 64})
     data = to_json(manifest)

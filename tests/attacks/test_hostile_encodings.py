@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import refused
 from forge import harmless_text
-from selection import rotate
+from selection import long_table
 
 BYTES = {
     "latin-1": b"a good movie\nna\xefve\n",
@@ -60,7 +60,7 @@ def test_standard_input_is_utf8_in_every_locale(run, adapterhub, monkeypatch) ->
     assert len(outputs) == 1
 
 
-@rotate(
+@long_table(
     ("kind", "name"),
     itertools.product(BYTES, ["data.txt", "data.tsv", "data.csv", "data.jsonl", "data.conll"]),
 )

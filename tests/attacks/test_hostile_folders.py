@@ -26,7 +26,7 @@ from forge import (
     refused,
     split_header,
 )
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, OutputError
@@ -72,7 +72,7 @@ DISGUISED: dict[str, Callable[[Path], bytes]] = {
 }
 
 
-@rotate(("name", "kind"), itertools.product([TENSORS, MANIFEST], DISGUISED), parts=3)
+@long_table(("name", "kind"), itertools.product([TENSORS, MANIFEST], DISGUISED), parts=3)
 def test_another_kind_of_file_under_our_name(saved, model, canary, kind, name) -> None:
     data = DISGUISED[kind](canary)
     forge_file(saved, name, data) if name == TENSORS else (saved / name).write_bytes(data)
@@ -135,7 +135,7 @@ def _socket(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
-@rotate(("kind", "name"), itertools.product(LINKED, [TENSORS, MANIFEST, CARD]), parts=4)
+@long_table(("kind", "name"), itertools.product(LINKED, [TENSORS, MANIFEST, CARD]), parts=4)
 def test_links_pipes_and_devices_are_refused_without_waiting(saved, tmp_path, model, kind, name):
     real = tmp_path / "real"
     (saved / name).rename(real)
@@ -224,7 +224,7 @@ def deep(levels: int) -> list:
     return [deep(levels - 1)] if levels else []
 
 
-@rotate("attack", HEADERS)
+@long_table("attack", HEADERS)
 def test_a_forged_header_is_refused(saved, model, attack) -> None:
     header, data = split_header((saved / TENSORS).read_bytes())
     HEADERS[attack](header)
@@ -266,7 +266,7 @@ RAW: dict[str, Callable[[bytes, bytes], bytes]] = {
 }
 
 
-@rotate("attack", RAW)
+@long_table("attack", RAW)
 def test_a_forged_file_is_refused(saved, model, attack) -> None:
     data = (saved / TENSORS).read_bytes()
     length = int.from_bytes(data[:8], "little")

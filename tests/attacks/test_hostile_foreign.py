@@ -17,7 +17,7 @@ import torch
 from forge import Tree, bomb, join_header, refused
 from mutation import VALUES, mutate_bytes
 from safetensors.torch import load_file, save_file
-from selection import rotate
+from selection import long_table
 from transformers import AutoModel, PreTrainedModel
 
 import adapterhub as ah
@@ -103,7 +103,7 @@ def test_an_exponential_regular_expression_is_stopped(checkpoint, place, monkeyp
         load(model, folder)
 
 
-@rotate(
+@long_table(
     ("place", "text"),
     itertools.product(
         [place for place in PLACES if place != "many"],
@@ -123,7 +123,7 @@ def test_an_invalid_regular_expression_is_refused(checkpoint, place, text) -> No
         load(model, folder)
 
 
-@rotate("source", SOURCES, parts=4)
+@long_table("source", SOURCES, parts=4)
 def test_junk_in_any_option_is_valid_or_refused(checkpoint, source) -> None:
     folder, model = checkpoint(source)
     valid = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -221,7 +221,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
-@rotate(("source", "kind"), itertools.product(["peft-lora", "adapters-lora"], FILES))
+@long_table(("source", "kind"), itertools.product(["peft-lora", "adapters-lora"], FILES))
 def test_a_forged_file_is_refused_without_waiting(checkpoint, source, kind) -> None:
     folder, model = checkpoint(source)
     for name in (next(name for name in WEIGHTS if (folder / name).exists()), CONFIG):
@@ -245,7 +245,7 @@ JSON = {
 }
 
 
-@rotate(("attack", "source"), itertools.product(JSON, ["peft-lora", "adapters-lora"]), parts=3)
+@long_table(("attack", "source"), itertools.product(JSON, ["peft-lora", "adapters-lora"]), parts=3)
 def test_a_malformed_configuration_is_refused(checkpoint, source, attack) -> None:
     folder, model = checkpoint(source)
     (folder / CONFIG).write_bytes(JSON[attack])

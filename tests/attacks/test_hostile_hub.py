@@ -20,7 +20,7 @@ import hub_server
 import pytest
 import sample_adapters
 from huggingface_hub import constants
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.backbones import hub_guard, origins
@@ -187,7 +187,7 @@ ATTACKS = {
 }
 
 
-@rotate("name", ATTACKS)
+@long_table("name", ATTACKS)
 def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
     hub.attack = ATTACKS[name]
     refused(lambda: ah.pull(hub.reference, home / "mine"), home)
@@ -409,7 +409,7 @@ LISTINGS = {
 }
 
 
-@rotate("name", LISTINGS, parts=4)
+@long_table("name", LISTINGS, parts=4)
 def test_the_listing_of_another_librarys_adapter_is_not_trusted(hub, home, name, monkeypatch):
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 1 << 30)
@@ -471,7 +471,7 @@ def push(hub, made):
     return HubStore(hub.address).put(made, Publication("acme/new"))
 
 
-@rotate(("status", "write"), itertools.product([302, 307, 308], WRITES), parts=3)
+@long_table(("status", "write"), itertools.product([302, 307, 308], WRITES), parts=3)
 def test_a_redirected_push_takes_no_token_elsewhere(hub, home, other, made, write, status):
     hub.attack = hostile.on(
         WRITES[write], hostile.redirect(lambda h: f"{other.address}{h.path}", status), "POST"
@@ -496,7 +496,7 @@ ANSWERS = {
 }
 
 
-@rotate(("answer", "write"), itertools.product(ANSWERS, ["create", "preupload", "commit"]))
+@long_table(("answer", "write"), itertools.product(ANSWERS, ["create", "preupload", "commit"]))
 def test_a_hostile_answer_to_a_push_is_one_error(hub, home, made, write, answer, capfd):
     hub.attack = hostile.on(WRITES[write], ANSWERS[answer], "POST")
     refused(lambda: push(hub, made), home)
@@ -568,7 +568,7 @@ BACKBONES = {
 }
 
 
-@rotate("name", BACKBONES)
+@long_table("name", BACKBONES)
 def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, name, monkeypatch):
     send = hub_server.Handler.send
     monkeypatch.setattr(
@@ -600,7 +600,7 @@ BROKEN = {
 }
 
 
-@rotate("name", BROKEN, parts=4)
+@long_table("name", BROKEN, parts=4)
 def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
     monkeypatch.setattr(hub_guard, "HEADER_SECONDS", 0.1)
     endpoint.attack = BROKEN[name]
@@ -608,7 +608,7 @@ def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
         refused(lambda find=find: find("acme/bert"), home, seconds=20, errors=BackboneError)
 
 
-@rotate("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))], parts=4)
+@long_table("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))], parts=4)
 def test_a_configuration_alone_is_guarded_too(endpoint, home, name):
     endpoint.attack = BACKBONES[name]
     refused(lambda: meta_model("acme/bert"), home, errors=BackboneError)

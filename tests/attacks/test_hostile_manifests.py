@@ -20,7 +20,7 @@ from forge import (
     sealed,
     state_of,
 )
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 
@@ -225,7 +225,7 @@ HARMLESS: dict[str, Callable[[Tree], None]] = {
 }
 
 
-@rotate("attack", REFUSED)
+@long_table("attack", REFUSED)
 def test_a_hostile_manifest_is_refused(saved: Path, model, attack: str) -> None:
     before = (saved / MANIFEST).read_bytes()
     forge(saved, REFUSED[attack])
@@ -292,7 +292,7 @@ RAW: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@rotate("attack", RAW)
+@long_table("attack", RAW)
 def test_non_canonical_bytes_are_refused(saved: Path, model, attack: str) -> None:
     data = RAW[attack]((saved / MANIFEST).read_bytes())
     (saved / MANIFEST).write_bytes(data)

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
-from selection import rotate
+from selection import long_table
 from transformers import AutoModel
 
 import adapterhub as ah
@@ -63,7 +63,7 @@ def with_number(source: Path, target: Path, dtype: str, number: float) -> str:
     return name
 
 
-@rotate(
+@long_table(
     ("file", "number", "backbone", "method"),
     [(*number, method) for number, method in itertools.product(NUMBERS, METHODS)],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
@@ -37,7 +37,7 @@ def backbone(request):
     return tiny_models.model(request.param)
 
 
-@rotate(("method", "option"), CELLS)
+@long_table(("method", "option"), CELLS)
 def test_a_junk_option_is_valid_or_refused(backbone, method: str, option: str) -> None:
     default = getattr(METHODS[method](), option)
     assert type(default) in JUNK, "add junk values for options of this type"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import regex
 from forge import LABELS, bomb, forge, harmless_text
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
@@ -90,7 +90,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 
 
-@rotate("attack", RECORDS)
+@long_table("attack", RECORDS)
 def test_a_hostile_record_is_refused(copy, attack) -> None:
     record(copy, **RECORDS[attack])
     start = time.process_time()

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import pytest
 import sample_adapters
 from click.testing import CliRunner
-from selection import rotate, rotating
+from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.cli import group
@@ -212,7 +212,7 @@ def replaced_by_link(path: Path, target: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
-@rotate("place", LINKS, parts=4)
+@long_table("place", LINKS, parts=4)
 def test_a_link_never_leads_out_of_the_registry(registry, tmp_path, place):
     out = tmp_path / "out"
     private = LocalRegistry(out)
@@ -279,7 +279,7 @@ def sparse(path: Path, size: int) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
-@rotate(("kind", "place"), itertools.product(SPECIAL, PLACES))
+@long_table(("kind", "place"), itertools.product(SPECIAL, PLACES))
 def test_no_special_file_blocks_or_denies_the_others(registry, tmp_path, place, kind):
     path = registry.root / BACKBONE / place
     if path.is_dir():
@@ -325,7 +325,7 @@ NAMES = {
 }
 
 
-@rotate("attack", NAMES)
+@long_table("attack", NAMES)
 def test_a_hostile_file_of_tags_is_refused_and_denies_no_other_name(registry, tmp_path, attack):
     text = NAMES[attack]
     path = registry.root / BACKBONE / "polite" / "names.json"
@@ -457,7 +457,7 @@ def damaged(draw: random.Random, path: Path, other: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
 @pytest.mark.parametrize(
-    "seed", range(300) if os.environ.get("ADAPTERHUB_MATRIX") == "full" else rotating(range(6), 3)
+    "seed", range(300) if os.environ.get("ADAPTERHUB_MATRIX") == "full" else cases_of(range(6), 3)
 )
 def test_random_damage_is_never_another_error(registry, tmp_path, seed):
     draw = random.Random(seed)
@@ -554,7 +554,7 @@ CHANGES = {
 }
 
 
-@rotate(("clock", "change"), itertools.product(["fine", "coarse"], CHANGES))
+@long_table(("clock", "change"), itertools.product(["fine", "coarse"], CHANGES))
 def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock):
     """Also one within the same tick of the clock, and in a registry of any size."""
     monkeypatch.setattr(local, "_FEW", 0, raising=False)
@@ -611,7 +611,7 @@ def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
 DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "a-.", "com0")
 
 
-@rotate("name", DEVICES, parts=4)
+@long_table("name", DEVICES, parts=4)
 def test_names_that_a_file_system_changes_are_refused(registry, tmp_path, name):
     made = sample_adapters.write(tmp_path / "made", 7)
     with pytest.raises(ConfigError, match="invalid adapter name"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from selection import rotate
+from selection import long_table
 from training_runs import OPTIONS, fit, lines, scores
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[Callable[[Recipe], Recipe], bool, str]] = {
 }
 
 
-@rotate("reason", REFUSED, parts=4)
+@long_table("reason", REFUSED, parts=4)
 def test_a_refused_run_changes_no_byte_of_its_folder(copied: Recipe, reason: str) -> None:
     change, resume, expected = REFUSED[reason]
     changed = change(copied)

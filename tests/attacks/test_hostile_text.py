@@ -29,7 +29,7 @@ import pytest
 from forge import forge, harmless_text, sealed
 from huggingface_hub import constants
 from run_folders import predictions, run_folder
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub import cli
@@ -387,7 +387,7 @@ def hostile_hub(world: Path) -> Iterator[str]:
         hub_server.Handler.create = original  # type: ignore[method-assign]
 
 
-@rotate(
+@long_table(
     ("command", "as_json"),
     [*((name, False) for name in LINES), *((name, True) for name in WITH_JSON)],
     parts=4,

@@ -20,7 +20,7 @@ import torch
 from faults import Lines, interrupt, out_of_memory, sample
 from fixtures import word_tokenizer
 from observed import batch_of, differences, observed, observed_state
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
@@ -305,11 +305,11 @@ def trials(folders) -> Callable[[str], Trial]:
     return functools.cache(lambda name: Trial(CASES[name], folders))
 
 
-@rotate("name", CASES)
+@long_table("name", CASES)
 def test_an_interrupt_before_any_line_leaves_no_half_state(name, trials):
     trials(name).run(interrupt, INTERRUPTS)
 
 
-@rotate("name", CASES)
+@long_table("name", CASES)
 def test_an_error_before_any_line_leaves_no_half_state(name, trials):
     trials(name).run(out_of_memory, ERRORS)

@@ -17,7 +17,7 @@ import pytest
 import sample_adapters
 import torch
 from forge import CARD, MANIFEST, TENSORS, forge, join_header
-from selection import rotate
+from selection import long_table
 from test_hostile_registry import limited, sparse
 
 from adapterhub.errors import FileError
@@ -92,7 +92,7 @@ def peak(act: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@rotate("reader", READERS, 3)
+@long_table("reader", READERS, 3)
 def test_no_file_of_tensors_is_in_memory_as_a_whole(reader, place, adapterhub):
     place(large)
     adapterhub(*READERS[reader], "--help")  # imports
@@ -137,7 +137,7 @@ OPEN_NO_CARD = {"verify", "verify a version", "registry verify", "diff", "sign",
 OPEN_NO_SIGNATURE = {"registry verify", "diff"}
 
 
-@rotate(("attack", "reader"), itertools.product(ATTACKS, READERS))
+@long_table(("attack", "reader"), itertools.product(ATTACKS, READERS))
 def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adapterhub):
     for folder in place(sample_adapters.write):
         ATTACKS[attack](folder)

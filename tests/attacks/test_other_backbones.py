@@ -13,7 +13,7 @@ import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.compatibility import backbone_differences
@@ -69,7 +69,7 @@ def backbone_tensors(model):
             yield name, tensor
 
 
-@rotate("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, parts=4)
 def test_one_other_value_is_another_backbone(architecture):
     """In any tensor: experts, positions, poolers, norms, the row of one token."""
     model = tiny_models.model(architecture, "features")
@@ -88,7 +88,7 @@ def test_one_other_value_is_another_backbone(architecture):
     assert differences(manifest, model) == []
 
 
-@rotate("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, parts=4)
 def test_exchanged_tensors_are_another_backbone(architecture):
     """Such as the projections of queries and keys."""
     model = tiny_models.model(architecture, "features")
@@ -121,7 +121,7 @@ def other_value(value):
     return [*value, "more"] if isinstance(value, list) else f"other {value}"
 
 
-@rotate("architecture", tiny_models.ARCHITECTURES)
+@long_table("architecture", tiny_models.ARCHITECTURES)
 def test_another_configuration_is_another_backbone(architecture):
     """The number of heads, the activation, rope, the epsilon of norms, ..."""
     model = tiny_models.model(architecture, "features")
@@ -143,7 +143,7 @@ def test_another_configuration_is_another_backbone(architecture):
             assert problems[0].startswith(name)
 
 
-@rotate("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, parts=4)
 def test_files_with_another_value_are_another_backbone(architecture, tmp_path, large):
     """Of a large backbone: only samples of the loaded values are compared with the files."""
     original = saved(tiny_models.model(architecture, "features"), tmp_path / "a")
@@ -176,7 +176,7 @@ def padded(model, rows=tiny_models.VOCAB + 8):
     return model
 
 
-@rotate(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES))
+@long_table(("architecture", "copy"), itertools.product(tiny_models.MATRIX, COPIES))
 def test_a_copy_is_the_same_backbone(architecture, copy, tmp_path):
     """In memory and in files, whose originals are not on this machine; and the other way round."""
     model = tiny_models.model(architecture, "features")
@@ -212,7 +212,7 @@ def test_fewer_rows_are_named(tmp_path):
     assert all(each.startswith(("token embedding", "weights: ")) for each in problems)
 
 
-@rotate("architecture", tiny_models.MATRIX, parts=4)
+@long_table("architecture", tiny_models.MATRIX, parts=4)
 def test_every_form_of_a_checkpoint_is_the_same_backbone(architecture, tmp_path, large):
     """Shards, torch files, with and without the head and its prefix."""
     model = tiny_models.usual_model(architecture)
@@ -365,7 +365,7 @@ def copy_of(minilm, change, config, folder):
     return folder
 
 
-@rotate("case", CHANGES, parts=4)
+@long_table("case", CHANGES, parts=4)
 def test_a_changed_real_backbone_is_refused(case, minilm, tmp_path, monkeypatch):
     """With the usual samples."""
     monkeypatch.undo()
@@ -374,7 +374,7 @@ def test_a_changed_real_backbone_is_refused(case, minilm, tmp_path, monkeypatch)
         assert differences(minilm[2], load(copy, dtype)), dtype
 
 
-@rotate("case", SAME, parts=4)
+@long_table("case", SAME, parts=4)
 def test_a_copy_of_a_real_backbone_is_accepted(case, minilm, tmp_path, monkeypatch):
     """With its own files, and cast in memory without files."""
     monkeypatch.undo()

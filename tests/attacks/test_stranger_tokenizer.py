@@ -17,7 +17,7 @@ import transformers
 from fixtures import CHAT_TEMPLATE, word_tokenizer
 from jinja2 import TemplateError
 from observed import differences, observed, observed_tokenizer
-from selection import rotating
+from selection import cases_of
 from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokenizer, models
 from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -471,7 +471,7 @@ def test_any_sequence_restores_model_and_tokenizer(kind, tmp_path):
         place.save(name, tokens, template)
     forged(tmp_path, "forged", backbone={"fingerprint": "v1-" + "0" * 64})
     pristine = place.seen()
-    for seed in range(200) if tiny_models.FULL_MATRIX else rotating(range(12), 4):
+    for seed in range(200) if tiny_models.FULL_MATRIX else cases_of(range(12), 4):
         done = random_sequence(place, seed)
         found = differences(pristine, place.seen())
         assert not found, (seed, done, found)

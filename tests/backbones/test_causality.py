@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import word_tokenizer
-from selection import rotate
+from selection import long_table
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
@@ -42,7 +42,7 @@ EVERY = sorted({*tiny_models.DECODERS, "bart", "mbart", "plbart", "pegasus", *EN
 NOT_SHIFTED = {"bart", "mbart", "plbart", "pegasus"}
 
 
-@rotate("architecture", EVERY, 4)
+@long_table("architecture", EVERY, 4)
 def test_the_loss_compares_each_token_with_the_one_after_it(architecture):
     """On every architecture with a causal head, by hand, with and without an adapter."""
     extra = {"is_decoder": True} if architecture in ENCODERS else {}
@@ -67,7 +67,7 @@ def test_the_loss_compares_each_token_with_the_one_after_it(architecture):
         torch.testing.assert_close(loss(output, {"labels": labels}), wanted)
 
 
-@rotate("architecture", EVERY, 4)
+@long_table("architecture", EVERY, 4)
 def test_the_logits_of_a_token_do_not_depend_on_later_ones(architecture):
     extra = {"is_decoder": True} if architecture in ENCODERS else {}
     model = tiny_models.model(architecture, "causal-lm", **extra)

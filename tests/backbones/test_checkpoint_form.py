@@ -8,7 +8,7 @@ import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file
-from selection import rotate
+from selection import long_table
 
 from adapterhub.backbones.checkpoint_form import (
     HEAD_PART,
@@ -19,7 +19,7 @@ from adapterhub.backbones.checkpoint_form import (
 from adapterhub.errors import BackboneError
 
 
-@rotate("architecture", tiny_models.ARCHITECTURES, 4)
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
 def test_the_files_have_these_names_and_values(architecture, tmp_path):
     model = tiny_models.usual_model(architecture)
     model.save_pretrained(tmp_path)

@@ -16,7 +16,7 @@ import torch
 import transformers
 from packed_codes import quantize
 from safetensors.torch import load_file, save_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state, new_state
@@ -65,7 +65,7 @@ CASTS = {
 }
 
 
-@rotate(("architecture", "cast"), list(itertools.product(tiny_models.MATRIX, CASTS)), 4)
+@long_table(("architecture", "cast"), list(itertools.product(tiny_models.MATRIX, CASTS)), 4)
 def test_a_cast_of_a_loaded_model_has_the_fingerprint_of_its_files(architecture, cast, tmp_path):
     """And other weights that are cast in memory have another one."""
     tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")

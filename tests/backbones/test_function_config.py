@@ -6,12 +6,12 @@ import json
 
 import tiny_models
 import transformers
-from selection import rotate
+from selection import long_table
 
 from adapterhub.backbones.fingerprint import config_differences, function_config
 
 
-@rotate("architecture", tiny_models.ARCHITECTURES, 4)
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
 def test_it_is_the_same_in_files_and_for_every_task(architecture, tmp_path):
     model = tiny_models.usual_model(architecture)
     expected = function_config(model.config)

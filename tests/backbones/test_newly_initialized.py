@@ -10,7 +10,7 @@ import tiny_models
 import torch
 import transformers
 from accelerate.utils import set_seed
-from selection import rotate
+from selection import long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -40,7 +40,7 @@ def test_nothing_is_known_of_a_model_that_was_loaded_elsewhere():
 KINDS = ("classification", "tagging", "multiple-choice")
 
 
-@rotate(("architecture", "kind"), list(itertools.product(tiny_models.MATRIX, KINDS)), 4)
+@long_table(("architecture", "kind"), list(itertools.product(tiny_models.MATRIX, KINDS)), 4)
 def test_a_head_is_drawn_as_loading_draws_it(architecture: str, kind: str, tmp_path: Path) -> None:
     base = tiny_models.model(architecture, "features")
     if not task_model(kind).classes_for(base.config):

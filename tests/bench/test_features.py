@@ -8,7 +8,7 @@ import numpy as np
 import tiny_models
 import torch
 from matrix import one_of_each_signature
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.bench.suggest import features_of
@@ -43,7 +43,7 @@ def by_hand(model: Any, rows: Rows) -> np.ndarray:
     return np.stack(means)
 
 
-@rotate("method", one_of_each_signature(), 4)
+@long_table("method", one_of_each_signature(), 4)
 def test_each_adapter_has_the_features_that_it_has_alone(method: str) -> None:
     model, rows = tiny_models.model("bert").eval(), Rows()
     bare = by_hand(model, rows)

@@ -19,7 +19,7 @@ import selection
 from fixtures import sentences, write_tsv
 from peer_methods import PEERS, PeerMethod, named
 from peers import PeerContext, PeerEngine, Worker, plan_peers, run_peer
-from selection import rotate
+from selection import long_table
 from studies import planned
 
 from adapterhub.anatomy.build import anatomy_of
@@ -281,7 +281,7 @@ def refused(study: Study, tmp_path: Path, word: str) -> None:
 
 
 @pytest.mark.apart
-@rotate("peer", [p for p in PEERS if p.library in HERE], ids=lambda p: p.label)
+@long_table("peer", [p for p in PEERS if p.library in HERE], ids=lambda p: p.label)
 def test_a_peer_trains_as_many_parameters_as_ours(
     peer: PeerMethod, study: Study, workers: dict[str, Worker]
 ) -> None:

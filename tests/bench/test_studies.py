@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from selection import rotating
+from selection import cases_of
 from transformers import BertConfig
 
 from adapterhub.anatomy.build import anatomy_of
@@ -77,7 +77,7 @@ def test_the_reference_study_has_the_methods_of_its_time_that_are_not_built_from
 RECORDED = sorted(STUDIES.glob("*/records"))
 
 
-@pytest.fixture(scope="module", params=rotating(RECORDED), ids=lambda path: path.parent.name)
+@pytest.fixture(scope="module", params=cases_of(RECORDED), ids=lambda path: path.parent.name)
 def committed(request: pytest.FixtureRequest) -> tuple[Path, list[CellRecord]]:
     """The folder of a study with its records, which are read once."""
     return request.param.parent, list(RecordFolder(request.param).all())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from selection import rotating
+from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.bench import suggest as suggesting
@@ -60,7 +60,7 @@ def test_a_planted_helper_is_found_among_twenty_of_noise(monkeypatch: pytest.Mon
 
 
 def test_planted_noise_is_not_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in rotating(range(4)):
+    for seed in cases_of(range(4)):
         assert planted(monkeypatch, seed, helper=None).best is None, seed
 
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 
@@ -142,7 +142,7 @@ def written(backbones, tmp_path_factory):
 TYPED = [name for name in FOLDERS if name != "of the user"]  # which the shell writes in full
 
 
-@rotate(("recorded", "given"), itertools.product(FOLDERS, TYPED), 8)
+@long_table(("recorded", "given"), itertools.product(FOLDERS, TYPED), 8)
 def test_a_folder_is_the_same_backbone_however_it_is_written(
     recorded, given, written, adapterhub, monkeypatch, tmp_path
 ):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import refused
 from fixtures import json_lines, sentences, write_tsv
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.cli._recipe_flags import recipe_words
@@ -130,7 +130,7 @@ COMMANDS = (
 _TYPED = [name for name in STRANGE.values() if "\0" not in name and "\ud800" not in name]
 
 
-@rotate(("line", "name"), itertools.product(COMMANDS, _TYPED), 16)
+@long_table(("line", "name"), itertools.product(COMMANDS, _TYPED), 16)
 def test_commands_refuse_strange_names(
     line, name, adapterhub, trained, data, backbone, tmp_path, monkeypatch
 ):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -121,7 +121,7 @@ def test_a_slow_processor_computes_no_products_in_bf16(
     assert products.found == set()
 
 
-@rotate("kind", KINDS, 2)
+@long_table("kind", KINDS, 2)
 def test_a_quantized_backbone_computes_in_fp32_on_a_slow_processor(
     kind, train, adapterhub, backbone, data, tmp_path, slow_in_bf16
 ):

@@ -9,7 +9,7 @@ import pytest
 from command_line import refused
 from fixtures import sentences, write_tsv
 from mixed_tasks import write_tasks
-from selection import rotate
+from selection import long_table
 from task_cases import CASES
 
 from adapterhub.files.native import read_manifest
@@ -19,7 +19,7 @@ ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+( in \d+ groups?)?\)"
 CHOSE = "--test 0.1 holds others out"
 
 
-@rotate("name", CASES, 3)
+@long_table("name", CASES, 3)
 def test_each_task_prints_and_records_the_error_of_each_score(
     name, adapterhub, backbones, tmp_path
 ):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fixtures import json_lines, write_tsv
 from schema_check import problems
-from selection import rotating
+from selection import cases_of
 
 from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
@@ -126,7 +126,7 @@ print(json.dumps(ended))
 def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, subtests):
     """One method by default; tests/training has others, without the command line."""
     more = ("train.save_every=2", "train.epochs=3", "train.dropout=true", "train.report=true")
-    methods = rotating(["lora(dropout=0.2)", "full", "mam", "unfreeze"])
+    methods = cases_of(["lora(dropout=0.2)", "full", "mam", "unfreeze"])
     folders = {method: tmp_path / f"killed-{number}" for number, method in enumerate(methods)}
     common = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
     common += ["train.tensorboard=false", *more]

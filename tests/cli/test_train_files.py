@@ -6,7 +6,7 @@ import json
 
 import pytest
 from command_line import refused
-from selection import rotate
+from selection import long_table
 
 from adapterhub.recipe.recipe import read
 
@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch, backbone, data, adapterhub):
     return lambda *words: adapterhub("train", *words, "--backbone", backbone, "--quiet")
 
 
-@rotate(
+@long_table(
     ("words", "output"),
     [
         (("mine.csv", *STEPS), "runs/mine"),

@@ -20,12 +20,12 @@ _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo one, lie evenly for any nu
 T = TypeVar("T")
 
 
-def rotating(cases: Iterable[T], parts: int = PARTS) -> list[T]:
+def cases_of(cases: Iterable[T], parts: int = PARTS) -> list[T]:
     """Return the cases that run: one of each `parts`, or all with ADAPTERHUB_TESTS=all."""
-    return list(cases) if ALL else in_turn(cases, parts)
+    return list(cases) if ALL else part_of(cases, parts)
 
 
-def in_turn(cases: Iterable[T], parts: int = PARTS) -> list[T]:
+def part_of(cases: Iterable[T], parts: int = PARTS) -> list[T]:
     """Return one of each `parts` cases, in their order, whatever else runs.
 
     Together they have as many different values as that number of cases can have.
@@ -48,9 +48,8 @@ def _adds(case: object, seen: set[tuple[int, Hashable]]) -> bool:
 
 def _values(case: object) -> Iterator[tuple[int, Hashable]]:
     """Yield the values of a case with their places; of one that cannot be hashed its identity."""
-    case = (
-        case.values if hasattr(case, "marks") and hasattr(case, "values") else case
-    )  # pytest.param
+    if hasattr(case, "marks") and hasattr(case, "values"):
+        case = case.values  # of pytest.param
     for place, value in enumerate(case if isinstance(case, tuple | list) else (case,)):
         try:
             yield place, hash(value)
@@ -58,8 +57,8 @@ def _values(case: object) -> Iterator[tuple[int, Hashable]]:
             yield place, id(value)
 
 
-def rotate(
+def long_table(
     names: str | Sequence[str], cases: Iterable[Any], parts: int = PARTS, **options: Any
 ) -> Callable[[Any], Any]:
     """Parametrize a test with the cases of a table that run, as `pytest.mark.parametrize`."""
-    return pytest.mark.parametrize(names, rotating(cases, parts), **options)
+    return pytest.mark.parametrize(names, cases_of(cases, parts), **options)

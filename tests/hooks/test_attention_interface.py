@@ -9,7 +9,7 @@ import pickle
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -134,7 +134,7 @@ def test_most_architectures_have_a_prefix():
     assert len(SWITCHES) >= 2 * (28 if tiny_models.FULL_MATRIX else 9)
 
 
-@rotate(
+@long_table(
     ("architecture", "before", "after", "switch"),
     [(*each, switch) for each in SWITCHES for switch in (set_by_method, set_in_config)],
     3,

@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 import torch
 import torch.nn.functional as F
-from selection import rotate
+from selection import long_table
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -49,7 +49,7 @@ def of_torch(monkeypatch):
     monkeypatch.setattr(attention, "attends", lambda module: "torch")
 
 
-@rotate(
+@long_table(
     ("architecture", "implementation"),
     list(itertools.product(ARCHITECTURES, ("eager", "sdpa"))),
     3,

@@ -13,7 +13,7 @@ import tiny_models
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.packed_route import PackedRoutes, TokenRun
@@ -99,7 +99,7 @@ ORDERS = {
 }
 
 
-@rotate(
+@long_table(
     ("order", "architecture"), list(itertools.product(ORDERS, ("bert", "gpt2", "t5", "llama"))), 4
 )
 def test_all_methods_in_one_batch(order, architecture):

@@ -19,7 +19,7 @@ from expert_models import (
     logits,
     redraw,
 )
-from selection import rotating
+from selection import cases_of
 from torch import nn
 
 import adapterhub as ah
@@ -37,7 +37,7 @@ SPECS = (
 
 # One type of each form of weights, and some of the others.
 FORMS = ("mixtral", "gpt_oss", "llama4_text", "nemotron_h")
-TRIED = (*FORMS, *rotating(each for each in TYPES if each not in FORMS))
+TRIED = (*FORMS, *cases_of(each for each in TYPES if each not in FORMS))
 
 
 @pytest.fixture(params=TRIED)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -73,7 +73,7 @@ def states_by_hand(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     return model.base_model(**batch).last_hidden_state
 
 
-@rotate(("architecture", "side"), list(itertools.product(POOLED, SIDES)), 4)
+@long_table(("architecture", "side"), list(itertools.product(POOLED, SIDES)), 4)
 def test_the_head_reads_the_pooled_states_of_the_tokens(
     architecture: str, side: str | None
 ) -> None:
@@ -94,7 +94,7 @@ def test_the_head_reads_the_pooled_states_of_the_tokens(
 CORE = [a for a in tiny_models.MATRIX if a in POOLED]
 
 
-@rotate(("architecture", "side"), list(itertools.product(CORE, SIDES)), 4)
+@long_table(("architecture", "side"), list(itertools.product(CORE, SIDES)), 4)
 def test_virtual_tokens_are_not_pooled(architecture: str, side: str | None) -> None:
     model = tiny_models.model(architecture)
     batch = tiny_models.padded_batch(side)
@@ -109,7 +109,7 @@ def test_virtual_tokens_are_not_pooled(architecture: str, side: str | None) -> N
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@rotate("architecture", CORE, 2)
+@long_table("architecture", CORE, 2)
 def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture: str) -> None:
     model = tiny_models.model(architecture)
     for how in POOLS:
@@ -148,7 +148,7 @@ def test_adapters_that_pool_differently_are_not_composed() -> None:
             ah.activate(model, ah.Average(list(names)))
 
 
-@rotate("architecture", CORE, 2)
+@long_table("architecture", CORE, 2)
 def test_the_pooling_travels_with_the_file(architecture: str, tmp_path: Path) -> None:
     model = tiny_models.model(architecture)
     adapter = pooled_adapter(model, "lora", "max")
@@ -171,7 +171,7 @@ def test_an_adapter_without_a_pooling_is_written_as_before(tmp_path: Path) -> No
     assert "pooling" not in (tmp_path / "a" / "adapter.json").read_text(encoding="utf-8")
 
 
-@rotate("architecture", POOLED, 4)
+@long_table("architecture", POOLED, 4)
 def test_all_that_trains_gets_a_gradient(architecture: str) -> None:
     missing = {}
     for how in ("model", "mean"):

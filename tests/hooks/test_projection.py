@@ -7,7 +7,7 @@ import itertools
 import tiny_models
 import torch
 from expert_models import TYPES, expert_model, logits, redraw
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
@@ -74,7 +74,7 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
         assert torch.equal(layer.output.dense.adapterhub.kept("sublayer_input"), x)
 
 
-@rotate(("model_type", "method"), list(itertools.product(BLOCKS, ("pfeiffer", "parallel"))), 3)
+@long_table(("model_type", "method"), list(itertools.product(BLOCKS, ("pfeiffer", "parallel"))), 3)
 def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method):
     """One tensor, or a tuple that its output comes first in; as the input is, or flat."""
     model = expert_model(model_type)
@@ -98,7 +98,7 @@ def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method
     ah.detach(model)
 
 
-@rotate("model_type", BLOCKS, 3)
+@long_table("model_type", BLOCKS, 3)
 def test_rows_have_their_own_bottlenecks_at_a_block_of_experts(model_type):
     model = expert_model(model_type)
     specs = "pfeiffer(sites=[ffn])", "parallel(sites=[ffn])"

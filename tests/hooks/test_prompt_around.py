@@ -10,7 +10,7 @@ import every_type
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.hooks.prompt import _AROUND
@@ -53,7 +53,7 @@ def close(one, other):
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@rotate(("model_type", "masked"), list(itertools.product(MODELS, (True, False))), 3)
+@long_table(("model_type", "masked"), list(itertools.product(MODELS, (True, False))), 3)
 def test_tokens_behind_a_cache_equal_those_of_a_whole_pass(model_type, masked):
     model, text = attached(model_type), ids()
     mask = torch.ones_like(text) if masked else None

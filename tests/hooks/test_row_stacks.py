@@ -9,7 +9,7 @@ import pickle
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -73,7 +73,7 @@ def assert_same(model, rows=ROWS):
     torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=1e-5, rtol=1e-5)
 
 
-@rotate(("pair", "architecture"), list(itertools.product(PAIRS, ("bert", "gpt2", "t5"))), 2)
+@long_table(("pair", "architecture"), list(itertools.product(PAIRS, ("bert", "gpt2", "t5"))), 2)
 def test_stacks_equal_groups(pair, architecture):
     model = adapted(pair, architecture)
     if pair == "block" and architecture != "bert":

@@ -16,7 +16,7 @@ import hub_process
 import pytest
 import tiny_models
 from commit_body import commit, create
-from selection import ALL, rotating
+from selection import ALL, cases_of
 from shared_state import STATES, place_of
 from waiting import wait_until
 
@@ -131,7 +131,7 @@ def test_what_is_killed_is_done_again_and_loses_nothing(tmp_path):
     most = 999 if tiny_models.FULL_MATRIX else 24 if ALL else 3
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "0"}
-    names = rotating(KILLED, 3)
+    names = cases_of(KILLED, 3)
     command = [sys.executable, program, tmp_path, str(most), *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]

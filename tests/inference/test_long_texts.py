@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from command_line import refused
 from fixtures import json_lines, sentences, write_json_lines, write_tsv
-from selection import rotate
+from selection import long_table
 from served import TaskExample, write_adapter
 
 import adapterhub as ah
@@ -54,7 +54,7 @@ def asked(kind):
     return (LONG, LONG) if kind == "pair" else LONG
 
 
-@rotate(("architecture", "method", "kind"), CASES, 4)
+@long_table(("architecture", "method", "kind"), CASES, 4)
 def test_a_text_of_the_full_length_is_read_behind_virtual_tokens(
     architecture, method, kind, backbones, tmp_path
 ):

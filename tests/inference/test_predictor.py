@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from selection import rotate
+from selection import long_table
 from task_cases import CASES
 
 import adapterhub as ah
@@ -53,7 +53,7 @@ def trained(backbones, tmp_path, monkeypatch):
     return train
 
 
-@rotate("task", sorted(CASES), 3)
+@long_table("task", sorted(CASES), 3)
 def test_every_way_in_gives_the_same_predictions(task, trained, adapterhub, tmp_path):
     data, folder = trained(task)
     first, *pairs = (word for word in CASES[task].asked(data) if word != "--pair")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from selection import rotate
+from selection import long_table
 from task_cases import partners
 from torch import nn
 
@@ -211,7 +211,7 @@ def test_embed_and_the_task_have_the_vectors_of_encode(encoders, name: str) -> N
     close([p.vectors[0] for p in opened.predict(texts(name))], expected)
 
 
-@rotate("name", CASES, 4)
+@long_table("name", CASES, 4)
 def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
     folder, expected = encoders(name)
     with Engine(str(folder)) as engine:
@@ -221,7 +221,7 @@ def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@rotate("name", CASES)
+@long_table("name", CASES)
 def test_an_adapter_trains_predicts_and_merges_over_all_of_it(
     encoders, adapterhub, tmp_path: Path, name: str
 ) -> None:

@@ -10,7 +10,7 @@ import tiny_models
 import torch
 import transformers
 from forge import forge
-from selection import rotate
+from selection import long_table
 from task_cases import CASES
 
 import adapterhub as ah
@@ -170,7 +170,7 @@ CHANGES = {
 CELLS = [(name, kind) for name, (_, kinds) in CHANGES.items() for kind in kinds]
 
 
-@rotate(("name", "kind"), CELLS, parts=5)
+@long_table(("name", "kind"), CELLS, parts=5)
 def test_what_changes_more_than_a_weight_is_merged_or_refused(
     name: str, kind: str, backbones: Any, adapterhub: Any, tmp_path: Path
 ) -> None:

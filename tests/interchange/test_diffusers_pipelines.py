@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers_models import diffusers, model, output
 from safetensors.torch import load_file, save_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -82,7 +82,7 @@ def trained(pipe, **options):
     return adapter
 
 
-@rotate("kind", PIPELINES, 4)
+@long_table("kind", PIPELINES, 4)
 def test_a_file_of_ours_gives_equal_outputs(kind, tmp_path):
     pipe, name = made(kind), PIPELINES[kind]
     bare = output(denoiser(pipe), name)
@@ -95,7 +95,7 @@ def test_a_file_of_ours_gives_equal_outputs(kind, tmp_path):
         assert difference(output(denoiser(other), name), expected) <= TOLERANCE
 
 
-@rotate("kind", PIPELINES, 4)
+@long_table("kind", PIPELINES, 4)
 def test_a_file_of_diffusers_gives_equal_outputs(kind, tmp_path):
     theirs, name = made(kind), PIPELINES[kind]
     part = "transformer" if hasattr(theirs, "transformer") else "unet"
@@ -120,7 +120,7 @@ def test_a_file_of_diffusers_gives_equal_outputs(kind, tmp_path):
 KOHYA = {"IFPipeline", "QwenImagePipeline", "StableDiffusionXLInpaintPipeline", "ZImagePipeline"}
 
 
-@rotate("kind", PIPELINES, 4)
+@long_table("kind", PIPELINES, 4)
 def test_kohyas_names_give_equal_outputs_or_are_refused(kind, tmp_path):
     pipe, name = made(kind), PIPELINES[kind]
     adapter = trained(pipe)

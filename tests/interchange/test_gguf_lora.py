@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
@@ -103,7 +103,7 @@ def test_the_file_has_the_updates_that_merging_adds(spec, tmp_path):
 FALCONS = [{"new_decoder_architecture": True, "num_kv_heads": 2}, {"multi_query": False}]
 
 
-@rotate(
+@long_table(
     ("kind", "options"),
     [(kind, {}) for kind in sorted(ARCHITECTURES)] + [("falcon", each) for each in FALCONS],
     ids=str,
@@ -120,7 +120,7 @@ EMBEDDINGS = {
 }  # fmt: skip
 
 
-@rotate(("kind", "sites"), EMBEDDINGS.items(), 4)
+@long_table(("kind", "sites"), EMBEDDINGS.items(), 4)
 def test_embeddings_are_transposed_and_the_output_is_a_weight_of_its_own(kind, sites, tmp_path):
     model = language_model(kind, tie_word_embeddings=False)
     check_updates(model, f"lora(rank=2, sites=[{sites}])", tmp_path / "a.gguf")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pipelines import pipeline
 from safetensors.torch import load_file, save_file
-from selection import rotate
+from selection import long_table
 from torch import Tensor
 
 import adapterhub as ah
@@ -116,7 +116,7 @@ def in_diffusers(kind: str, folder: Path) -> dict[str, Tensor]:
     return weights(pipe)
 
 
-@rotate(("kind", "place", "how", "style"), CELLS, 4)
+@long_table(("kind", "place", "how", "style"), CELLS, 4)
 def test_files_have_the_weights_of_the_adapter(
     kind: str, place: str, how: str, style: str, tmp_path: Path
 ) -> None:

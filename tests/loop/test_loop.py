@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from selection import rotating
+from selection import cases_of
 from torch import nn
 from training_runs import (
     BATCH,
@@ -183,7 +183,7 @@ SATURATED = (1.0,) * 6
 FALLING = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", *rotating(["a/accuracy", "mean", "perplexity"])])
+@pytest.mark.parametrize("metric", ["accuracy", *cases_of(["a/accuracy", "mean", "perplexity"])])
 @pytest.mark.parametrize(
     ("values", "losses", "best", "patience", "steps"),
     [

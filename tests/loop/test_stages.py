@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from selection import rotating
+from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
@@ -244,7 +244,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, metho
 
     total = run("whole", -1, False)
     assert total == 15
-    for at in rotating(range(1, total, 3), 2):
+    for at in cases_of(range(1, total, 3), 2):
         with pytest.raises(Stopped):
             run(f"at{at}", at, False)
         run(f"at{at}", -1, True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fixtures import write_json_lines
 from mixed_tasks import mixed_recipe
-from selection import rotate
+from selection import long_table
 from task_cases import CASES
 
 from adapterhub.loop import engine
@@ -89,7 +89,7 @@ def prepared_run(case: str, task: str, backbone: Path, folder: Path) -> Prepared
     return prepared
 
 
-@rotate("name", TASKS, 3)
+@long_table("name", TASKS, 3)
 def test_a_step_is_the_same_however_its_rows_are_divided(
     name: str, backbones: Any, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from expert_models import IMPLEMENTATIONS, TYPES, expert_model, holders, logits, redraw
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MergeError
@@ -22,7 +22,7 @@ SPECS = (
 
 
 # A third runs by default: each type, each specification, and in three commits each pair.
-@rotate(("model_type", "spec"), itertools.product(TYPES, SPECS), parts=3)
+@long_table(("model_type", "spec"), itertools.product(TYPES, SPECS), parts=3)
 def test_a_merged_model_computes_the_same_and_unmerge_restores_every_bit(model_type, spec):
     model = expert_model(model_type)
     before = {name: value.clone() for name, value in model.state_dict().items()}

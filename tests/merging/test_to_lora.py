@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
-from selection import rotate, rotating
+from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.adapters.route import activate
@@ -35,8 +35,8 @@ def difference(model, new):
     return float((after - before).abs().max() / before.abs().max())
 
 
-@pytest.mark.parametrize("architecture", rotating(["bert", "llama"], 2))
-@rotate("name", sorted(METHODS), 4)
+@pytest.mark.parametrize("architecture", cases_of(["bert", "llama"], 2))
+@long_table("name", sorted(METHODS), 4)
 def test_every_method_is_converted_or_refused(architecture, name):
     method = METHODS[name].example()
     try:

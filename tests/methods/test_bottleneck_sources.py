@@ -10,7 +10,7 @@ import test_compile as compiled
 import tiny_models
 import torch
 from fixtures import train
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
@@ -43,7 +43,7 @@ def trains_saves_and_detaches(cell, folder):
 
 
 # By default each architecture with one of the methods, and each method with some of them.
-@rotate(("spec", "architecture"), CELLS, 3)
+@long_table(("spec", "architecture"), CELLS, 3)
 def test_the_contract_holds(spec, architecture, subtests, tmp_path, monkeypatch):
     cell = contract.Cell(spec, architecture)
     # A spec with options is not in the registry, where the contract looks; a route of sources is

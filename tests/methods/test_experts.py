@@ -6,7 +6,7 @@ import pytest
 import torch
 from expert_models import TYPES, expert_model, logits, redraw
 from safetensors.torch import load_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, SiteError
@@ -116,7 +116,7 @@ def test_methods_that_cannot_adapt_held_weights_say_so(model):
         assert not ah.adapters(model)
 
 
-@rotate("model_type", TYPES, 3)
+@long_table("model_type", TYPES, 3)
 def test_the_router_learns_and_nothing_else(model_type):
     model = expert_model(model_type)
     adapter = ah.attach(model, "lora(sites=[ffn.router], rank=2)")

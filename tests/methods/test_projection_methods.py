@@ -7,7 +7,7 @@ import tiny_models
 import torch
 from one_site import PROJECTIONS, attach_at
 from projection_equations import EQUATIONS, road
-from selection import rotate
+from selection import long_table
 from torch import Tensor
 
 import adapterhub as ah
@@ -23,7 +23,7 @@ def test_all_of_these_methods_are_of_the_base():
     assert all(issubclass(METHODS[name], ProjectionMethod) for name in EQUATIONS)
 
 
-@rotate(("method", "architecture"), CELLS, parts=3)
+@long_table(("method", "architecture"), CELLS, parts=3)
 def test_the_weight_is_that_of_the_equation(method, architecture):
     equation, options = EQUATIONS[method]
     one = attach_at(architecture, PROJECTIONS[architecture], method, **options)

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import tiny_models
 import torch
-from selection import ALL, in_turn, rotating
+from selection import ALL, cases_of, part_of
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
@@ -38,7 +38,7 @@ def computes(model, method, sites):
 
 def _now(cells):
     """Return the cells that run: an eighth, or a third with ADAPTERHUB_TESTS=all."""
-    return cells if tiny_models.FULL_MATRIX else in_turn(cells, 3) if ALL else rotating(cells)
+    return cells if tiny_models.FULL_MATRIX else part_of(cells, 3) if ALL else cases_of(cells)
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from one_site import attention_tensors
 from safetensors.torch import load_file
-from selection import rotate
+from selection import long_table
 from transformers import AutoConfig
 
 import adapterhub as ah
@@ -211,7 +211,7 @@ def test_the_weights_of_experts_have_no_gate():
         ah.attach(model, "unipelt(sites=[ffn.experts.down])")
 
 
-@rotate(("combined", "architecture", "other", "first"), [
+@long_table(("combined", "architecture", "other", "first"), [
     (c, a, o, f) for c in ("unipelt", "mam") for a in ("bert", "gpt2", "llama", "t5")
     for o in ("pfeiffer", "houlsby", "madx", "prefix", "lora", "scaled-parallel", "mam", "unipelt")
     for f in (True, False)

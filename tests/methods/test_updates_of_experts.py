@@ -13,7 +13,7 @@ import torch
 from expert_models import IMPLEMENTATIONS, expert_model, logits, redraw
 from projection_equations import EQUATIONS
 from safetensors.torch import load_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError, SiteError
@@ -59,7 +59,7 @@ def test_the_guide_lists_the_methods_that_have_updates_of_experts():
 
 
 @pytest.mark.parametrize("experts", ["each", "shared"])
-@rotate("method", sorted(set(OPTIONS) - {"lora"}), 4)
+@long_table("method", sorted(set(OPTIONS) - {"lora"}), 4)
 def test_the_weight_of_each_expert_is_that_of_the_equation(model, method, experts):
     equation, options = EQUATIONS[method]
     adapter = attach(model, method, experts=experts, layers="0..0")
@@ -82,7 +82,7 @@ def test_the_weight_of_each_expert_is_that_of_the_equation(model, method, expert
             torch.testing.assert_close(after[number], expected, atol=2e-4, rtol=2e-4)
 
 
-@rotate("method", sorted(OPTIONS), 4)
+@long_table("method", sorted(OPTIONS), 4)
 def test_all_ways_to_multiply_compute_what_the_merged_weights_do(method):
     for experts in ("each", "shared"):
         gradients = []
@@ -115,7 +115,7 @@ def test_experts_that_are_computed_at_once(method):
     adapter.detach()
 
 
-@rotate("method", sorted(OPTIONS), 4)
+@long_table("method", sorted(OPTIONS), 4)
 def test_files_have_the_stacked_tensors_and_copies_compute_the_same(model, method, tmp_path):
     with torch.no_grad():
         bare = logits(model)

@@ -6,7 +6,7 @@ import html.parser
 
 import pytest
 from run_folders import predictions, run_folder
-from selection import rotating
+from selection import cases_of
 
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.page import PAGE, framed_page, number_text, page_html, write_page
@@ -74,7 +74,7 @@ def test_a_page_is_one_file_that_loads_nothing(kind, tmp_path):
     assert "url(http" not in page
     examples = "pictures" if pictures else "worst" if kind else "predictions"
     assert {"curves", "speed", "facts", examples} <= set(seen.ids)
-    if kind in rotating(OF_RUNS):
+    if kind in cases_of(OF_RUNS):
         assert page == page_html(read_run(folder)), "it is drawn again"
 
 

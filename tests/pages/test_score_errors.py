@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from run_folders import ROWS, predictions
-from selection import rotate
+from selection import long_table
 
 from adapterhub.bench.statistics import estimate_all, repeated_runs
 from adapterhub.files.scores import ScoreError, recorded_errors, score_text
@@ -133,7 +133,7 @@ POPULATIONS = {
 }
 
 
-@rotate(
+@long_table(
     ("name", "population", "rows"),
     [*itertools.product(["macro_f1", "matthews", "accuracy"], POPULATIONS, [10, 30, 100])],
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from selection import rotate
+from selection import long_table
 
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
@@ -46,7 +46,7 @@ def score(folder: Path, sample: Path) -> dict[str, float]:
     return open_adapter(folder).evaluate(examples)
 
 
-@rotate("name", sorted(SCORES), parts=4)
+@long_table("name", sorted(SCORES), parts=4)
 def test_each_adapter_keeps_its_score(registry, name):
     folder = registry.get(registry.resolve(name))
     metrics = score(folder, ROOT / "samples" / SCORES[name]["sample"])

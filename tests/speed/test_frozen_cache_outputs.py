@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 from tiny_models import EOS, FULL_MATRIX, MATRIX, NO_DROPOUT
 
 import adapterhub as ah
@@ -85,7 +85,7 @@ def expected_plan(method: str, architecture: str, side: str | None) -> int | str
     return 2 if method in ("head", "scalar-mix") or decoder_trains else 1
 
 
-@rotate(("method", "architecture", "side"), CELLS, parts=5)
+@long_table(("method", "architecture", "side"), CELLS, parts=5)
 def test_outputs_with_replay_are_the_computed_ones(
     method: str, architecture: str, side: str | None
 ) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from fixtures import json_lines
-from selection import ALL, rotating
+from selection import ALL, cases_of
 from task_cases import CASES
 
 from adapterhub.backbones.load import load_backbone
@@ -20,7 +20,7 @@ from adapterhub.tasks import TASKS, Setting, parse_task
 # A chart shows a kind of outcomes, whatever the task: drawn for one task of each.
 DRAWN = CASES if ALL else {parse_task(CASES[n].task).outcomes: n for n in sorted(CASES)}.values()
 # All train, evaluate and predict; those that run long enough to learn change with the commit.
-LEARNED = rotating(sorted(CASES))
+LEARNED = cases_of(sorted(CASES))
 LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=false")
 
 

@@ -12,7 +12,7 @@ import torch
 import vision_language
 from fixtures import write_json_lines
 from PIL import Image
-from selection import rotating
+from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
@@ -29,7 +29,7 @@ NAMES = sorted(vision_language.SAVED)
 PLAIN, PREPENDING = ("lora", "pfeiffer", "ia3"), ("prefix", "prompt")
 ANSWERING = [
     *((method, name) for method in (None, *PREPENDING) for name in NAMES),
-    *rotating([(method, name) for method in PLAIN for name in NAMES], 6),
+    *cases_of([(method, name) for method in PLAIN for name in NAMES], 6),
 ]
 
 

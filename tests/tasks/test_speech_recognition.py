@@ -12,7 +12,7 @@ import stand_ins
 import torch
 import transformers
 from fixtures import write_tsv
-from selection import rotate
+from selection import long_table
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 import adapterhub as ah
@@ -252,7 +252,7 @@ def test_seconds_are_checked(seconds):
         dataclasses.replace(TASK, seconds=seconds)
 
 
-@rotate("name", ["speech-whisper", "speech-moonshine"], 2)
+@long_table("name", ["speech-whisper", "speech-moonshine"], 2)
 def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path):
     """A run on four phrases ends without an error in any word; `predict` writes them."""
     run = tmp_path / "run"

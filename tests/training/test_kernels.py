@@ -10,7 +10,7 @@ import tiny_models
 import torch
 import yaml
 from fixtures import word_tokenizer
-from selection import rotate
+from selection import long_table
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import attach
@@ -162,7 +162,7 @@ def test_a_resumed_run_keeps_the_choice(recipe, fastest, tmp_path, monkeypatch) 
     assert (tmp_path / "run/adapter/adapter.safetensors").read_bytes() == expected
 
 
-@rotate("name", tiny_models.ARCHITECTURES)
+@long_table("name", tiny_models.ARCHITECTURES)
 def test_the_shape_of_every_architecture_is_known(name: str) -> None:
     config = tiny_models.usual_model(name).config
     shape = layer_shape(config, 32, 16)
@@ -182,7 +182,7 @@ def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
 WITHOUT_BF16 = {"deberta", "xlnet"}
 
 
-@rotate("name", tiny_models.ARCHITECTURES)
+@long_table("name", tiny_models.ARCHITECTURES)
 def test_every_architecture_trains_in_bf16_with_eager_attention(name: str, tmp_path) -> None:
     losses = {}
     for dtype, attention in (("fp32", None), ("bf16", "eager")):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from selection import rotating
+from selection import cases_of
 from task_cases import CASES
 from tiny_models import FULL_MATRIX
 from training_runs import final_bytes
@@ -73,7 +73,7 @@ def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
     expected, shared = train(recipe, tmp_path / "alone"), SharedLoader()
     assert train(recipe, tmp_path / "first", shared) == expected
     loaded = counted["_load"]
-    for name in rotating(sorted(SPECS)):
+    for name in cases_of(sorted(SPECS)):
         method = replace(recipe, method=SPECS[name], seed=4)
         with subtests.test(name):
             alone = train(method, tmp_path / f"alone-{name}")

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import transformers
 from fixtures import write_tsv
-from selection import rotate
+from selection import long_table
 
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE
 from adapterhub.recipe.recipe import read
@@ -153,7 +153,7 @@ RUNS_TRIED = [
 
 
 @pytest.mark.apart
-@rotate(("family", "task", "options"), RUNS_TRIED)
+@long_table(("family", "task", "options"), RUNS_TRIED)
 def test_a_dry_run_prints_the_memory_and_the_time_of_the_run(
     family, task, options, backbones, tmp_path
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.config.options import from_dict, resumed_as, to_dict
@@ -114,7 +114,7 @@ SAME: dict[str, object] = {
 }  # fmt: skip
 
 
-@rotate("name", SAME, 3)
+@long_table("name", SAME, 3)
 def test_what_changes_no_result_may_change(stopped: Recipe, recipe: Recipe, name: str) -> None:
     changed = with_words(recipe, **{name: SAME[name]})
     assert resumed_as(Recipe, name.split("__")) == "same"
@@ -133,7 +133,7 @@ RECORDED: dict[str, object] = {
 }  # fmt: skip
 
 
-@rotate("name", RECORDED, 4)
+@long_table("name", RECORDED, 4)
 def test_what_changes_the_result_is_recorded(stopped: Recipe, recipe: Recipe, name: str) -> None:
     changed = with_words(recipe, **{name: RECORDED[name]})
     outcome = run(changed, Reporter(), resume=True)
@@ -158,7 +158,7 @@ FIXED: dict[str, object] = {
 }  # fmt: skip
 
 
-@rotate("name", FIXED, 3)
+@long_table("name", FIXED, 3)
 def test_what_makes_another_run_is_refused(recipe: Recipe, name: str) -> None:
     before = sorted(path.name for path in Path(recipe.output).iterdir())
     with pytest.raises((ConfigError, DataError)) as error:
@@ -184,7 +184,7 @@ def advised() -> dict[str, tuple[tuple[str, ...], RunOptions]]:
     return found
 
 
-@rotate("advice", advised(), 4)
+@long_table("advice", advised(), 4)
 def test_what_an_error_in_a_run_advises_works_word_for_word(recipe: Recipe, advice: str) -> None:
     words, state = advised()[advice]
     had = with_words(recipe, train__gradient_checkpointing=state.gradient_checkpointing)
@@ -274,7 +274,9 @@ def test_python_takes_a_checkpoint_as_an_adapter(stopped: Recipe) -> None:
     assert adapter.metadata.metrics.keys() >= {"accuracy"}
 
 
-@rotate("method", ("lora", "prefix(reparametrize=true)", "adalora", "p-tuning", "mam", "full"), 2)
+@long_table(
+    "method", ("lora", "prefix(reparametrize=true)", "adalora", "p-tuning", "mam", "full"), 2
+)
 def test_a_checkpoint_stores_each_tensor_once(stopped: Recipe, tmp_path: Path, method: str) -> None:
     recipe = with_words(stopped, method=method, output=str(tmp_path / "run"))
     with pytest.raises(Stopped):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from selection import in_turn
+from selection import part_of
 from training_runs import Ticks
 
 from adapterhub.errors import ConfigError, TrainingError
@@ -116,7 +116,7 @@ def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
     (alone,) = variants(replace(recipe, output=str(tmp_path / "alone")), "lora(rank=2)")
     list(run_several([alone], quiet))
     left = set[str]()
-    for at in in_turn(range(100), 2):  # each file has two: it is written, and put in its place
+    for at in part_of(range(100), 2):  # each file has two: it is written, and put in its place
         recipes = variants(replace(recipe, output=str(tmp_path / f"at{at}")), "lora(rank=2)")
         assert killed_at(recipes, at) == signal.SIGKILL
         output = Path(recipes[0].output)

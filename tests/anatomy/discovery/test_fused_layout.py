@@ -5,7 +5,7 @@ from __future__ import annotations
 import every_type
 import pytest
 import torch
-from selection import rotate
+from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -112,7 +112,7 @@ TOWERS = (
 )  # fmt: skip
 
 
-@rotate("model_type", TOWERS, 3)
+@long_table("model_type", TOWERS, 3)
 def test_the_parts_of_a_vision_tower_are_sites(model_type):
     model = every_type.build(model_type, every_type.autos(model_type, every_type.ADAPTED)[0])
     sites = ah.anatomy_of(model).sites

@@ -11,7 +11,7 @@ import tiny_models
 import torch
 import transformers
 from matrix import AT_EMBEDDINGS, OF_TEXTS, example
-from selection import rotate
+from selection import long_table
 from transformers import AutoConfig
 
 import adapterhub as ah
@@ -126,7 +126,7 @@ def check_discovery(architecture):
 CELLS = list(itertools.product(ROWLESS, ("lora", "houlsby", "parallel", "prefix", "mam", "prompt")))
 
 
-@rotate(("architecture", "method"), CELLS, 5)
+@long_table(("architecture", "method"), CELLS, 5)
 def test_an_architecture_without_a_row_works(architecture, method):
     model = rowless(architecture)
     before, state = logits(model), copy.deepcopy(model.state_dict())
@@ -170,7 +170,7 @@ NOT_APPLICABLE |= {("head", speech_model), ("alora", speech_model)}
 MADE = (picture_model, speech_model)
 
 
-@rotate(("make", "method"), list(itertools.product(MADE, sorted(METHODS))))
+@long_table(("make", "method"), list(itertools.product(MADE, sorted(METHODS))))
 def test_pictures_and_speech(make, method, tmp_path):
     model, inputs = make()
     with torch.no_grad():

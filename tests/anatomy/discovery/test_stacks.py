@@ -7,7 +7,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from selection import rotate
+from selection import long_table
 from torch import nn
 from transformers import AutoConfig
 
@@ -80,7 +80,7 @@ def auto_model(model_type):
     return every_type.build(model_type, "AutoModel", tiny=True)
 
 
-@rotate("model_type", STAGES, 3)
+@long_table("model_type", STAGES, 3)
 def test_each_layer_of_stages_is_found_by_its_own_size(model_type):
     model = auto_model(model_type)
     anatomy = ah.anatomy_of(model)

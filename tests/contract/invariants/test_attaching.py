@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 import torch
 from matrix import example, one_of_each_signature
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, SiteError
@@ -55,7 +55,7 @@ def test_a_compiled_model_is_refused():
         ah.attach(model, "lora")
 
 
-@rotate("method", one_of_each_signature(), 4)
+@long_table("method", one_of_each_signature(), 4)
 def test_a_copy_of_the_model_is_independent(method):
     """Deep copies and pickles have their own copy of the adapter."""
     model = tiny_models.model("bart")

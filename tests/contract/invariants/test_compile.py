@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from functorch.compile import make_boxed_func
 from matrix import ALL_CELLS, OF_TEXTS, REFUSED, example, representatives
-from selection import ALL, in_turn, rotate, rotating
+from selection import ALL, cases_of, long_table, part_of
 from torch._dynamo.backends.common import aot_autograd
 from transformers import StaticCache
 
@@ -42,8 +42,8 @@ def fresh_compiler():
 # Seconds each; tests/methods/test_bottleneck.py compiles one module.
 CELLS = [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 OF_EACH_SIGNATURE = [c for c in CELLS if c[0] == representatives()[c[0]]]
-OTHERS = in_turn([c for c in CELLS if c not in OF_EACH_SIGNATURE]) if ALL else []
-RUN = CELLS if tiny_models.FULL_MATRIX else rotating(OF_EACH_SIGNATURE) + OTHERS
+OTHERS = part_of([c for c in CELLS if c not in OF_EACH_SIGNATURE]) if ALL else []
+RUN = CELLS if tiny_models.FULL_MATRIX else cases_of(OF_EACH_SIGNATURE) + OTHERS
 
 
 @pytest.mark.parametrize(("method", "architecture"), RUN)
@@ -81,7 +81,7 @@ def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-@rotate("method", ["lora", "houlsby", "mam", "prompt", "full"], parts=5)
+@long_table("method", ["lora", "houlsby", "mam", "prompt", "full"], parts=5)
 def test_a_compiled_model_follows_activation(method):
     model = tiny_models.model("llama")
     bare = logits(model)
@@ -96,7 +96,7 @@ def test_a_compiled_model_follows_activation(method):
         ah.activate(model, adapter.name)
 
 
-@rotate("method", ["lora", "mam", "prompt"], parts=3)
+@long_table("method", ["lora", "mam", "prompt"], parts=3)
 def test_a_compiled_model_follows_routes_and_averages(method):
     model = tiny_models.model("llama")
     for seed, name in enumerate("ab"):
@@ -141,7 +141,7 @@ class Overwritten:
         return result
 
 
-@rotate("method", ["lora", "alora(invocation=[8, 9])", *OF_TEXTS], parts=3)
+@long_table("method", ["lora", "alora(invocation=[8, 9])", *OF_TEXTS], parts=3)
 def test_what_a_static_cache_holds_is_no_output_of_a_graph(method):
     """transformers compiles each step of `generate` with a static cache on a GPU."""
     model = tiny_models.language_model("llama")

@@ -13,7 +13,7 @@ import pytest
 import tiny_models
 from matrix import METHODS, example
 from safetensors.torch import load_file
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 
@@ -58,7 +58,7 @@ def check(spec: str, folder: Path, fixed: str | None) -> None:
     assert total - head - more == trained
 
 
-@rotate("method", sorted(METHODS), 4)
+@long_table("method", sorted(METHODS), 4)
 def test_a_file_has_four_bytes_for_each_trained_number(method, tmp_path):
     check(method, tmp_path / "a", FIXED[method][0] if method in FIXED else None)
 

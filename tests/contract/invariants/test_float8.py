@@ -8,7 +8,7 @@ import tiny_models
 import torch
 import transformers
 from matrix import REFUSED, example
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.backbones import weights
@@ -52,7 +52,7 @@ def test_the_layers_compute_with_the_decoded_weights(coded, checkpoint):
     )
 
 
-@rotate("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=3)
+@long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=3)
 def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
     method, coded, checkpoint, tmp_path
 ):

@@ -13,7 +13,7 @@ import tiny_models
 import torch
 from fixtures import word_tokenizer
 from matrix import ALL_CELLS, REFUSED, example, mergeable
-from selection import rotate
+from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -60,7 +60,7 @@ RELOADED = [
 ]
 
 
-@rotate(("method", "architecture"), RELOADED, parts=3)
+@long_table(("method", "architecture"), RELOADED, parts=3)
 def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
     model = tiny_models.usual_model(architecture, id2label={0: "ham", 1: "eggs", 2: "spam"})
     model.config._name_or_path = "acme/tiny"

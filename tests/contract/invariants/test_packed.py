@@ -11,7 +11,7 @@ import tiny_models
 import torch
 from matrix import REFUSED, attached_once, example
 from safetensors.torch import save_file
-from selection import rotate
+from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -97,7 +97,7 @@ def test_every_method_is_covered():
     assert {m for m, _ in UNSUPPORTED} == READ_WEIGHTS | TRAIN_WEIGHTS
 
 
-@rotate(("method", "architecture"), SUPPORTED, parts=3)
+@long_table(("method", "architecture"), SUPPORTED, parts=3)
 def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
     model = packed_model(architecture, tmp_path / "base")
     base, bare = copy.deepcopy(model.state_dict()), logits(model)

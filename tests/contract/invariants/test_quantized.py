@@ -14,7 +14,7 @@ import tiny_models
 import torch
 from fixtures import train
 from matrix import REFUSED, example, one_of_each_signature
-from selection import rotate
+from selection import long_table
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
@@ -56,7 +56,7 @@ EVERYWHERE = ("lora", "bitfit")
 ONCE = [("bert", "nf4"), ("bert", "int8-weight"), ("bert", "fp8-weight")]
 CORE = [c for c in WORKING if tiny_models.FULL_MATRIX or c[0] in EVERYWHERE or c[1:] in ONCE]
 REPRESENTED = {*one_of_each_signature({c[0] for c in CORE} - {*EVERYWHERE}), *EVERYWHERE}
-cells = rotate(
+cells = long_table(
     ("method", "architecture", "precision"), [c for c in CORE if c[0] in REPRESENTED], parts=2
 )
 

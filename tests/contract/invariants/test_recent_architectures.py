@@ -13,7 +13,7 @@ import every_type
 import recent_architectures as recent
 import sweep_cells
 import tiny_models
-from selection import rotate
+from selection import long_table
 
 TYPES = recent.TYPES if tiny_models.FULL_MATRIX else recent.CORE
 CELLS = [(method, t) for t in TYPES for method in recent.METHODS]
@@ -37,7 +37,7 @@ def test_the_table_is_complete():
     assert len(recent.TYPES) * len(recent.METHODS) - len(recent.REFUSED) >= 393
 
 
-@rotate(("method", "model_type"), CELLS, parts=2)
+@long_table(("method", "model_type"), CELLS, parts=2)
 def test_a_method_works_or_is_refused_as_the_table_says(method, model_type):
     found = sweep_cells.cell(built(model_type)[0], method, built(model_type)[1])
     if reason := recent.REFUSED.get((method, model_type)):

@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 from matrix import example, interactions
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.loop import checkpoint
@@ -65,7 +65,7 @@ def trained(
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-@rotate(("method", "architecture"), CELLS, 3)
+@long_table(("method", "architecture"), CELLS, 3)
 def test_killed_and_resumed_it_ends_with_the_same_bytes(
     method: str, architecture: str, tmp_path: Path
 ) -> None:

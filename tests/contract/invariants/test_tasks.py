@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 import torch
 from matrix import AT_EMBEDDINGS, OF_TEXTS, REFUSED, example, one_of_each_signature, representatives
-from selection import rotate, rotating
+from selection import cases_of, long_table
 from task_cases import CASES
 
 from adapterhub.errors import AttachError, SiteError
@@ -59,9 +59,9 @@ CELLS = [
 ]
 # tests/tasks/test_end_to_end.py trains each task, too.
 SIGNATURES = [(method, "tagging") for method in one_of_each_signature()]
-CERTAIN = rotating([cell for cell in CELLS if cell in SIGNATURES], 4)
-CERTAIN += rotating([cell for cell in CELLS if cell[0] == "lora" and cell not in CERTAIN], 3)
-RUN = CERTAIN + rotating([cell for cell in CELLS if cell not in CERTAIN])
+CERTAIN = cases_of([cell for cell in CELLS if cell in SIGNATURES], 4)
+CERTAIN += cases_of([cell for cell in CELLS if cell[0] == "lora" and cell not in CERTAIN], 3)
+RUN = CERTAIN + cases_of([cell for cell in CELLS if cell not in CERTAIN])
 
 
 def test_the_matrix_covers_every_method_and_task():
@@ -131,7 +131,7 @@ def test_a_saved_adapter_predicts_like_the_trained_model(method, task, recipe, m
     assert evaluated == pytest.approx(outcome.metrics, abs=1e-5, nan_ok=True)
 
 
-@rotate(("method", "task"), UNSUPPORTED, 4)
+@long_table(("method", "task"), UNSUPPORTED, 4)
 def test_a_refused_cell_names_the_method(method, task, recipe, record_property):
     cell = recipe(method, task)
     kind = SiteError if (method, task) in SITELESS else AttachError

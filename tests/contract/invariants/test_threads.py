@@ -88,7 +88,7 @@ def solo_outputs(model, inputs, count=THREADS):
     return outputs
 
 
-@selection.rotate(("method", "architecture"), ROUTED, parts=3)
+@selection.long_table(("method", "architecture"), ROUTED, parts=3)
 def test_each_thread_computes_with_its_own_route(method, architecture):
     model, inputs, wrong = tiny_models.usual_model(architecture), batch(), []
     attached(model, method)
@@ -127,7 +127,7 @@ def threads_that_differ(model):
     return wrong
 
 
-@selection.rotate(("method", "architecture"), SHARED, parts=6)
+@selection.long_table(("method", "architecture"), SHARED, parts=6)
 def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
     model = tiny_models.usual_model(architecture)
     tiny_models.scramble(ah.attach(model, example(method), name="a"))
@@ -399,7 +399,7 @@ WAYS = {  # of transformers into its thread
 }
 
 
-@selection.rotate("method", [m for m in METHODS if m not in ("head", "scalar-mix")], parts=4)
+@selection.long_table("method", [m for m in METHODS if m not in ("head", "scalar-mix")], parts=4)
 def test_continuous_batching_is_refused_where_its_thread_computes_something_else(method):
     """In a route of any kind; with keys, values or tokens that no request has; for others' keys."""
     model = tiny_models.language_model("gpt2")

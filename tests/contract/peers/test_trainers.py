@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 from matrix import example, one_of_each_signature
-from selection import rotate
+from selection import long_table
 from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import adapterhub as ah
@@ -32,7 +32,7 @@ checkpoints = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backb
 
 
 @checkpoints
-@rotate("method", one_of_each_signature(), 4)
+@long_table("method", one_of_each_signature(), 4)
 def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, example(method))
@@ -51,7 +51,7 @@ def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
 
 
 @checkpoints
-@rotate("method", ["lora", "prompt", "head", "norms", "full"], parts=2)
+@long_table("method", ["lora", "prompt", "head", "norms", "full"], parts=2)
 def test_the_stock_trainer_resumes_from_its_checkpoint(method, tmp_path):
     tensors = []
     for resume in (None, tmp_path / "checkpoint-3"):

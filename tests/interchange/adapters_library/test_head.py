@@ -23,7 +23,7 @@ from adapters_golden import (
     with_head,
 )
 from safetensors.torch import save_file
-from selection import rotate
+from selection import long_table
 from transformers.activations import ACT2FN
 
 import adapterhub as ah
@@ -43,7 +43,7 @@ def test_heads_of_every_kind_are_compared():
     assert len(HEADS) > 40
 
 
-@rotate(("architecture", "case"), HEADS, 4)
+@long_table(("architecture", "case"), HEADS, 4)
 def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
     adapter = imported(model, architecture, case)
@@ -68,7 +68,7 @@ def test_equal_logits(architecture, case, tmp_path):
         assert adapter.labels == tuple(options.get("label2id") or numbered)
 
 
-@rotate(("architecture", "case"), sorted(OTHER_HEADS), 2)
+@long_table(("architecture", "case"), sorted(OTHER_HEADS), 2)
 def test_an_unsupported_head_is_refused(architecture, case):
     model = with_head(architecture, case)
     keys = list(model.state_dict())
@@ -229,7 +229,7 @@ def reference(folder, architecture, head, activation, text):
     return state
 
 
-@rotate(("architecture", "layers", "kind"), CELLS, 6)
+@long_table(("architecture", "layers", "kind"), CELLS, 6)
 def test_a_classifier_of_adapters_is_imported_whole(architecture, layers, kind, tmp_path):
     head = with_layers(tmp_path / "theirs", architecture, layers, kind)
     text = inputs(architecture)["input_ids"][:1, :4]

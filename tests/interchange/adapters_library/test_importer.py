@@ -14,7 +14,7 @@ from adapters_golden import (
     imported,
     inputs,
 )
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -33,7 +33,7 @@ def test_the_golden_files_cover_the_methods_and_backbones():
         assert f"{case}.hidden" in EXPECTED[architecture]
 
 
-@rotate(("architecture", "case"), COMPARED, 4)
+@long_table(("architecture", "case"), COMPARED, 4)
 def test_equal_hidden_states(architecture, case, tmp_path):
     """Compare after the import and after saving and loading our own files."""
     model = backbone(architecture)

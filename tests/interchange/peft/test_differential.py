@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 from interchange_table import DIRECTIONS, MASKS
 from peft_differential import KINDS, Differential, tasks
-from selection import rotate
+from selection import long_table
 
 MODELS = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
 SOME = [
@@ -34,7 +34,7 @@ def test_every_architecture_and_kind_is_compared():
     assert set(CELLS) <= set(ALL_CELLS)
 
 
-@rotate(("kind", "architecture", "task"), CELLS, 3)
+@long_table(("kind", "architecture", "task"), CELLS, 3)
 def test_equal_or_refused(tmp_path, record_property, kind, architecture, task):
     outcomes = Differential(kind, architecture, task, tmp_path).run()
     for (direction, side), outcome in outcomes.items():

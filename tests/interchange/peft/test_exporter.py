@@ -7,7 +7,7 @@ import tiny_models
 import torch
 from matrix import REFUSED as REFUSED_CELLS
 from matrix import example
-from selection import rotating
+from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.adapters.export import blocking
@@ -119,7 +119,7 @@ GO = {
 
 @pytest.mark.parametrize("architecture", core(BACKBONES, "bert"))
 def test_every_method(tmp_path, architecture, subtests):
-    for method in rotating(METHODS, 4):
+    for method in cases_of(METHODS, 4):
         with subtests.test(method):
             check_method(tmp_path / method, architecture, method)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
@@ -45,7 +45,7 @@ def test_every_architecture_is_compared():
     assert len(CASES) >= 5 * 50
 
 
-@rotate(
+@long_table(
     ("name", "variant"),
     core(
         CASES,

@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL, rotate
+from selection import ALL, long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError, SiteError
@@ -77,7 +77,7 @@ def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
 PLACES = ("attn", "ffn", "attn.norm", "ffn.norm")
 
 
-@rotate(("architecture", "sites"), list(itertools.product(tiny_models.MATRIX, PLACES)), 5)
+@long_table(("architecture", "sites"), list(itertools.product(tiny_models.MATRIX, PLACES)), 5)
 def test_lora_outside_of_projections_is_refused(tmp_path, architecture, sites):
     """A LoRA at a sublayer reads the sublayer's input, which no module of peft does."""
     model = tiny_models.usual_model(architecture)

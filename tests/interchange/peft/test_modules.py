@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 from plain_modules import GROUPED, KINDS, OTHERWISE, network
-from selection import rotate
+from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -29,7 +29,7 @@ def has_no_dora(kind: str) -> bool:
     return "attention" in kind or "embedding" in kind
 
 
-@rotate(("kind", "variant"), CASES, 4)
+@long_table(("kind", "variant"), CASES, 4)
 def test_a_checkpoint_of_peft_computes_the_same_here(kind, variant, tmp_path):
     if variant == "dora" and has_no_dora(kind):
         pytest.skip("no DoRA at an attention in peft, nor at an embedding here")
@@ -50,7 +50,7 @@ def test_a_checkpoint_of_peft_computes_the_same_here(kind, variant, tmp_path):
     assert difference(module(x), expected) <= TOLERANCE
 
 
-@rotate(("kind", "variant"), CASES, 4)
+@long_table(("kind", "variant"), CASES, 4)
 def test_peft_computes_the_same_with_ours(kind, variant, tmp_path):
     if variant == "dora" and has_no_dora(kind):
         pytest.skip("no DoRA at an attention in peft, nor at an embedding here")

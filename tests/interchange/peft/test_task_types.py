@@ -9,7 +9,7 @@ import torch
 import transformers
 from peft_differential import add_noise
 from peft_reference import core, edit
-from selection import rotate
+from selection import long_table
 from transformers import AutoConfig, BertForNextSentencePrediction
 
 import adapterhub as ah
@@ -63,7 +63,7 @@ def test_the_count_of_classes():
     assert len(CELLS) == (182 if tiny_models.FULL_MATRIX else 18)
 
 
-@rotate(
+@long_table(
     ("model_class", "architecture", "method"),
     [
         pytest.param(*cell.values, method, id=f"{cell.id}-{kind}")

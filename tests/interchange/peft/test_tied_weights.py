@@ -7,7 +7,7 @@ import itertools
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
@@ -61,7 +61,7 @@ def logits(model, task):
         return model.eval()(**inputs).logits
 
 
-@rotate(("architecture", "way"), list(itertools.product(MODELS, WAYS)), 2)
+@long_table(("architecture", "way"), list(itertools.product(MODELS, WAYS)), 2)
 def test_new_tokens(architecture, way, resized, tmp_path):
     task, load = resized
     model = load(seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
-from selection import rotate
+from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint
@@ -60,7 +60,7 @@ def test_every_language_model_is_compared():
     assert len(CASES) == len(LANGUAGE_MODELS) * 2 * len(KINDS) >= 25 * 12
 
 
-@rotate(
+@long_table(
     ("architecture", "tied", "kind"),
     core(
         CASES,

@@ -15,7 +15,7 @@ import pytest
 from http_load import Load
 from http_service import running, service_of
 from matrix import example
-from selection import rotating
+from selection import cases_of
 from served import EXAMPLES, expected_answers, same_answer, write_adapter
 
 from adapterhub.errors import AdapterhubError
@@ -38,7 +38,7 @@ def folders(backbone, tmp_path_factory):
     """Save an adapter for each task with each method that can be attached by itself."""
     folder = tmp_path_factory.mktemp("all")
     found = {}
-    for method in rotating(sorted(METHODS)):
+    for method in cases_of(sorted(METHODS)):
         for n, each in enumerate(EXAMPLES):
             name = f"{method}-{each.task}-{n}"
             try:
@@ -50,7 +50,7 @@ def folders(backbone, tmp_path_factory):
 
 @pytest.mark.timeout(3600 if REQUESTS > 5000 else 300)
 def test_answers_are_those_of_predict_in_mixed_batches(backbone, folders):
-    methods = rotating(sorted(METHODS))
+    methods = cases_of(sorted(METHODS))
     assert len(folders) > (len(methods) - NOT_ALONE) * len(EXAMPLES) * 0.8
     inputs = {name: EXAMPLES[int(name.rsplit("-", 1)[1])].inputs for name in folders}
     expected = {name: expected_answers(f, inputs[name]) for name, f in folders.items()}
