@@ -224,11 +224,13 @@ def _take(found: Estimate, cost: Cost) -> str:
     if found.low is not None and found.high is not None:
         ends = [points_text(end, found.points) for end in (found.low, found.high)]
         parts[0] += f" (95 % interval {ends[0]} to {ends[1]})"
+    name = found.method
     if cost.trained == 0:
+        name = f"the {name}"
         parts.append("without training the backbone")
     elif cost.trained < math.inf:
         parts += [f"{cost.trained:,} trained parameters", f"{time_words(cost.seconds)} of training"]
-    return f"Take {found.method}: {', '.join(parts)}."
+    return f"Take {name}: {', '.join(parts)}."
 
 
 def _why(method: str, best: str, able: int, pairs: Pairs, untrained: Collection[str]) -> list[str]:
@@ -242,7 +244,7 @@ def _why(method: str, best: str, able: int, pairs: Pairs, untrained: Collection[
     elif pairs:
         reasons.append("It has the best mean, and no other method is near enough.")
     if method in untrained:
-        reasons.append(f"No trained method was shown to be better than {method}.")
+        reasons.append(f"No trained method was shown to be better than the {method}.")
     return reasons
 
 

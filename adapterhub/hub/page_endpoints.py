@@ -368,7 +368,13 @@ def _minute(time: str | None) -> str:
 
 def _own_tokens(connection: Connection, user: str) -> list[tuple[Any, ...]]:
     return [
-        (row["name"], row["role"], *(_minute(row[each]) for each in ("created", "expires", "used")))
+        (
+            row["name"],
+            row["role"],
+            (row["created"] or "-")[:10],
+            (row["expires"] or "-")[:10],
+            _minute(row["used"]),
+        )
         for row in token_rows(connection)
         if row["user"] == user
     ]

@@ -50,6 +50,8 @@ def test_a_bag_of_words_is_compared_where_it_has_the_rows(made):
         (task,) = study_results(made, records, MAJORITY, {"mine": words})
         assert ("bag of words" in {found.method for found in task.methods}) == (trained == 100)
         assert (task.advice.best, task.advice.method) == (best, best)
+        named = "the bag of words" if trained == 100 else best
+        assert task.advice.reasons[0].startswith(f"Take {named}: ")
 
 
 def test_the_score_is_that_of_the_records(made, results):
