@@ -16,6 +16,7 @@ from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.family_file import own_family
 from adapterhub.anatomy.forward_source import (
+    is_called_whole,
     multiplies_weight,
     reads_token_ids,
     reversible_stack,
@@ -140,6 +141,7 @@ def _stack_sites(
     root = model.get_submodule(host := join(base_path, stack.root))
     first = model.get_submodule(layers[0])
     embeds = isinstance(token_table(model), nn.Embedding) and not reads_token_ids(root, first)
+    embeds = embeds and is_called_whole(model, host)
     if embeds and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers, owners))

@@ -33,6 +33,21 @@ def call_order(module: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_used(module)))
 
 
+def is_called_whole(model: nn.Module, path: str) -> bool:
+    """Return whether the modules around one call it, not its parts alone, as BridgeTower does.
+
+    True without a source, and where a part of the path is handed to something else.
+    """
+    names = path.split(".")
+    for depth in range(len(names) if path else 0):
+        around, inner = model.get_submodule(".".join(names[:depth])), ".".join(names[depth:])
+        used = call_order(around)
+        is_used = any(f"{inner}.".startswith(f"{each}.") for each in used)
+        if not is_used and any(each.startswith(f"{inner}.") for each in used):
+            return False
+    return True
+
+
 def returns_tuple(module: nn.Module) -> bool:
     """Return whether a module's forward returns a tuple rather than a tensor.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import every_type
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
@@ -10,14 +12,17 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Group
 from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
+import adapterhub as ah
 from adapterhub.anatomy.forward_source import (
     call_order,
+    is_called_whole,
     multiplies_otherwise,
     own_methods,
     reads_token_ids,
     returns_tuple,
 )
 from adapterhub.anatomy.projections import is_projection
+from adapterhub.errors import SiteError
 
 
 class Layer(nn.Module):
@@ -121,3 +126,51 @@ def test_a_stack_may_need_token_ids_beside_embeddings():
     assert not reads_token_ids(Stack(), plain)
     assert reads_token_ids(StackOfIds(), plain)
     assert reads_token_ids(Stack(), LayerOfIds())
+
+
+class Tower(nn.Module):
+    """A stack, which `whole` calls, and of which `parts` calls the children alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.layer = nn.Embedding(4, 2), nn.Linear(2, 2)
+
+    def forward(self, ids):
+        return self.layer(self.embeddings(ids))
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower = Tower()
+
+    def forward(self, ids):
+        return self.tower(ids) + self.tower.embeddings(ids)
+
+
+class InParts(Whole):
+    def forward(self, ids):
+        return self.tower.layer(self.tower.embeddings(ids))
+
+
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids):
+        return self.inner(ids)
+
+
+@pytest.mark.parametrize("kind", [Whole, InParts])
+def test_a_stack_of_which_parts_alone_are_called_is_not_called_whole(kind):
+    assert is_called_whole(kind(), "tower") == (kind is Whole)
+    assert is_called_whole(Around(kind()), "inner.tower") == (kind is Whole)
+    assert is_called_whole(Around(kind()), "inner")
+    assert is_called_whole(kind(), "")
+
+
+def test_bridge_tower_takes_no_prompt_as_it_calls_parts_of_its_text_model():
+    model = every_type.build("bridgetower", "AutoModel", tiny=True)
+    with pytest.raises(SiteError):
+        ah.attach(model, "prompt")
