@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.schema import canonical_json
+from adapterhub.registry.published_files import DATE_FILE
 
 Tree = dict[str, Any]
 LABELS = {
@@ -55,10 +56,12 @@ def sealed(tree: Tree) -> bytes:
 
 
 def forge(folder: Path, change: Callable[[Tree], None]) -> None:
-    """Change the manifest and update its digest."""
+    """Change the manifest, update its digest, and leave out the one that was published."""
     tree = read_tree(folder)
     change(tree)
     (folder / MANIFEST).write_bytes(sealed(tree))
+    if (stamp := folder / DATE_FILE).exists():
+        stamp.write_bytes(stamp.read_bytes().partition(b"\n")[0] + b"\n")
 
 
 def forge_file(folder: Path, name: str, data: bytes) -> None:

@@ -18,7 +18,7 @@ from adapterhub.errors import AdapterhubError, FileError, MismatchError, Registr
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
-from adapterhub.registry.published_files import DATE_FILE, digest_of
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import Origins, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 
@@ -171,8 +171,6 @@ def test_a_circle_is_refused(
     """Only edited files can have one: a digest cannot be known before it is computed."""
     monkeypatch.setenv("ADAPTERHUB_STATE", str(tmp_path / "of-another-user"))
     lang, task = version(registry, "lang"), version(registry, "task")
-    for folder in (lang, task):
-        (folder / DATE_FILE).unlink()  # it has the digest of what was published
     record = {"name": "task", "digest": "0" * 64, "version": "v1", "reference": "task@v1"}
     forge(lang, lambda tree: tree.update(on=[record]))
     forge(task, lambda tree: tree["on"][0].update(digest=digest_of(lang)))
