@@ -141,6 +141,9 @@ def _learning(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> set[int]:
     """Return the ids of an adapter's parameters at which a loss has gradients, as in training."""
     options = {"use_cache": False} if _has_cache(model) else {}
     adapter.train_mode()
+    for part in model.modules():
+        if getattr(part, "layerdrop", 0):
+            part.layerdrop = 0.0  # else a layer may be left out
     try:
         loss = _floats(model(**inputs, **options))[0].float().pow(2).sum()
         if not loss.requires_grad:
@@ -152,16 +155,33 @@ def _learning(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> set[int]:
 
 
 def _check_effects(model: PreTrainedModel, placed: Sequence[Any], inputs: Inputs) -> None:
-    """Change one module after the other: each has to change the outputs."""
+    """Change one module after the other: each has to change the outputs, if its host does."""
     before, silent = outputs(model, inputs), []
     for each in placed:
         _redraw(each.module)
         after = outputs(model, inputs)
-        if same(after, before, 0.0):
+        if same(after, before, 0.0) and _host_counts(model, each.site, inputs, after):
             silent.append(each.site.id)
         before = after
     if silent:
         raise Broken(f"no effect at {_some(silent)}")
+
+
+def _host_counts(model: PreTrainedModel, site: Any, inputs: Inputs, before: Tensor) -> bool:
+    """Return whether other weights of a site's host change the outputs.
+
+    In a random model what some layers compute may vanish behind them.
+    """
+    host = model.get_submodule(site.host)
+    kept = {name: value.clone() for name, value in host.state_dict().items()}
+    own = [p for p in host.parameters() if p.is_floating_point()]
+    if not own:
+        return True
+    _redraw(host)
+    try:
+        return not same(outputs(model, inputs), before, 0.0)
+    finally:
+        host.load_state_dict(kept)
 
 
 def _reached(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> set[str]:
