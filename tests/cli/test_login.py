@@ -37,6 +37,17 @@ class Terminal:
     stdin = SimpleNamespace(isatty=lambda: True)
 
 
+def test_a_token_is_stored_with_a_note_where_the_hub_cannot_be_reached(monkeypatch, tmp_path):
+    """Offline, or before the hub is started."""
+    for offline in ("1", "0"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline == "1")
+        result = login("http://127.0.0.1:9", f"my-token-{offline}", monkeypatch, tmp_path)
+        assert result.exception is None, result.output
+        assert "stored a token for http://127.0.0.1:9" in result.output
+        assert "the token was not checked: " in result.output
+        assert token_for("http://127.0.0.1:9") == f"my-token-{offline}"
+
+
 def test_a_hub_without_encryption_is_refused(monkeypatch, tmp_path):
     for url in ("http://hub.example.org", "hub.example.org", "https://me:pw@hub.example.org"):
         result = login(url, "my-token-123", monkeypatch, tmp_path)
