@@ -45,6 +45,11 @@ class RowScore:
     pseudo_rows: Callable[[Numbers], Numbers] | None = None
 
     @property
+    def is_by_class(self) -> bool:
+        """Whether the columns are those of each class, which `with_classes` completes."""
+        return self.pseudo_rows is _class_pseudo_rows
+
+    @property
     def lower_is_better(self) -> bool:
         """Whether a smaller score is better, as for losses."""
         return self.name in LOWER_IS_BETTER

@@ -211,7 +211,7 @@ def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
     except KeyError:  # an older file has not what it is computed from
         return ScoreError(part.count)
     groups = len(columns) if len(columns) < len(file.rows) else None
-    if score.pseudo_rows is not None:
+    if score.is_by_class:
         columns = with_classes(columns, len(file.labels))
     own = float(score.summarize(columns.sum(0)))
     if not abs(own - value) <= _SAME * max(1.0, abs(value)):

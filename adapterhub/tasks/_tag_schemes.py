@@ -40,6 +40,8 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> Scheme:
     rows = list(sentences)
     tags = {tag for row in rows for tag in row} - {OUTSIDE}
     prefixes = {tag[0] for tag in tags if BIO_TAG.fullmatch(tag)}
+    if any(tag.isdecimal() for tag in tags):
+        return "bio"  # numbers without a name
     if tags and not prefixes:
         if not any(OUTSIDE in row for row in rows):
             return "plain"

@@ -79,7 +79,10 @@ def tried(adapterhub, line, name):
 
 def test_a_folder_is_taken_by_every_command(named_mine, adapterhub, tmp_path):
     for name, line in LINES.items():
-        assert tried(adapterhub, line, "mine") == (0, ""), name
+        code, error = tried(adapterhub, line, "mine")
+        if name == "publish":
+            error = error.replace('next: adapterhub predict run@v1 "a text"\n', "")
+        assert (code, error) == (0, ""), name
         if name == "publish":
             shutil.rmtree(tmp_path / "registry")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -192,7 +193,7 @@ def in_bytes(text: str) -> float:
 
 
 def test_a_batch_that_would_not_fit_is_not_tried(prepared, monkeypatch) -> None:
-    monkeypatch.setattr(plan_module, "_room", lambda device: -1.0)
+    monkeypatch.setattr(plan_module, "_room", lambda device: -math.inf)
     assert plan_module.rehearse(prepared()) is None
 
 
