@@ -44,6 +44,13 @@ HEADS = "heads"  # the first part of the names of tensors of several heads
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 
 
+def _forget_computed(module: nn.Module) -> None:
+    """Empty what a module keeps of its parameters: `attention_bias_cache` of LeViT."""
+    for name, kept in vars(module).items():
+        if name.endswith("_cache") and type(kept) is dict:
+            kept.clear()
+
+
 @dataclass
 class PlacedModule:
     """A module at a site; `key` is its name in the slot of the site's host."""
@@ -102,6 +109,7 @@ class OwnedParameter:
                 hold_in_fp32(module, attribute, self.original.dtype)
             else:
                 release_from_fp32(module, attribute)
+            _forget_computed(module)
 
     def fill(self) -> None:
         """Give a copy without values, on the meta device, those of the original."""

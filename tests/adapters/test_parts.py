@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import tiny_models
 import torch
+from transformers import LevitConfig, LevitForImageClassification
 
 import adapterhub as ah
 from adapterhub.adapters.parts import parameter_holders
@@ -44,3 +46,26 @@ def test_a_head_for_the_model_is_in_its_dtype():
     assert {p.dtype for m in head.own.values() for p in m.parameters()} == {torch.float32}
     lowered = head.lowered()
     assert {p.dtype for m in lowered.own.values() for p in m.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("method", ["full", "freeze", "unfreeze"])
+def test_what_a_module_computed_of_its_parameters_is_computed_anew(method):
+    """LeViT keeps its attention biases by position while it does not train."""
+    sizes = {"image_size": 64, "hidden_sizes": [16, 16, 16], "num_attention_heads": [1, 1, 1],
+             "depths": [1, 1, 1], "key_dim": [8, 8, 8]}  # fmt: skip
+    model = LevitForImageClassification(LevitConfig(**sizes)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("attention_biases"):
+            torch.nn.init.normal_(parameter)
+    pixels = torch.randn(2, 3, 64, 64)
+    bare = model(pixels).logits
+    for _ in range(2):
+        adapter = ah.attach(model, method, name="a")
+        with torch.no_grad():
+            for changed in adapter.changed:
+                changed.own.add_(1.0 * changed.name.endswith("attention_biases"))
+        with ah.disabled(model):
+            assert torch.equal(model(pixels).logits, bare)
+        assert not torch.equal(model(pixels).logits, bare)
+        ah.detach(model)
+        assert torch.equal(model(pixels).logits, bare)
