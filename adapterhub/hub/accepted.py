@@ -44,6 +44,7 @@ RULES = {
     "backbone": "an adapter names its backbone by the id that others find it by",
 }
 MAX_HEADER = 25 << 20  # bytes of the header of a safetensors file
+_USUAL_HEADER = 64 << 10  # bytes that are read first: in a bucket each read is a request
 _MOST_TEXT_SEARCHED = 1 << 20  # bytes of a text in which secrets are searched for
 _PICKLES = re.compile(r"(?i)\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|npy|npz|h5|keras|mar|t7)$")
 _CODE = re.compile(r"(?i)\.(py|pyc|pyx|so|dll|dylib|exe|sh|bat|ps1|js|jar|whl|ipynb|html?|svg)$")
@@ -261,10 +262,11 @@ def check_version(tree: Tree, read: ReadFile, version: str) -> None:
                 f"{version} would not be whole: {file}, as {MANIFEST_FILE} names it, {state}; "
                 "commit both, then tag the commit"
             )
-    size = int.from_bytes(read(tree[TENSORS_FILE].sha256, 8), "little")
-    header, _ = schema.parse_object(
-        read(tree[TENSORS_FILE].sha256, 8 + min(size, MAX_HEADER))[8:], MAX_HEADER
-    )
+    tensors = tree[TENSORS_FILE].sha256
+    start = read(tensors, _USUAL_HEADER)
+    end = 8 + min(int.from_bytes(start[:8], "little"), MAX_HEADER)
+    start = start if end <= len(start) else read(tensors, end)
+    header, _ = schema.parse_object(start[8:end], MAX_HEADER)
     header.pop("__metadata__", None)
     declared = {name: (info.dtype, [*info.shape]) for name, info in manifest.tensors.items()}
     if declared != {name: (info["dtype"], info["shape"]) for name, info in header.items()}:

@@ -58,9 +58,13 @@ class Changes:
         return found | {own for own, _, _ in self.refs}
 
     def check_admitted(self) -> None:
-        """Refuse to end a transaction that has passed by the gate."""
-        wanted = bool(self.repositories or self.files)
-        assert self.are_admitted or not wanted, "what can be downloaded changes in `changing` alone"
+        """Refuse to end a transaction that has passed by the gate.
+
+        Raises:
+            RuntimeError: it has: a mistake of this program.
+        """
+        if not self.are_admitted and (self.repositories or self.files):
+            raise RuntimeError("what can be downloaded changes in `changing` alone")
 
 
 def changes_of(connection: Connection) -> Changes:
