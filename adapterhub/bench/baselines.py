@@ -22,7 +22,7 @@ CONSTANTS = "constants.json"
 BAG_OF_WORDS = "bag_of_words.json"
 MOST_FITTED = 20_000  # rows: half a minute
 _WORD = r"\w+|[^\w\s]"
-_OF_ROWS = (GROUP, "query")  # what of test rows no prediction changes
+_OF_ROWS = ("label", GROUP, "query")  # what of test rows no prediction changes
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,18 @@ class Constant:
 
     def predict(self, rows: PredictedRows) -> PredictedRows:
         """Return the same test rows with this prediction."""
-        true = rows.columns["label"]
-        columns = {"label": true, "prediction": [self.value] * len(true)}
-        columns |= {n: rows.columns[n] for n in _OF_ROWS if n in rows.columns}
-        if "output" in rows.columns:
-            columns["output"] = [self.value] * len(true)
+        count = len(rows.columns["label"])
+        columns = {"prediction": [self.value] * count}
         if self.kind == "classes":
-            columns["score"] = [self.share] * len(true)
-        return PredictedRows(self.kind, columns)
+            columns["score"] = [self.share] * count
+        return _predicted(rows, self.kind, columns)
+
+
+def _predicted(rows: PredictedRows, kind: str, columns: Mapping[str, list[Any]]) -> PredictedRows:
+    """Return the same test rows with other predictions."""
+    kept = {n: rows.columns[n] for n in _OF_ROWS if n in rows.columns}
+    outputs = {"output": columns["prediction"]} if "output" in rows.columns else {}
+    return PredictedRows(kind, {**kept, **columns, **outputs})
 
 
 def constant_of(kind: str, examples: Sequence[Any]) -> Constant | None:
@@ -96,11 +100,7 @@ class BagOfWords:
         found = self.columns.get(trained)
         if found is None or len(found["prediction"]) != len(rows.columns["label"]):
             return None
-        kept = {n: rows.columns[n] for n in ("label", *_OF_ROWS) if n in rows.columns}
-        columns = kept | {name: list(values) for name, values in found.items()}
-        if "output" in rows.columns:
-            columns["output"] = list(found["prediction"])
-        return PredictedRows(self.kind, columns)
+        return _predicted(rows, self.kind, found)
 
 
 def bag_of_words(

@@ -147,11 +147,11 @@ def _task_result(
     runs = [method_runs(each, score, label in recorded) for label, each in results.items()]
     rows = next(r.rows for r in records if r.rows)
     data = next((each.data for each in runs if each.columns), "")  # they have the same rows
-    untrained = {
-        each.name: each.predict(rows, *of_rows)
-        for each, of_rows in ((words, (place[1],)), (constant, ()))
-        if each is not None and each.kind == rows.kind
-    }
+    untrained: dict[str, PredictedRows | None] = {}
+    if words is not None and words.kind == rows.kind:
+        untrained[words.name] = words.predict(rows, place[1])
+    if constant is not None and constant.kind == rows.kind:
+        untrained[constant.name] = constant.predict(rows)
     for name, predicted in untrained.items():
         if predicted is not None:
             file = _prediction_file(predicted, data)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
             "writing GGUF needs the package gguf", hint='pip install "adapterhub[gguf]"'
         )
     config = source.anatomy.model.config
-    if problems := _problems(source, config):
+    updates, _ = low_rank_updates(source)
+    if problems := _problems(source, config, updates):
         raise MismatchError(
             "the adapter cannot be exported to llama.cpp",
             offenders=shorten(problems),
@@ -81,7 +82,6 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
             expected="a new file, NAME.gguf",
             hint="overwrite=True, or --overwrite, replaces a file" if file.is_file() else "",
         )
-    updates, _ = low_rank_updates(source)
     with tempfile.TemporaryDirectory() as folder, explained(file):
         draft = Path(folder, file.name)
         _write(draft, name, config, updates, _invocation(source))
@@ -89,12 +89,13 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
         replace_file(file, draft.read_bytes())
 
 
-def _problems(source: ExportSource, config: PreTrainedConfig) -> list[str]:
+def _problems(source: ExportSource, config: PreTrainedConfig, hosts: Iterable[str]) -> list[str]:
+    """List what llama.cpp cannot express of an adapter with updates at some modules."""
     files, problems = try_peft(source)
     if config.model_type not in ARCHITECTURES:
         problems.append(f"the order of the rows of a {config.model_type} is not known")
     else:
-        problems += _nameless(source, config)
+        problems += _nameless(hosts, config)
     problems += [
         f"llama.cpp computes no {kind} with {option}={given}"
         for kind, option, given in _NOT_THERE
@@ -110,10 +111,10 @@ def _problems(source: ExportSource, config: PreTrainedConfig) -> list[str]:
     return problems + [f"{n}: llama.cpp reads only the factors of a LoRA" for n in others]
 
 
-def _nameless(source: ExportSource, config: PreTrainedConfig) -> list[str]:
+def _nameless(hosts: Iterable[str], config: PreTrainedConfig) -> list[str]:
     """List the updates of weights that are not in llama.cpp's model."""
     names = _names(config)
-    weights = {host: names(host) for host in low_rank_updates(source)[0]}
+    weights = {host: names(host) for host in hosts}
     problems = [
         f"{host}: llama.cpp has no such weight" for host, name in weights.items() if not name
     ]

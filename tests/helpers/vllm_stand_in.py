@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from typing import Any, ClassVar
 
 
@@ -79,6 +80,7 @@ def standing_in() -> Iterator[_LoRAResolverRegistry]:
     modules["vllm.lora.resolver"] = types.ModuleType("vllm.lora.resolver")
     modules["vllm.lora.resolver"].LoRAResolver = LoRAResolver
     modules["vllm.lora.resolver"].LoRAResolverRegistry = registry
+    modules["vllm"].__spec__ = ModuleSpec("vllm", None)  # it can be found
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:

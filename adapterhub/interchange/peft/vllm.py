@@ -8,7 +8,6 @@ Factors of a smaller rank are padded with zeros. Where scales differ, each is mu
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -86,18 +85,13 @@ def is_served(architecture: str) -> bool | None:
 
     None: vLLM is not installed, or has no class of its own for it, and would run transformers'.
     """
-    if not _find("vllm"):
+    if importlib.util.find_spec("vllm") is None:
         return None
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
     if architecture not in ModelRegistry.get_supported_archs():
         return None
     return bool(supports_lora(ModelRegistry.models[architecture].load_model_cls()))
-
-
-def _find(package: str) -> bool:
-    """Return whether a package can be imported."""
-    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 def vllm_problems(
