@@ -20,7 +20,7 @@ B = TypeVar("B")
 
 CONSTANTS = "constants.json"
 BAG_OF_WORDS = "bag_of_words.json"
-MOST_FITTED = 20_000  # rows: half a minute
+MOST_FITTED = 20_000  # rows: more cost more than they tell of a baseline
 _WORD = r"\w+|[^\w\s]"
 _OF_ROWS = ("label", GROUP, "query")  # what of test rows no prediction changes
 

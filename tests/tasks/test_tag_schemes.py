@@ -149,6 +149,17 @@ def test_plain_tags_are_scored_by_accuracy_and_macro_f1():
     assert cut["accuracy"] == 0.8
 
 
+def trained(adapterhub, backbone, file, output):
+    """Train a tagger until it knows its rows; return what is printed."""
+    words = ("--backbone", backbone, "--epochs", 20, "--lr", 0.02, "--batch-size", 8)
+    options = ("--output", output, "train.tensorboard=false", "train.report=false")
+    code, out, err = adapterhub(
+        "train", file, "--task", "tagging", "--eval", file, *words, *options
+    )
+    assert code == 0, err
+    return out + err
+
+
 def test_a_run_says_the_scheme_once_and_records_it(adapterhub, backbone, tmp_path):
     """Predictions have the tags of the data; words without entities are tagged, too."""
     rows = [
@@ -157,21 +168,16 @@ def test_a_run_says_the_scheme_once_and_records_it(adapterhub, backbone, tmp_pat
     ]
     tagged = [{"tokens": text.split(), "tags": tags} for text, tags in rows * 12]
     file = write_json_lines(tmp_path / "a.jsonl", tagged)
-    common = ("--backbone", backbone, "--epochs", 20, "--lr", 0.02, "--batch-size", 8)
-    options = ("train.tensorboard=false", "train.report=false")
-    run = ("--eval", file, *common, "--output", tmp_path / "run", *options)
-    code, out, err = adapterhub("train", file, "--task", "tagging", *run)
-    assert code == 0, err
-    assert (out + err).count("the tags are BIOES") == 1
+    assert trained(adapterhub, backbone, file, tmp_path / "run").count("the tags are BIOES") == 1
     opened = ah.open(tmp_path / "run")
     assert opened.task.scheme == "bioes"
-    code, out, err = adapterhub("predict", tmp_path / "run", rows[0][0], "--json")
+    _, out, _ = adapterhub("predict", tmp_path / "run", rows[0][0], "--json")
     printed = json.loads(out)
     assert printed["tags"] == list(rows[0][1])
     assert [(e["kind"], e["text"]) for e in printed["entities"]] == [
         ("film", "movie"), ("mood", "very good"),
     ]  # fmt: skip
-    code, out, err = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
+    _, out, _ = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
     assert json.loads(out)["f1"] == 1.0
 
 
@@ -180,13 +186,8 @@ def test_a_run_on_parts_of_speech(adapterhub, backbone, tmp_path):
     text = words.replace("\n", "\t_\t_\t_\t_\t_\t_\n") + "\n"
     file = tmp_path / "a.conllu"
     file.write_text(text * 8 + text.replace("movie", "plot") * 8, encoding="utf-8")
-    common = ("--backbone", backbone, "--epochs", 20, "--lr", 0.02, "--batch-size", 8)
-    options = ("train.tensorboard=false", "train.report=false")
-    run = ("--eval", file, *common, "--output", tmp_path / "run", *options)
-    code, out, err = adapterhub("train", file, "--task", "tagging", *run)
-    assert code == 0, err
-    assert (out + err).count("the tags are of words") == 1
-    code, out, err = adapterhub("predict", tmp_path / "run", "the plot was good")
+    assert trained(adapterhub, backbone, file, tmp_path / "run").count("the tags are of words") == 1
+    _, out, _ = adapterhub("predict", tmp_path / "run", "the plot was good")
     assert "DET: the; NOUN: plot; AUX: was; ADJ: good" in out
-    code, out, err = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
+    _, out, _ = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
     assert json.loads(out)["macro_f1"] == json.loads(out)["accuracy"] == 1.0
