@@ -24,6 +24,7 @@ from adapterhub.adapters.parts import LABEL_FIELDS, set_labels
 from adapterhub.backbones.weights import device_of
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (
+    AppliedModules,
     Average,
     BatchPlan,
     Composition,
@@ -31,7 +32,6 @@ from adapterhub.hooks.composition import (
     is_stack,
     localize,
 )
-from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.head import (
     BothSigns,
     add_variant_slot,

@@ -55,12 +55,10 @@ from adapterhub.files.manifest import (
 )
 from adapterhub.files.native import adapter_files, check_writable, write_adapter
 from adapterhub.files.schema import shorten
-from adapterhub.hooks.composition import Composition, adapter_names
-from adapterhub.hooks.forward_pass import ModelScope
-from adapterhub.hooks.head import activation_between
+from adapterhub.hooks.composition import Composition, ModelScope, adapter_names
+from adapterhub.hooks.head import HeadPooling, activation_between
+from adapterhub.hooks.layer_output import keep_training
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
-from adapterhub.hooks.pooling import HeadPooling
-from adapterhub.hooks.reversible import keep_training
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.diffusers_lora import STYLES, write_diffusers
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource

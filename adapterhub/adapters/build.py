@@ -40,9 +40,8 @@ from adapterhub.backbones.tokenizer import (
 from adapterhub.backbones.weights import device_of, is_sharded, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
-from adapterhub.hooks.head import without_variant_slots
+from adapterhub.hooks.head import bypassed, head_pooling, without_variant_slots
 from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
-from adapterhub.hooks.pooling import bypassed, head_pooling
 from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
 from adapterhub.methods._site_module import SiteModule
 from adapterhub.methods._skip_init import undrawn

@@ -18,9 +18,9 @@ from adapterhub.adapters.route import disabled
 from adapterhub.adapters.state import ModelState, get_state
 from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.keyvalue import KeyValueSlot
-from adapterhub.hooks.packed import PrefixSpan, TokenPlan
+from adapterhub.hooks.prompt import PromptSlot
+from adapterhub.hooks.row_stacks import PrefixSpan, TokenPlan
 from adapterhub.hooks.slot import Slot
-from adapterhub.hooks.virtual_tokens import PromptSlot
 from adapterhub.methods._site_module import (
     EmbeddingModule,
     InputModule,

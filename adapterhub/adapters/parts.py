@@ -22,8 +22,7 @@ from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.held_weight import held_weight_slot
 from adapterhub.hooks.keyvalue import follow_padding
-from adapterhub.hooks.layer_mix import mix_slot
-from adapterhub.hooks.layer_output import input_slot, layer_slot
+from adapterhub.hooks.layer_output import input_slot, layer_slot, mix_slot
 from adapterhub.hooks.matrix import matrix_slot
 from adapterhub.hooks.new_tokens import row_slot
 from adapterhub.hooks.precision import (
@@ -32,9 +31,8 @@ from adapterhub.hooks.precision import (
     raise_input,
     release_from_fp32,
 )
-from adapterhub.hooks.projection import output_slot
 from adapterhub.hooks.prompt import prompt_slot
-from adapterhub.hooks.slot import Slot
+from adapterhub.hooks.slot import Slot, output_slot
 from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule, SiteModule
 from adapterhub.patch import Patch

@@ -26,7 +26,7 @@ from adapterhub.adapters.parts import set_labels
 from adapterhub.anatomy.any_module import is_same
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import AttachError
-from adapterhub.hooks.forward_pass import (
+from adapterhub.hooks.composition import (
     ContextEntry,
     ModelScope,
     RecomputedInContext,

@@ -60,16 +60,17 @@ from adapterhub.backbones.tokenizer import (
     tokenizer_snapshot,
 )
 from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.hooks.composition import Composition, adapter_names
-from adapterhub.hooks.forward_pass import (
+from adapterhub.hooks.composition import (
     NO_MODULES,
+    Composition,
     ContextEntry,
     ModelScope,
+    adapter_names,
     applying,
     current_entry,
     set_entry,
 )
-from adapterhub.hooks.reversible import require_input_gradients
+from adapterhub.hooks.layer_output import require_input_gradients
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.patch import Patch
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.hooks.packed import TokenPlan
+from adapterhub.hooks.row_stacks import TokenPlan
 from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods._delta import DeltaModule
 from adapterhub.methods._site_module import OutputModule

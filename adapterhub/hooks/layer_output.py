@@ -1,6 +1,17 @@
 """The slot at a layer: its modules change the residual stream behind it, or in front of it.
 
-The last layer of a stack has one slot for these and for a mix of all layers (layer_mix.py).
+The last layer of a stack has one slot for these and for a mix of all layers.
+
+The mix: a hook on each layer stores its output; the slot of the last layer passes all outputs to
+the site modules there and replaces its own output by theirs, in front of a final norm and every
+head. Outputs are stored by layer number, so that a layer that is recomputed (gradient
+checkpointing) overwrites its own with an equal one.
+
+Reversible layers, whose gradients an autograd function over all of them computes, keep no
+activations: in the backward of the function they are computed again, and give their parameters
+gradients. Autograd calls it only if an input of the function requires a gradient, which the states
+above frozen embeddings do not; and the layers assert that they are in training mode, in which they
+have noted the seeds of their dropout.
 """
 
 from __future__ import annotations
@@ -9,13 +20,58 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.forward_source import reversible_stack
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
-from adapterhub.hooks.projection import OutputSlot
-from adapterhub.hooks.slot import Slot, first_input, put_slot
+from adapterhub.hooks.slot import Mark, OutputSlot, Slot, first_input, put_slot
 from adapterhub.methods._site_module import SiteModule
+from adapterhub.patch import Patch
+
+
+def require_input_gradients(anatomy: Anatomy, patch: Patch) -> None:
+    """Let the inputs of reversible layers require gradients wherever something in them trains."""
+    for stack, _ in _reversible(anatomy):
+        patch.hook(stack.register_forward_pre_hook, _require_gradient, with_kwargs=True)
+
+
+def keep_training(anatomy: Anatomy) -> None:
+    """Set reversible layers to training mode; modules in them, as dropout, stay as they are."""
+    for _, layers in _reversible(anatomy):
+        for path in layers:
+            anatomy.model.get_submodule(path).training = True
+
+
+def is_reversible(anatomy: Anatomy) -> bool:
+    """Return whether a backbone has reversible layers."""
+    return bool(_reversible(anatomy))
+
+
+def _reversible(anatomy: Anatomy) -> list[tuple[nn.Module, tuple[str, ...]]]:
+    """List the stacks of reversible layers with the paths of the layers."""
+    found = []
+    for paths in anatomy.layers.values():
+        stack = reversible_stack(anatomy.model, paths[0]) if paths else None
+        found += [(stack, paths)] if stack is not None else []
+    return found
+
+
+def _require_gradient(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Pass states that require a gradient: a forward pre-hook."""
+    if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
+        return None
+    return tuple(map(_anchored, args)), {name: _anchored(value) for name, value in kwargs.items()}
+
+
+def _anchored(value: Any) -> Any:
+    """Return states, (batch, tokens, d), so that they require a gradient; others as they are."""
+    states = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
+    return value.detach().requires_grad_() if states and not value.requires_grad else value
+
 
 STATES = "states"
 
@@ -143,3 +199,37 @@ def _refuse_query_stream(
             expected="inputs without target_mapping, which generate passes",
             hint="another method for this model's generate, such as houlsby",
         )
+
+
+_MIX = "_adapterhub_mix"
+
+
+def mix_slot(anatomy: Anatomy, site: Site) -> LayerSlot:
+    """Return the slot at the last layer of a stack; let it keep the states below if it does not."""
+    slot = layer_slot(anatomy, site.host)
+    if slot.mixed:
+        return slot
+    slot.mixed = anatomy.depth(site.stack)
+    above = site.host.rpartition(".")[0]
+    numbers = range(slot.mixed)
+    layers = [anatomy.model.get_submodule(f"{above}.{number}") for number in numbers]
+    for n, layer in enumerate(layers, start=1):
+        slot.patch.hook(Mark, layer, _MIX, (slot, n))
+    slot.patch.hook(layers[0].register_forward_pre_hook, keep_input, with_kwargs=True)
+    for layer in layers[:-1]:
+        slot.patch.hook(layer.register_forward_hook, keep_output)
+    return slot
+
+
+def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Store the input of the stack: the pre-hook of the first layer."""
+    ((slot, _),) = getattr(layer, _MIX)
+    if slot.mixes():
+        slot.keep(STATES, {0: first_input(args, kwargs)})
+
+
+def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Store the output of a layer: the forward hook of all but the last."""
+    ((slot, number),) = getattr(layer, _MIX)
+    if slot.mixes():
+        slot.kept(STATES)[number] = hidden(output)

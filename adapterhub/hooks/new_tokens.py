@@ -30,8 +30,7 @@ from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot
-from adapterhub.hooks.projection import OutputSlot
-from adapterhub.hooks.slot import Slot, drop_slot, put_slot
+from adapterhub.hooks.slot import OutputSlot, Slot, drop_slot, put_slot
 from adapterhub.methods._site_module import OutputModule
 
 TOKENS = "tokens"

@@ -29,7 +29,7 @@ from transformers import Cache
 
 from adapterhub.backbones.learned_tokens import labels_of_tokens
 from adapterhub.errors import SiteError
-from adapterhub.hooks.forward_pass import ModelScope, forget_traced, kept_values
+from adapterhub.hooks.composition import ModelScope, forget_traced, kept_values
 from adapterhub.hooks.prompt_checks import cached_prompt
 from adapterhub.methods._site_module import TokenSet
 

@@ -7,27 +7,39 @@ adapters can be copied, pickled, moved and compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.anatomy.projections import is_projection
+from adapterhub.anatomy.sites import CHILD, STREAM, FeatureSlice, Site, Stream
+from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
+from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.errors import AttachError
-from adapterhub.hooks.banks import BankPlace, Banks
-from adapterhub.hooks.composition import ApplyModule, BatchPlan, through
-from adapterhub.hooks.forward_pass import (
+from adapterhub.hooks.composition import (
     NO_MODULES,
     AppliedModules,
+    ApplyModule,
+    BatchPlan,
     ModelScope,
+    as_before,
+    by_row,
     current_entry,
     kept_values,
+    through,
 )
+from adapterhub.hooks.places import Chosen, as_states, chosen_tokens
 from adapterhub.hooks.row_stacks import (
+    BankPlace,
+    Banks,
     RowStacks,
+    StackedColumn,
     StackedRows,
+    TokenPlan,
     by_rows,
     from_banks,
     global_hooks,
@@ -35,7 +47,8 @@ from adapterhub.hooks.row_stacks import (
     places_of,
 )
 from adapterhub.methods._affine import constant_form
-from adapterhub.methods._site_module import SiteModule
+from adapterhub.methods._ops import RowStack
+from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule, TokenSet
 from adapterhub.patch import Patch
 
 SUBLAYER_INPUT = "sublayer_input"
@@ -255,3 +268,297 @@ def drop_slot(model: nn.Module, host_path: str) -> None:
     assert isinstance(slot, Slot)
     slot.patch.undo()
     del host._modules[CHILD]
+
+
+_STREAM = "_adapterhub_stream"
+_RESIDUAL = "residual"
+
+
+class OutputSlot(Slot):
+    """Applies the active modules of a projection or sublayer.
+
+    An `OutputModule` maps the host's input x and output y to a new y, an `InputModule` maps x to a
+    new x. Where its site is a part of a fused projection, the host keeps x, and the part alone is
+    computed again from the new x, which other modules of the part read. Modules compute on whole
+    activations where processes share those of the host, as `boundary` says.
+    """
+
+    def __init__(self, batch_dim: int = 0) -> None:
+        super().__init__()
+        self.takes_input = False
+        self.parts_with_input: list[FeatureSlice] = []  # that a module changes the input of
+        self.boundary = WHOLE
+        self.batch_dim = batch_dim
+        self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
+        self.at_tokens: dict[str, tuple[TokenSet, ...]] = {}  # of modules that change some tokens
+
+    def add(self, key: str, site: Site, module: nn.Module) -> None:
+        """Add a module, inactive."""
+        super().add(key, site, module)
+        if sets := getattr(module, "token_sets", ()):
+            self.at_tokens[key] = sets
+
+    def remove(self, key: str) -> None:
+        """Remove a module, which is not active."""
+        super().remove(key)
+        self.at_tokens.pop(key, None)
+
+    def placed(self, key: str) -> OutputModule | InputModule:
+        """Return the module with a key."""
+        module = super().placed(key)
+        assert isinstance(module, OutputModule | InputModule)
+        return module
+
+    @property
+    def row_dim(self) -> int:
+        """The dimension of the rows of the route: that of tokens in a packed pass."""
+        packed = isinstance(self.plan, TokenPlan)
+        return 1 - self.batch_dim if packed else self.batch_dim
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Apply the modules that change the input. x: (batch, tokens, d_in) -> x' like x."""
+        share = self.boundary.input
+        if share is not None:
+            return share.own(self._entered(share.whole(x)))
+        return self._entered(x)
+
+    def _entered(self, x: Tensor, part: FeatureSlice | None = None) -> Tensor:
+        """Change the input of the host, or of one part of it alone."""
+        dim = self.row_dim
+        columns = self.stacked(
+            x, dim, lambda module, site: isinstance(module, InputModule) and site.part == part
+        )
+        if columns is None:
+            return self.run(lambda key, x: self._change_input(key, x, part), x, dim=dim)
+        for rows in columns:
+            x = rows.run(lambda column, x: self._rowwise(column.stack)(x), x, dim=dim)
+        return x
+
+    def _change_input(self, key: str, x: Tensor, part: FeatureSlice | None) -> Tensor:
+        module = self.placed(key)
+        enters = isinstance(module, InputModule) and self.sites[key].part == part
+        changed: Tensor = module(x) if enters else x
+        return changed
+
+    def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Apply the modules that change the output.
+
+        `x`: its input, (batch, tokens, d_in); `y`: its output, (batch, tokens, d_out). The host is
+        the projection, or the last module of the sublayer.
+
+        Returns:
+            The new output, like y.
+        """
+        takes, gives = self.boundary
+        x = takes.whole(x) if takes is not None and self._reads_input() else x
+        if gives is not None:
+            return gives.own(self._left(host, x, gives.whole(y)))
+        return self._left(host, x, y)
+
+    def _reads_input(self) -> bool:
+        """Return whether a module here, or one inside it, reads the input of the host."""
+        inside = (m for m in self.modules() if isinstance(m, OutputModule))
+        return bool(self.parts_with_input) or any(m.source != "output" for m in inside)
+
+    def _left(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Apply the modules to whole activations."""
+        entered: dict[FeatureSlice | None, Tensor] = {None: x}
+        for part in self.parts_with_input:
+            changed = self._entered(x, part)
+            if changed is not x:
+                entered[part] = changed
+                y = _recomputed(host, part, changed - x, y)
+        number = {part: n for n, part in enumerate(entered)}  # None, the host, is the first
+        inputs = (
+            self.take(SUBLAYER_INPUT) if self.input_host else None,
+            self.take(_RESIDUAL) if self.norms else None,
+            *entered.values(),
+        )
+        chosen = self._chosen(y) if self.at_tokens else {}
+        inputs = (*inputs, *chosen.values(), *self._states(host))
+        places = {tokens: n for n, tokens in enumerate(chosen, start=len(entered))}
+        columns = self._stacked_with(y, inputs)
+        if columns is not None:
+
+            def apply(column: StackedColumn, *tensors: Any) -> Tensor:
+                stack, example, site = column
+                read, compute = number.get(site.part, 0), self._rowwise(stack)
+                return self._change_output(host, example, site, compute, (read,), *tensors)
+
+            for rows in columns:
+                y = rows.run(apply, y, *inputs, dim=self.row_dim)
+            return y
+
+        def change(key: str, *tensors: Any) -> Tensor:
+            module, site = self.placed(key), self.sites[key]
+            sets = self.at_tokens.get(key, ())
+            reads = (number.get(site.part, 0), *(places[tokens] for tokens in sets))
+            return self._change_output(host, module, site, module, reads, *tensors)
+
+        return self.run(change, y, *inputs, dim=self.row_dim)
+
+    def _chosen(self, y: Tensor) -> Chosen:
+        """Return which tokens of y are in the sets that the active modules read."""
+        sets = dict.fromkeys(tokens for key in self.keys for tokens in self.at_tokens.get(key, ()))
+        if not sets:
+            return {}
+        where = self.where()
+        chosen = chosen_tokens(self.scope, next(iter(self.sites.values())).reads, where)
+        return {tokens: as_states(chosen[tokens], y, self.batch_dim, where) for tokens in sets}
+
+    def _states(self, host: nn.Module) -> Sequence[Tensor]:
+        """Return other states that modules here read, like y."""
+        return ()
+
+    def _stacked_with(
+        self, y: Tensor, inputs: tuple[Tensor | None, ...]
+    ) -> list[StackedRows] | None:
+        """Return the stacks of this call if all inputs have its rows."""
+        rows = y.shape[self.row_dim]
+        if any(x is not None and x.shape[self.row_dim] != rows for x in inputs):
+            return None
+        return self.stacked(y, self.row_dim, _changes_output)
+
+    def constant(self, host: nn.Module, key: str) -> SiteModule:
+        """Return the form in which a module is stacked while nobody changes it."""
+        module, site = self.placed(key), self.sites[key]
+        if isinstance(module, OutputModule) and module.reads_weight:
+            weight = reread_weight(host, site.part), read_bias(host, site.part)
+            return constant_form(module, site, *weight)
+        return constant_form(module, site)
+
+    def _rowwise(self, stack: RowStack) -> Callable[..., Tensor]:
+        """Return a function of (batch, tokens, d) with module i for the rows i of the route."""
+
+        def compute(*inputs: Tensor) -> Tensor:
+            rows = [by_row(each, len(stack.tensors[0]), self.row_dim) for each in inputs]
+            changed: Tensor = stack(*rows)
+            return as_before(changed, inputs[-1], self.row_dim)
+
+        return compute
+
+    def _change_output(
+        self,
+        host: nn.Module,
+        module: SiteModule,
+        site: Site,
+        compute: Callable[..., Tensor],
+        reads: tuple[int, ...],
+        y: Tensor,
+        sublayer_x: Tensor | None,
+        residual: Tensor | None,
+        *xs: Tensor,
+    ) -> Tensor:
+        """Change the output by a module; `compute` computes it.
+
+        `reads` are the numbers of its input, and of its chosen tokens, among `xs`.
+        """
+        if not isinstance(module, OutputModule):
+            return y
+        x, *chosen = (xs[number] for number in reads)
+        source = sublayer_x if site.input_host else x
+        if module.source in STREAM:
+            source = x if residual is None else residual
+            source = self._block(source, y) if module.source == "block" else source
+        weight: tuple[Tensor | None, ...] = ()
+        if module.reads_weight:
+            weight = (reread_weight(host, site.part), read_bias(host, site.part))
+        if site.part is None:
+            return compute(source, y, *weight, *chosen)
+        return site.part.write(y, compute(source, site.part.read(y), *weight, *chosen))
+
+    def _block(self, residual: Tensor, y: Tensor) -> Tensor:
+        """Compute the input of the next sublayer: norm(r + postnorm(y))."""
+        norm, postnorm = self.norms
+        total: Tensor = residual + (y if postnorm is None else postnorm(y))
+        return total if norm is None else norm(total)
+
+
+def _changes_output(module: SiteModule, site: Site) -> bool:
+    return isinstance(module, OutputModule)
+
+
+def _recomputed(host: nn.Module, part: FeatureSlice, change: Tensor, y: Tensor) -> Tensor:
+    """Return the output of a host with one part of it computed from its input plus a change."""
+    weight = reread_weight(host, part).to(y.dtype)
+    return part.write(y, part.read(y) + F.linear(change.to(y.dtype), weight))
+
+
+def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
+    """Change the output of a host: its forward hook."""
+    slot = host._modules[CHILD]
+    return slot(host, args[0], y) if slot is not None and slot.keys else y
+
+
+def call_slot_of_block(
+    host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any
+) -> Any:
+    """Change the output of a host that is a whole sublayer: its forward hook.
+
+    Layers may name its input. It may return a tuple whose first entry is its output, as experts do
+    that return their router's scores too, and the output may be flat, (batch x tokens, d).
+    """
+    slot = host._modules[CHILD]
+    if slot is None or not slot.keys:
+        return y
+    x = first_input(args, kwargs)
+    output = y if isinstance(y, Tensor) else y[0]
+    changed = slot(host, x, output.view(*x.shape[:-1], -1)).view(output.shape)
+    return changed if isinstance(y, Tensor) else (changed, *y[1:])
+
+
+def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Change the input of a host: its forward pre-hook."""
+    slot = host._modules[CHILD]
+    return (slot.enter(args[0]), *args[1:]) if isinstance(slot, OutputSlot) else args
+
+
+def capture_residual(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Store the residual stream for the slots that read it: a forward pre-hook."""
+    for slot in getattr(module, _STREAM):
+        if slot.keys:
+            slot.keep(_RESIDUAL, args[0])
+
+
+def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
+    """Give a slot the residual stream and the norms behind its sublayer."""
+    norms = (stream.norm, stream.postnorm)
+    slot.norms = [None if path is None else model.get_submodule(path) for path in norms]
+    if stream.input_host is not None:
+        module = model.get_submodule(stream.input_host)
+        slot.patch.hook(Mark, module, _STREAM, slot)
+        slot.patch.hook(module.register_forward_pre_hook, capture_residual, prepend=True)
+
+
+def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0) -> OutputSlot:
+    """Return the slot at a site's host; create it, with the hooks that a module needs.
+
+    The module's class decides which hooks the slot needs. `batch_dim` is the dimension of the batch
+    in the host's input and output.
+
+    Raises:
+        SiteError: the module changes the input of a part of a host whose weight cannot be read.
+    """
+    host = model.get_submodule(site.host)
+    slot = host._modules.get(CHILD)
+    if not isinstance(slot, OutputSlot):
+        slot = OutputSlot(batch_dim)
+        if parallel := tensor_parallel(model):
+            slot.boundary = parallel.boundary(site.host, site.d_out)
+        put_slot(host, slot)
+        if is_projection(host):
+            slot.patch.hook(host.register_forward_hook, call_slot)
+        else:
+            slot.patch.hook(host.register_forward_hook, call_slot_of_block, with_kwargs=True)
+    if isinstance(module, InputModule) and site.part is not None:
+        if site.part not in slot.parts_with_input:
+            read_weight(host)  # that each forward pass reads the part of
+            slot.parts_with_input.append(site.part)
+    elif isinstance(module, InputModule) and not slot.takes_input:
+        slot.takes_input = True
+        slot.patch.hook(host.register_forward_pre_hook, call_slot_before)
+    read_sublayer_input(model, slot, site.input_host)
+    reads_stream = isinstance(module, OutputModule) and module.source in STREAM
+    if site.stream and reads_stream and not slot.norms:
+        _join_stream(model, slot, site.stream)
+    return slot

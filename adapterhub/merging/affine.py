@@ -22,7 +22,7 @@ from adapterhub.errors import MergeError
 from adapterhub.hooks.embedding import EmbeddingSlot
 from adapterhub.hooks.held_weight import HeldWeightSlot
 from adapterhub.hooks.matrix import MatrixSlot, merged_matrices
-from adapterhub.hooks.projection import OutputSlot
+from adapterhub.hooks.slot import OutputSlot
 from adapterhub.methods._expert_rows import OneExpert
 
 CHUNK = 2048  # unit vectors per call of the slot

@@ -34,7 +34,7 @@ from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import AttachError, ConfigError, MergeError, unknown
-from adapterhub.hooks.projection import OutputSlot
+from adapterhub.hooks.slot import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
 from adapterhub.methods._base import Method

@@ -28,6 +28,7 @@ from adapterhub.anatomy.pipelines import PipelineParts
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.composition import adapter_names
+from adapterhub.hooks.layer_output import is_reversible
 from adapterhub.hooks.replay import (
     LayerCall,
     ReplayPlan,
@@ -36,7 +37,6 @@ from adapterhub.hooks.replay import (
     plans_of_calls,
     replayable,
 )
-from adapterhub.hooks.reversible import is_reversible
 from adapterhub.hooks.slot import Slot
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.processes import process_count

@@ -14,7 +14,7 @@ from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import find_state
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
-from adapterhub.hooks.forward_pass import current_entry
+from adapterhub.hooks.composition import current_entry
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._skip_init import init_is_skipped
 

@@ -17,7 +17,7 @@ import adapterhub as ah
 import adapterhub.hooks.attention as attention
 from adapterhub.anatomy.forward_source import attends
 from adapterhub.errors import AttachError
-from adapterhub.hooks.attention_products import WatchedProducts
+from adapterhub.hooks.attention import WatchedProducts
 from adapterhub.hooks.keyvalue import JoinedPrefixes
 
 SPECS = ("prefix(length=3)", "prefix(length=2)", "unipelt(length=3, sites=['attn.kv'])")

@@ -18,7 +18,7 @@ from selection import long_table
 import adapterhub as ah
 from adapterhub.adapters.packed_route import PackedRoutes, TokenRun
 from adapterhub.hooks import row_stacks
-from adapterhub.hooks.banks import ROOM
+from adapterhub.hooks.row_stacks import ROOM
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._affine import constant_form
 
@@ -260,7 +260,7 @@ def test_a_wide_module_that_has_left_leaves_its_width():
 
 
 def test_modules_of_very_different_sizes_have_banks_of_their_own(monkeypatch):
-    monkeypatch.setattr("adapterhub.hooks.banks.SMALL", 64)
+    monkeypatch.setattr("adapterhub.hooks.row_stacks.SMALL", 64)
     model = held(methods=("lora(rank=1)", "lora(rank=30)", "lora(rank=28)"))
     assert {len(slot.banks.banked.banks) for slot in slots(model)} == {2}
     assert_same(model, ["a2", "a0", "a1", None])

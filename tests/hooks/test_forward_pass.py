@@ -13,7 +13,7 @@ import tiny_models
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.hooks.forward_pass import (
+from adapterhub.hooks.composition import (
     NO_MODULES,
     AppliedModules,
     ContextEntry,

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import adapterhub as ah
 from adapterhub.backbones.frozen_head import whole_states
-from adapterhub.hooks.composition import Average, BatchPlan
-from adapterhub.hooks.forward_pass import AppliedModules
+from adapterhub.hooks.composition import AppliedModules, Average, BatchPlan
 from adapterhub.hooks.head import (
     add_variant_slot,
     drop_variant_slots,

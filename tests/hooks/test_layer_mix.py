@@ -10,8 +10,8 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.hooks.forward_pass import AppliedModules, kept_values
-from adapterhub.hooks.layer_mix import mix_slot
+from adapterhub.hooks.composition import AppliedModules, kept_values
+from adapterhub.hooks.layer_output import mix_slot
 
 
 class Recorder(nn.Module):

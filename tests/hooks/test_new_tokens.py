@@ -10,8 +10,8 @@ from adapterhub.anatomy.matrices import matrices_in
 from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.composition import NO_MODULES, AppliedModules
 from adapterhub.hooks.embedding import TokenRows, embedding_slot
-from adapterhub.hooks.forward_pass import NO_MODULES, AppliedModules
 from adapterhub.hooks.new_tokens import MAX_NEW, new_token_rows
 
 VOCAB = tiny_models.VOCAB

@@ -9,7 +9,7 @@ from transformers import StaticCache
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.hooks import projection
+from adapterhub.hooks import slot
 
 PAD = tiny_models.PAD
 
@@ -18,13 +18,13 @@ PAD = tiny_models.PAD
 def seen(monkeypatch):
     """Return the chosen tokens of each call of a slot, as lists of rows of 0 and 1."""
     calls = []
-    as_states = projection.as_states
+    as_states = slot.as_states
 
     def note(mask, *others):
         calls.append(None if mask is None else mask[..., 0].int().tolist())
         return as_states(mask, *others)
 
-    monkeypatch.setattr(projection, "as_states", note)
+    monkeypatch.setattr(slot, "as_states", note)
     return calls
 
 

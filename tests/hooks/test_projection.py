@@ -11,8 +11,8 @@ from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
-from adapterhub.hooks.forward_pass import AppliedModules
-from adapterhub.hooks.projection import output_slot
+from adapterhub.hooks.composition import AppliedModules
+from adapterhub.hooks.slot import output_slot
 from adapterhub.methods._site_module import InputModule
 
 # Experts that return scores or a state too, or that hold a matrix for each in several modules.

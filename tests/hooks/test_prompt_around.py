@@ -13,8 +13,7 @@ import torch
 from selection import long_table
 
 import adapterhub as ah
-from adapterhub.hooks.prompt import _AROUND
-from adapterhub.hooks.virtual_tokens import OUTER
+from adapterhub.hooks.prompt import _AROUND, OUTER
 
 # What the larger model does before it calls its language model.
 MODELS = {

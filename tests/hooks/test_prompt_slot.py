@@ -8,9 +8,8 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.hooks.composition import BatchPlan
-from adapterhub.hooks.forward_pass import AppliedModules
-from adapterhub.hooks.virtual_tokens import PromptSlot
+from adapterhub.hooks.composition import AppliedModules, BatchPlan
+from adapterhub.hooks.prompt import PromptSlot
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.hooks.composition import BatchPlan
-from adapterhub.hooks.forward_pass import AppliedModules
+from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.slot import Mark, Slot, drop_slot
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adapterhub.hooks.virtual_tokens import VirtualTokenBatch, arranged, gathered, pad_left
+from adapterhub.hooks.prompt import VirtualTokenBatch, arranged, gathered, pad_left
 
 MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
 

@@ -14,7 +14,7 @@ from training_runs import Learner, bits, fit
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
-from adapterhub.hooks.forward_pass import RecomputedInContext
+from adapterhub.hooks.composition import RecomputedInContext
 from adapterhub.loop import checkpoint, gradient_checkpointing
 from adapterhub.loop.batching import LazyBatches, batch_order
 from adapterhub.loop.engine import Engine
