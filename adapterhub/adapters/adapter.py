@@ -25,9 +25,8 @@ from adapterhub.adapters.parts import (
     make_slot,
     slot_at,
 )
-from adapterhub.anatomy.any_module import is_view, name_of
-from adapterhub.anatomy.family_file import family_data, own_family
-from adapterhub.anatomy.own_modules import has_statistics
+from adapterhub.anatomy.build import family_data, own_family
+from adapterhub.anatomy.own_modules import has_statistics, is_view, name_of
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.end_tokens import (
     EndTokens,

@@ -21,7 +21,7 @@ from adapterhub.adapters.attachable import required_model
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import check_backbone, check_size, check_values
 from adapterhub.adapters.foundations import frozen_adapters
-from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, bare, get_state
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.pooling import check_pooling, chosen_pooling

@@ -10,9 +10,15 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.anatomy.any_module import as_model, is_same, name_of, own_module
-from adapterhub.anatomy.own_modules import own_modules
-from adapterhub.anatomy.pipelines import PipelineParts, is_pipeline
+from adapterhub.anatomy.own_modules import (
+    PipelineParts,
+    as_model,
+    is_pipeline,
+    is_same,
+    name_of,
+    own_module,
+    own_modules,
+)
 from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import is_sharded

@@ -22,8 +22,8 @@ from adapterhub.adapters.parts import (
     parameter_holders,
 )
 from adapterhub.adapters.state import ModelState
-from adapterhub.anatomy.any_module import is_view
 from adapterhub.anatomy.layer_groups import dropped_modules
+from adapterhub.anatomy.own_modules import is_view
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.tensor_parallel import tensor_parallel

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import HEAD, AdapterHead, PlacedModule
 from adapterhub.adapters.state import ModelState, find_state, new_state
-from adapterhub.anatomy.any_module import is_view
+from adapterhub.anatomy.own_modules import is_view
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.checkpoint_form import HEAD_PART
 from adapterhub.backbones.find import find_backbone, is_local_name

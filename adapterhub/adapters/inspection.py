@@ -14,7 +14,6 @@ from torch import nn
 
 from adapterhub.adapters.attachable import required_model
 from adapterhub.adapters.build import refuse_untrainable
-from adapterhub.anatomy.any_module import as_model, is_view, name_of, own_module
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.layer_groups import LayerGroup, layer_groups
 from adapterhub.anatomy.layer_selection import number_ranges
@@ -27,6 +26,7 @@ from adapterhub.anatomy.overview import (
     site_rows,
     without_sites,
 )
+from adapterhub.anatomy.own_modules import as_model, is_view, name_of, own_module
 from adapterhub.anatomy.sites import Anatomy, Site, sites_option
 from adapterhub.backbones.skeleton import skeleton
 from adapterhub.errors import AdapterhubError, SiteError, one_line

@@ -25,12 +25,11 @@ from adapterhub.adapters.compatibility import (
     fit_head,
 )
 from adapterhub.adapters.foundations import attached_foundation, freeze, frozen_part
-from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
-from adapterhub.anatomy.any_module import as_model, is_view
-from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.build import anatomy_of, forget_family, own_family, read_family, use_family
 from adapterhub.anatomy.family import Family
-from adapterhub.anatomy.family_file import forget_family, own_family, read_family, use_family
+from adapterhub.anatomy.own_modules import as_model, is_view
 from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.backbones.tokenizer import TokenizerSnapshot

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.any_module import is_view
-from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.own_modules import is_view, own_modules
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.backbones.weights import with_whole_parameters

@@ -1,20 +1,25 @@
 """The state of a model with adapters: what is attached, what is active, what was before.
 
 Several threads may share a model. What changes is changed under `STRUCTURE_LOCK`.
+
+On an error the structure of the model is restored: modules, hooks, attributes and what trains.
+Tensors are not part of it: activations exchange them, and undo it on their own. Nor are the modules
+that slots hold, which no change touches. Other threads may compute meanwhile, so that only what
+differs is touched.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import (
@@ -34,14 +39,23 @@ from adapterhub.adapters.attachable import (
     require_model,
 )
 from adapterhub.adapters.foundations import refuse_below, with_brought
-from adapterhub.adapters.model_methods import replace_methods
-from adapterhub.adapters.original_backbone import identities_before
-from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
-from adapterhub.adapters.structure import ModelStructure
-from adapterhub.anatomy.any_module import as_model, own_module
+from adapterhub.adapters.model_methods import (
+    STRUCTURE_LOCK,
+    BegunPass,
+    ForwardPasses,
+    replace_methods,
+)
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.pipelines import as_module
+from adapterhub.anatomy.own_modules import (
+    as_model,
+    as_module,
+    is_view,
+    own_module,
+    own_modules,
+    slots_in,
+)
 from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.checkpoint_form import named_tensors
 from adapterhub.backbones.end_tokens import (
     EndTokens,
     end_tokens,
@@ -51,14 +65,19 @@ from adapterhub.backbones.end_tokens import (
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
+    Vocabulary,
 )
 from adapterhub.backbones.frozen_head import keep_states_whole
+from adapterhub.backbones.identity import origin_of
+from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.quantized_layers import prepare_quantized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
     record_snapshot,
     tokenizer_snapshot,
 )
+from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import (
     NO_MODULES,
@@ -73,6 +92,124 @@ from adapterhub.hooks.composition import (
 from adapterhub.hooks.layer_output import require_input_gradients
 from adapterhub.interrupts import deferred_interrupts
 from adapterhub.patch import Patch
+
+Originals = Mapping[int, nn.Parameter]  # by the ids of the adapters' parameters in their place
+
+
+def identities_before(
+    anatomy: Anatomy, originals: Originals, trained: BackboneIdentity | None = None
+) -> ModelIdentities:
+    """Return the identities of a backbone, of a sample and of all values.
+
+    `originals` are the parameters that adapters have replaced; `trained` is the identity to compare
+    with, whose vocabulary may have fewer rows.
+    """
+    vocabulary = _vocabulary(anatomy.model).common(trained.vocabulary if trained else None)
+    tensors = _tensors(anatomy, originals)
+    # The folder of another library's module is no checkpoint of transformers.
+    origin = None if is_view(anatomy.model) else origin_of(anatomy.model)
+    return ModelIdentities(anatomy.model, tensors, origin, vocabulary, trained)
+
+
+def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
+    """Map paths to the backbone's tensors, without those of adapters and new heads."""
+    new = newly_initialized(anatomy.model)
+    heads = tuple(f"{name}." for name in anatomy.head())
+    own = {
+        path: originals.get(id(tensor), tensor)
+        for path, tensor in named_tensors(anatomy.model).items()
+        if not path.startswith(heads) and path not in new
+    }
+    return own | dict(_codes(anatomy))
+
+
+def _codes(anatomy: Anatomy) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor without values for each weight that is packed."""
+    codes = torch.empty(1, 1, device="meta")
+    return ((f"{host}.weight", codes) for host in packed_hosts(anatomy))
+
+
+def _vocabulary(model: PreTrainedModel) -> Vocabulary:
+    """Return how many rows the token embedding has, and how many of them the tokenizer uses."""
+    if (table := token_embedding(model)) is None:
+        return Vocabulary()
+    # Some may have been added since the backbone was loaded.
+    rows = min(checkpoint_vocabulary_size(model) or len(table), len(table))
+    snapshot = tokenizer_snapshot(model)
+    return Vocabulary(rows, min(snapshot.size, rows) if snapshot else rows)
+
+
+_OWN = frozenset(["_parameters", "_buffers", "training"])
+_ABSENT = object()
+
+
+class ModelStructure:
+    """The attributes of a model's modules and of further objects, and what their containers hold.
+
+    Args:
+        model: the model.
+        others: further objects.
+        parameters: those whose `requires_grad` belongs to the structure.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        others: Iterable[object],
+        parameters: Iterable[nn.Parameter],
+    ) -> None:
+        modules = (module for _, module in own_modules(model))
+        slots = list(slots_in(model))
+        objects = (*modules, *slots, *(slot.patch for slot in slots), *others)
+        attributes = [(each, vars(each).copy()) for each in objects]  # a pass may add some
+        self.objects = [(each, names, _contents(names)) for each, names in attributes]
+        self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
+
+    def restore(self) -> None:
+        """Make everything as it was."""
+        for each, attributes, contents in self.objects:
+            for name in vars(each).keys() - attributes.keys() - _OWN:
+                del vars(each)[name]
+            for name in attributes.keys() - _OWN:
+                value = attributes[name]
+                if vars(each).get(name, _ABSENT) is not value:
+                    vars(each)[name] = value
+                if isinstance(value, dict | list | set):
+                    _refill(value, contents.get(name, ()))
+        for parameter, flag in self.flags:
+            if parameter.requires_grad is not flag:
+                parameter.requires_grad_(flag)
+
+
+def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Map the names of containers to copies of them; most are empty, and have none."""
+    return {
+        name: value.copy()
+        for name, value in attributes.items()
+        if isinstance(value, dict | list | set) and value and name not in _OWN
+    }
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a container its content back, unless it has it; the object stays the same."""
+    if not content:
+        if container:
+            container.clear()
+    elif isinstance(container, set):
+        container.intersection_update(content)
+        container.update(content)
+    elif isinstance(container, list):
+        if not _same(container, content):
+            container[:] = content
+    elif not (_same(container, content) and _same(container.values(), content.values())):
+        container.clear()
+        container.update(content)
+
+
+def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Return whether two containers have the same objects in the same order."""
+    return list(map(id, some)) == list(map(id, others))
+
 
 _STATE = "_adapterhub"
 _STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with adapters or without

@@ -15,12 +15,17 @@ from typing import Any
 
 from torch import nn
 
-from adapterhub.anatomy.any_module import ModuleView
 from adapterhub.anatomy.family import Family
 from adapterhub.anatomy.forward_source import call_order, returns_tuple, weights_read
-from adapterhub.anatomy.matrices import CONVOLUTIONS, WeightMatrix, matrices_in
-from adapterhub.anatomy.own_modules import has_statistics, join, own_modules
-from adapterhub.anatomy.projections import in_features, is_projection, out_features
+from adapterhub.anatomy.own_modules import ModuleView, has_statistics, join, own_modules
+from adapterhub.anatomy.projections import (
+    CONVOLUTIONS,
+    WeightMatrix,
+    in_features,
+    is_projection,
+    matrices_in,
+    out_features,
+)
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice, Kind, Site
 from adapterhub.errors import SiteError, did_you_mean
 

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from adapterhub.anatomy.any_module import is_view, own_module
 from adapterhub.anatomy.layer_selection import number_ranges
-from adapterhub.anatomy.own_modules import join
-from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.own_modules import PipelineParts, is_view, join, own_module
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 
 

@@ -42,16 +42,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.any_module import own_module
-from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
-from adapterhub.anatomy.matrices import WeightMatrix
 from adapterhub.anatomy.own_modules import CHILD as CHILD
+from adapterhub.anatomy.own_modules import PipelineParts, base_classes, own_module, own_modules
 from adapterhub.anatomy.own_modules import join as join
-from adapterhub.anatomy.own_modules import own_modules
-from adapterhub.anatomy.pipelines import PipelineParts
-from adapterhub.anatomy.projections import HeldWeight
+from adapterhub.anatomy.projections import HeldWeight, WeightMatrix
 from adapterhub.errors import SiteError, did_you_mean
 
 Kind = Literal[

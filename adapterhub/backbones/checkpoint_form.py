@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from adapterhub.anatomy.base_classes import new_base_model
-from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.own_modules import new_base_model, own_modules
 from adapterhub.anatomy.sites import join, own_parameters
 from adapterhub.backbones.tensor_digests import TensorReader
 from adapterhub.errors import BackboneError

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from adapterhub.anatomy.pipelines import parts_of
+from adapterhub.anatomy.own_modules import parts_of
 from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, require
 from adapterhub.backbones.find import find_backbone

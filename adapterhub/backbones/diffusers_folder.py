@@ -20,7 +20,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from torch import nn
 
-from adapterhub.anatomy.pipelines import is_pipeline, loadable_in
+from adapterhub.anatomy.own_modules import is_pipeline, loadable_in
 from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, holds_diffusers, require
 from adapterhub.backbones.find import PACKAGED, is_local_name

@@ -36,8 +36,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from adapterhub.anatomy.any_module import is_view
-from adapterhub.anatomy.tokens import token_table
+from adapterhub.anatomy.own_modules import is_view, token_table
 from adapterhub.backbones.checkpoint import opened_tensors, weight_files
 from adapterhub.backbones.checkpoint_form import (
     HEAD_PART,

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
+from adapterhub.anatomy.build import FamilySource, read_family, use_family
 from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.denoising import load_pipeline
 from adapterhub.backbones.early_checks import dtype_name

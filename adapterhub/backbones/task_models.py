@@ -160,8 +160,10 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
     Of several kinds with this class, it is the one with the problem type, by default the model's,
     and of those the one without a pooler if the model could have one and has none; else the first.
     """
-    from adapterhub.anatomy.any_module import own_module  # imports transformers
-    from adapterhub.anatomy.pipelines import PipelineParts
+    from adapterhub.anatomy.own_modules import (
+        PipelineParts,
+        own_module,  # imports transformers
+    )
 
     if isinstance(own_module(model), PipelineParts):
         return TEXT_TO_IMAGE

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
 from adapterhub.anatomy.own_modules import copy_with, parameter_at
+from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through

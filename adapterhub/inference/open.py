@@ -16,7 +16,7 @@ from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, only_foundations
 from adapterhub.adapters.state import find_state
-from adapterhub.anatomy.any_module import as_model
+from adapterhub.anatomy.own_modules import as_model
 from adapterhub.backbones.early_checks import DEQUANTIZE, dtype_name
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16

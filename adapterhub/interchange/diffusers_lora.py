@@ -27,8 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from adapterhub.anatomy.any_module import as_model, own_module
-from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.own_modules import PipelineParts, as_model, own_module
 from adapterhub.anatomy.projections import out_features
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.task_models import TEXT_TO_IMAGE

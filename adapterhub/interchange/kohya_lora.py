@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.own_modules import PipelineParts
 from adapterhub.errors import FileError, MismatchError
 from adapterhub.files.schema import shorten
 

@@ -26,8 +26,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, AdapterMetadata
 from adapterhub.adapters.build import build_adapter
+from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.parts import PlacedModule
-from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
 from adapterhub.anatomy.sites import CHILD, Site

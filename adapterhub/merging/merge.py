@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import with_foundations
+from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.parts import AdapterHead, parameter_holders
-from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import (
     ModelState,
     activated,
@@ -44,9 +44,7 @@ from adapterhub.adapters.state import (
     refuse_routed,
     require_attached,
 )
-from adapterhub.anatomy.any_module import is_view, name_of, own_module
-from adapterhub.anatomy.own_modules import parameter_at
-from adapterhub.anatomy.pipelines import as_module
+from adapterhub.anatomy.own_modules import as_module, is_view, name_of, own_module, parameter_at
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.identity import ORIGIN, name_and_revision

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.own_modules import position_module
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.anatomy.tokens import position_module
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method

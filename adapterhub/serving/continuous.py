@@ -19,14 +19,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.packed_route import (
+from adapterhub.adapters.route import (
     PackedAdapter,
     PackedRoutes,
     TokenRun,
+    disabled,
     packed_adapter,
+    route,
     unpackable,
 )
-from adapterhub.adapters.route import disabled, route
 from adapterhub.backbones.same import same
 from adapterhub.errors import ServingError, warn_user
 from adapterhub.serving.models import ClassModel, ServedAdapter

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from adapterhub.adapters.packed_route import unpackable
+from adapterhub.adapters.route import unpackable
 from adapterhub.serving.continuous import ContinuousWriter, continuous_writer
 from adapterhub.serving.models import ClassModel, ServedAdapter
 from adapterhub.serving.paged import PAGE

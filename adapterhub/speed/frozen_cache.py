@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.foundations import adapters_below
-from adapterhub.anatomy.any_module import own_module
-from adapterhub.anatomy.pipelines import PipelineParts
+from adapterhub.anatomy.own_modules import PipelineParts, own_module
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.composition import adapter_names

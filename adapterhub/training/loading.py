@@ -24,8 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.route import adapters
-from adapterhub.anatomy.any_module import as_model
-from adapterhub.anatomy.pipelines import is_pipeline
+from adapterhub.anatomy.own_modules import as_model, is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import (
     EAGER,

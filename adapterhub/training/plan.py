@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.anatomy.any_module import as_model, is_view
-from adapterhub.anatomy.pipelines import is_pipeline
+from adapterhub.anatomy.own_modules import as_model, is_pipeline, is_view
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.pooling import max_positions, trained_length

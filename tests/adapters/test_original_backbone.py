@@ -6,8 +6,7 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.adapters.original_backbone import identities_before
-from adapterhub.adapters.state import get_state
+from adapterhub.adapters.state import get_state, identities_before
 from adapterhub.anatomy.build import anatomy_of
 
 

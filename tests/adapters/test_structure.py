@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from adapterhub.adapters.structure import ModelStructure
+from adapterhub.adapters.state import ModelStructure
 from adapterhub.patch import Patch
 
 

@@ -12,7 +12,7 @@ import yaml
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.family_file import (
+from adapterhub.anatomy.build import (
     family_data,
     family_yaml,
     forget_family,

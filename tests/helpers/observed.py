@@ -10,7 +10,7 @@ from typing import Any
 import tiny_models
 import torch
 
-from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import find_state
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.tokenizer import tokenizer_snapshot

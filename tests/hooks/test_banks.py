@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from selection import long_table
 
 import adapterhub as ah
-from adapterhub.adapters.packed_route import PackedRoutes, TokenRun
+from adapterhub.adapters.route import PackedRoutes, TokenRun
 from adapterhub.hooks import row_stacks
 from adapterhub.hooks.row_stacks import ROOM
 from adapterhub.hooks.slot import Slot

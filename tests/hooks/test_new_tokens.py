@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 import torch
 
-from adapterhub.anatomy.matrices import matrices_in
+from adapterhub.anatomy.projections import matrices_in
 from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken

@@ -9,7 +9,7 @@ import transformers
 from written import METHODS
 
 import adapterhub as ah
-from adapterhub.adapters.packed_route import TokenRun
+from adapterhub.adapters.route import TokenRun
 from adapterhub.serving.continuous import PackedModel
 from adapterhub.serving.paged import PAGE, PagedSteps, missing_names, paged_problem
 

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from adapterhub.anatomy.discovery.layer_sites import norm_size, sites_of_layer
 from adapterhub.anatomy.discovery.roles import attention_modules, fused_layout
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
-from adapterhub.anatomy.own_modules import first_existing, own_modules
+from adapterhub.anatomy.own_modules import first_existing, own_modules, token_table
 from adapterhub.anatomy.projections import (
     in_features,
     is_projection,
@@ -29,7 +29,6 @@ from adapterhub.anatomy.projections import (
     usual_size,
 )
 from adapterhub.anatomy.sites import join
-from adapterhub.anatomy.tokens import token_table
 
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
 # What a stack reads, by the words of its path; the first that matches counts.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import MismatchError

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.anatomy.sites import sites_option
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.projections import CONVOLUTIONS
 
 OTHER_KERNEL = (
     "peft's update of a convolution that groups, dilates or pads with other than zeros is no "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import is_table
+from adapterhub.anatomy.projections import is_table
 from adapterhub.anatomy.sites import Anatomy, Site, join, sites_option
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_bias, read_weight, storage_problem

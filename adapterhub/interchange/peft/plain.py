@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site, sites_option
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.interchange.peft.export_types import (

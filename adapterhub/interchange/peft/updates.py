@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.matrices import CONVOLUTIONS
+from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.kernels import OTHER_KERNEL, as_factor, only_shifts
 from adapterhub.interchange.peft.targets import ModuleFinder
