@@ -57,14 +57,12 @@ from adapterhub.hub.accounts import (
     require_owner,
 )
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.changes import changes_of
 from adapterhub.hub.commits import CommitChange, grant, write_commit
-from adapterhub.hub.database import HubPlace
-from adapterhub.hub.housekeeping import verify_hub
-from adapterhub.hub.listings import refresh_listing
-from adapterhub.hub.repositories import create_repository
+from adapterhub.hub.database import HubPlace, changes_of
+from adapterhub.hub.gc import verify_hub
+from adapterhub.hub.repositories import create_repository, create_tag
+from adapterhub.hub.search_rows import refresh_listing
 from adapterhub.hub.state import create_hub, open_hub
-from adapterhub.hub.versions import create_tag
 
 START = "import sys; from adapterhub.cli import main; sys.argv[0] = 'adapterhub'; main()"
 WORDS = [

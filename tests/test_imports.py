@@ -20,7 +20,7 @@ LIGHT_MODULES = (
     "adapterhub.data.docstrings",
     "adapterhub.data.examples",
     "adapterhub.files.native",
-    "adapterhub.hub.app",
+    "adapterhub.hub.server",
     "adapterhub.inference.record",
     "adapterhub.methods._described",
     "adapterhub.registry.hub",

@@ -164,7 +164,7 @@ def mirror(
     as_json: bool,
 ) -> None:
     """Fetch repositories of another hub ahead; the hub in DIR may be serving."""
-    from adapterhub.hub.copies import Copies
+    from adapterhub.hub.mirror_store import Copies
     from adapterhub.hub.server import check_address
     from adapterhub.hub.state import HubOptions, create_hub, open_hub
 
@@ -366,7 +366,7 @@ def revoke_access(place: HubPlace, name: str) -> None:
 @as_json_option
 def import_versions(place: HubPlace, registry: str, owner: str, as_json: bool) -> None:
     """Copy all versions of a REGISTRY into the hub; what is there already stays as it is."""
-    from adapterhub.hub.transfer import import_registry
+    from adapterhub.hub.import_export import import_registry
 
     with _opened(place) as hub:
         report = import_registry(hub, registry, owner, partial(say, err=True))
@@ -380,7 +380,7 @@ def import_versions(place: HubPlace, registry: str, owner: str, as_json: bool) -
 @as_json_option
 def export_versions(place: HubPlace, registry: str, owner: str | None, as_json: bool) -> None:
     """Copy all versions of the hub into a REGISTRY: the way out."""
-    from adapterhub.hub.transfer import export_registry
+    from adapterhub.hub.import_export import export_registry
 
     with _opened(place) as hub:
         report = export_registry(hub, registry, owner, partial(say, err=True))
@@ -399,7 +399,7 @@ def export_versions(place: HubPlace, registry: str, owner: str | None, as_json: 
 @as_json_option
 def verify_all(place: HubPlace, source: HubPlace | None, as_json: bool) -> None:
     """Read all files, compare their digests, and list the problems."""
-    from adapterhub.hub.housekeeping import verify_hub
+    from adapterhub.hub.gc import verify_hub
 
     with ExitStack() as stack:
         other = stack.enter_context(_opened(source)).blobs if source else None
@@ -418,7 +418,7 @@ def verify_all(place: HubPlace, source: HubPlace | None, as_json: bool) -> None:
 @as_json_option
 def collect_garbage(place: HubPlace, dry_run: bool, as_json: bool) -> None:
     """Remove files that no commit needs, and uploads that did not end; the hub may be serving."""
-    from adapterhub.hub.housekeeping import collect
+    from adapterhub.hub.gc import collect
 
     with _opened(place) as hub:
         report = collect(hub, dry_run=dry_run)
@@ -520,8 +520,8 @@ def _new_org(hub: Hub, connection: Any, name: str) -> Any:
 def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Write the rules and the quota of a namespace; return what holds now."""
     from adapterhub.files.signature import read_public_key
-    from adapterhub.hub.accepted import RULES, parse_rules, rules_text
     from adapterhub.hub.accounts import MIRROR, change_owner, members_of
+    from adapterhub.hub.content_policy import RULES, parse_rules, rules_text
 
     if unknown := sorted({*options["allowed"], *options["disallow"]} - {*RULES}):
         raise ConfigError(f"there is no rule {unknown[0]!r}", expected=", ".join(RULES))

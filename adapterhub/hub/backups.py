@@ -22,13 +22,19 @@ from adapterhub.hub.blobs import BlobFolder, BlobInfo, Blobs, StagedBlob
 from adapterhub.hub.database import (
     DATABASE,
     NEW_DATABASE,
+    SCHEMA_REVISION,
     HubPlace,
     SqliteDatabase,
+    blobs,
     create_database_file,
+    listings,
+    metadata,
+    namespaces,
+    settings,
 )
-from adapterhub.hub.full_text import full_text_of
-from adapterhub.hub.housekeeping import verify_hub
-from adapterhub.hub.refusals import BusyError, FullDiskError
+from adapterhub.hub.errors import BusyError, FullDiskError
+from adapterhub.hub.gc import verify_hub
+from adapterhub.hub.search_sql import full_text_of
 from adapterhub.hub.state import (
     OF_PLACE,
     Hub,
@@ -40,7 +46,6 @@ from adapterhub.hub.state import (
     schema_revision,
     serving_alone,
 )
-from adapterhub.hub.tables import SCHEMA_REVISION, blobs, listings, metadata, namespaces, settings
 
 _AT_ONCE = 1_000  # rows
 

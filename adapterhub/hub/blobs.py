@@ -6,7 +6,7 @@
 
 A file is received under another name, and the disk has all of it before it is put in place: what is
 in `blobs` is complete. It is put there within the transaction that first grants it to a repository,
-so it cannot be collected in between; see housekeeping.py. A hub of several processes has its files
+so it cannot be collected in between; see gc.py. A hub of several processes has its files
 in a bucket: bucket_blobs.py.
 """
 
@@ -28,7 +28,7 @@ from typing import BinaryIO, TypeVar
 
 from adapterhub.config.user_folders import sync_file
 from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
-from adapterhub.hub.refusals import FullDiskError, TooManyBytesError
+from adapterhub.hub.errors import FullDiskError, TooManyBytesError
 
 MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as those of LFS
 _PIECE = 1 << 20

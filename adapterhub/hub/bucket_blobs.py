@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.blobs import Blobs, StagedBlob
-from adapterhub.hub.refusals import UnreachedBucketError
+from adapterhub.hub.errors import UnreachedBucketError
 from adapterhub.registry.bucket import is_bucket, open_bucket, start_of_error
 
 _PIECE = 4 << 20

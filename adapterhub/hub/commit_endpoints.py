@@ -1,32 +1,224 @@
-"""A commit in two requests: which way each file goes, and the commit itself."""
+"""A commit in two requests: which way each file goes, and the commit itself.
+
+The body of a commit is read as it arrives: lines of JSON, of which some have a file in base64. A
+file may have hundreds of megabytes. Its text is decoded and written piece by piece, so that memory
+holds no more than a piece. All other lines have at most a mebibyte each, and have a limit together:
+`CommitLines`.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Any
 
 import pathspec
 from starlette.responses import Response
 
 from adapterhub.errors import one_line
-from adapterhub.hub.accepted import NamespaceRules, check_name_of_file
 from adapterhub.hub.accounts import WRITE
-from adapterhub.hub.calls import HubCall, HubRoute, in_thread, json_answer
-from adapterhub.hub.changes import received_reader
-from adapterhub.hub.commit_lines import CommitLines
+from adapterhub.hub.blobs import BlobReceiver, Blobs, StagedBlob, discard_staged
 from adapterhub.hub.commits import (
     MAIN,
+    MOST_PATH,
     CommitChange,
+    Tree,
     branch_head,
     granted,
     no_branch,
+    read_tree,
     write_commit,
 )
+from adapterhub.hub.content_policy import NamespaceRules, check_name_of_file
+from adapterhub.hub.database import received_reader
+from adapterhub.hub.errors import HubRefusal, TooManyBytesError
 from adapterhub.hub.gate import check_files, check_room
-from adapterhub.hub.listings import refresh_listing
-from adapterhub.hub.refusals import HubRefusal, TooManyBytesError
-from adapterhub.hub.trees import Tree, read_tree
+from adapterhub.hub.request import HubCall, HubRoute, in_thread, json_answer, json_fields
+from adapterhub.hub.search_rows import refresh_listing
+
+MOST_LINE = 1 << 20
+MOST_LINES = 25_000  # a repository has at most 20,000 files
+MOST_WORDS = 32 << 20  # bytes of all lines, without the contents of files
+_MOST_DEPTH, _MOST_TITLE, _MOST_MESSAGE = 8, 400, 20_000
+_MOST_PREFIX = 8192
+_TEXT = rb'"(?:[^"\\]|\\.)*"'
+# A line up to the text of a file: {"key": "file", "value": {"content": "
+_CONTENT = re.compile(
+    rb'\s*\{\s*"key"\s*:\s*"file"\s*,\s*"value"\s*:\s*\{'
+    rb'(?:\s*"(?!content")(?:[^"\\]|\\.)*"\s*:\s*(?:' + _TEXT + rb"|[a-z0-9.]+)\s*,)*"
+    rb'\s*"content"\s*:\s*"'
+)
+_NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]")
+
+
+class CommitLines:
+    """Reads the body of a commit; the caller discards what it has staged and does not use.
+
+    Args:
+        blobs: where files are received.
+        most_file: the bytes of the largest file.
+    """
+
+    def __init__(self, blobs: Blobs, most_file: int) -> None:
+        self.change = CommitChange()
+        self._blobs, self._most_file = blobs, most_file
+        self._line = bytearray()  # what was read of it, without the text of its file
+        self._receiver: BlobReceiver | None = None
+        self._staged: StagedBlob | None = None  # of this line
+        self._rest = b""  # of the text, less than eight characters
+        self._has_header = False
+        self._lines = self._words_read = 0
+
+    def feed(self, data: bytes) -> None:
+        """Read more of the body.
+
+        Raises:
+            HubRefusal: it is no commit.
+            TooManyBytesError: a line or a file is too large, or there are too many lines.
+        """
+        place = 0
+        while place < len(data):
+            read = self._text if self._receiver is not None else self._words
+            place = read(data, place)
+
+    def finish(self) -> CommitChange:
+        """End the body and return the change.
+
+        Raises:
+            HubRefusal: it is incomplete.
+        """
+        if self._receiver is not None:
+            raise HubRefusal("the body of the commit ends within a file")
+        if self._line.strip():
+            self._end_line()
+        if not self._has_header:
+            raise HubRefusal("the commit has no header")
+        return self.change
+
+    def discard(self) -> None:
+        """Remove the files that were received; those in their places stay."""
+        if self._receiver is not None:
+            self._receiver.discard()
+        for staged in (*self.change.files.values(), *filter(None, [self._staged])):
+            discard_staged(staged)
+
+    def _words(self, data: bytes, place: int) -> int:
+        """Read up to the end of the line, or to the text of a file; return where that is."""
+        end = data.find(b"\n", place)
+        before = len(self._line)
+        self._line += data[place:] if end < 0 else data[place:end]
+        if self._staged is None and before < _MOST_PREFIX:
+            found = _CONTENT.match(self._line[:_MOST_PREFIX])
+            if found is not None:
+                del self._line[found.end() :]
+                self._receiver = self._blobs.receive(
+                    self._most_file, "the most that this hub takes"
+                )
+                return place + found.end() - before
+        if len(self._line) > MOST_LINE:
+            raise TooManyBytesError(f"a line of the commit has more than {MOST_LINE:,} bytes")
+        if end < 0:
+            return len(data)
+        self._end_line()
+        return end + 1
+
+    def _text(self, data: bytes, place: int) -> int:
+        """Decode the text of a file up to its end; return where that is."""
+        assert self._receiver is not None
+        end = data.find(b'"', place)
+        text = self._rest + (data[place:] if end < 0 else data[place:end])
+        if b"\\" in text:
+            text = text.replace(b"\\/", b"/")
+        # The last four characters wait: they may be the end, which alone has padding.
+        whole = max(0, len(text) - len(text) % 4 - 4) if end < 0 else len(text)
+        self._rest = text[whole:]
+        self._receiver.write(_decoded(text[:whole], is_last=end >= 0))
+        if end < 0:
+            return len(data)
+        self._staged, self._receiver = self._receiver.finish(), None
+        self._line += b'"'
+        return end + 1
+
+    def _end_line(self) -> None:
+        line, self._line = bytes(self._line), bytearray()
+        self._lines, self._words_read = self._lines + 1, self._words_read + len(line)
+        if self._lines > MOST_LINES or self._words_read > MOST_WORDS:
+            raise TooManyBytesError(
+                f"a commit has at most {MOST_LINES:,} lines of {MOST_WORDS >> 20} MiB together, "
+                "besides the contents of files; commit in several steps"
+            )
+        if not line.strip():
+            return
+        item = json_fields(line, "a line of the commit", _MOST_DEPTH)
+        key, value = item.get("key"), item.get("value")
+        if not isinstance(value, dict):
+            raise HubRefusal("a line of the commit has no value")
+        if key == "header":
+            self._header(value)
+        elif key == "file":
+            self._file(value)
+        elif key == "lfsFile":
+            self._large_file(value)
+        elif key == "deletedFile":
+            self.change.removed.append(_path(value))
+        elif key == "deletedFolder":
+            self.change.removed_folders.append(_path(value))
+        else:
+            raise HubRefusal(f"a line of the commit has the unknown key {one_line(str(key), 40)!r}")
+
+    def _header(self, value: dict[str, Any]) -> None:
+        title, message = value.get("summary") or "", value.get("description") or ""
+        parent = value.get("parentCommit")
+        if not (isinstance(title, str) and isinstance(message, str)):
+            raise HubRefusal("the header of the commit has no summary")
+        if not (parent is None or isinstance(parent, str)):
+            raise HubRefusal("the parent of the commit is not a commit")
+        self.change.title = one_line(title, _MOST_TITLE)
+        self.change.message = message[:_MOST_MESSAGE]
+        self.change.parent, self._has_header = parent, True
+
+    def _file(self, value: dict[str, Any]) -> None:
+        path = _path(value)
+        if value.get("encoding") != "base64":
+            raise HubRefusal(f"{one_line(path, 200)}: the encoding is not base64")
+        if self._staged is None:
+            content = value.get("content")
+            if not isinstance(content, str):
+                raise HubRefusal(f"{one_line(path, 200)} has no content")
+            with self._blobs.receive(self._most_file, "the most that this hub takes") as receiver:
+                receiver.write(_decoded(content.encode("ascii", "replace"), is_last=True))
+                self._staged = receiver.finish()
+        if (earlier := self.change.files.get(path)) is not None:
+            discard_staged(earlier)
+        self.change.files[path], self._staged = self._staged, None
+
+    def _large_file(self, value: dict[str, Any]) -> None:
+        path, sha256, size = _path(value), value.get("oid"), value.get("size", -1)
+        is_digest = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256)
+        if not is_digest or type(size) is not int or value.get("algo", "sha256") != "sha256":
+            raise HubRefusal(f"{one_line(path, 200)}: no sha256 or no size")
+        self.change.large[path] = (str(sha256), size)
+
+
+def _decoded(text: bytes, *, is_last: bool) -> bytes:
+    wrong = HubRefusal("the content of a file is not base64")
+    if _NOT_BASE64.search(text) or (not is_last and b"=" in text):
+        raise wrong
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise wrong from None
+
+
+def _path(value: dict[str, Any]) -> str:
+    path = value.get("path")
+    if not isinstance(path, str):
+        raise HubRefusal("a line of the commit has no path")
+    if len(path) > MOST_PATH:
+        raise HubRefusal(f"{one_line(path, 100)}: a path has at most {MOST_PATH:,} bytes")
+    return path
+
 
 _BODY = 4 << 20
 _MOST_FILES = 256

@@ -4,6 +4,14 @@ A hub in a folder has SQLite, a hub of several processes PostgreSQL; postgres.py
 otherwise. Either waits for the disk at the end of each transaction: what was answered as written
 survives the end of the process and of the power. Readers are in nobody's way; writers wait for
 each other.
+
+The tables: a namespace is a user or an organisation and has repositories. A repository has commits,
+each with a tree of files, and refs to them. A file is a blob; a repository may only name blobs that
+it was granted. Versions, listings and facets are derived from these.
+
+What a transaction changes of what can be downloaded is noted in its `Changes`. The gate reads these
+notes at the end of the transaction (gate.py). A transaction with notes that did not pass it is
+undone.
 """
 
 from __future__ import annotations
@@ -13,21 +21,366 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+    false,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
+from sqlalchemy.types import TypeEngine
 
-from adapterhub.hub.changes import CHANGES, Changes
-from adapterhub.hub.full_text import full_text_of
-from adapterhub.hub.refusals import BusyError, FullDiskError
-from adapterhub.hub.tables import SCHEMA_REVISION, metadata
+from adapterhub.hub.blobs import Blobs, StagedBlob
+from adapterhub.hub.errors import BusyError, FullDiskError
+from adapterhub.hub.search_sql import full_text_of
+
+CHANGES = "adapterhub_changes"
+"""The option of a connection that has the notes of its transaction."""
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """A version that was added: its repository, number and commit, and the highest one before."""
+
+    repository: int
+    number: int
+    commit: str
+    before: int
+
+
+@dataclass
+class Changes:
+    """What a transaction has changed.
+
+    Attributes:
+        commits: commits by repository; of each, whether it is new, or has a new ref.
+        moved: repositories that have another name, and the namespace that they were in.
+        granted: files that a repository may name since.
+        versions: versions that were added.
+        refs: branches and tags that were deleted or moved, by repository: kind and name.
+        files: files that were received; the gate puts them in their places.
+        are_admitted: whether the gate has admitted all of this.
+    """
+
+    commits: dict[tuple[int, str], bool] = field(default_factory=dict)
+    moved: dict[int, int] = field(default_factory=dict)
+    granted: set[tuple[int, str]] = field(default_factory=set)
+    versions: list[NewVersion] = field(default_factory=list)
+    refs: set[tuple[int, str, str]] = field(default_factory=set)
+    files: list[StagedBlob] = field(default_factory=list)
+    are_admitted: bool = False
+
+    @property
+    def repositories(self) -> set[int]:
+        """The repositories that are other ones by now."""
+        found = {*self.moved, *(each.repository for each in self.versions)}
+        found |= {own for own, _ in self.commits} | {own for own, _ in self.granted}
+        return found | {own for own, _, _ in self.refs}
+
+    def check_admitted(self) -> None:
+        """Refuse to end a transaction that has passed by the gate.
+
+        Raises:
+            RuntimeError: it has: a mistake of this program.
+        """
+        if not self.are_admitted and (self.repositories or self.files):
+            raise RuntimeError("what can be downloaded changes in `changing` alone")
+
+
+def changes_of(connection: Connection) -> Changes:
+    """Return the notes of the transaction of a connection."""
+    found: Changes = connection.get_execution_options()[CHANGES]
+    return found
+
+
+def received_reader(connection: Connection, folder: Blobs) -> Callable[[str, int], bytes]:
+    """Return what reads a file, also one that is not yet in its place."""
+    received = {staged.info.sha256: staged.path for staged in changes_of(connection).files}
+
+    def read(sha256: str, most: int) -> bytes:
+        with suppress(KeyError, FileNotFoundError), open(received[sha256], "rb") as file:
+            return file.read(most)
+        return folder.read(sha256, most)
+
+    return read
+
+
+_SECONDS = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def now_text(ago: float = 0.0) -> str:
+    """Return the time some seconds ago."""
+    return (datetime.now(timezone.utc) - timedelta(seconds=ago)).strftime(_SECONDS)
+
+
+def now_precisely() -> str:
+    """Return the time to the millisecond, as the Hub writes it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+SCHEMA_REVISION = "0002"
+"""The newest of `migrations/versions`: what these tables are."""
+
+metadata = MetaData()
+
+
+def _words(length: int) -> TypeEngine[str]:
+    """Return the type of a text, which every database orders by its characters."""
+    return String(length).with_variant(Text(collation="C"), "postgresql")
+
+
+def _owned_by(name: str, target: str, **options: Any) -> Column[int]:
+    return Column(name, Integer, ForeignKey(target, ondelete="CASCADE"), **options)
+
+
+settings = Table(
+    "settings",
+    metadata,
+    Column("key", _words(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+
+def _next_id(context: Any) -> int:
+    """Return an id that no row of the table has or ever had.
+
+    SQLite gives the id of a deleted row to the next one. The highest id is therefore kept in
+    `settings`, which backups and moves to another database copy.
+    """
+    table = context.compiled.statement.table
+    own, connection = f"highest id of {table.name}", context.connection
+    kept = connection.scalar(select(settings.c.value).where(settings.c.key == own))
+    found = max(int(kept or 0), connection.scalar(select(func.max(table.c.id))) or 0) + 1
+    if kept is None:
+        connection.execute(insert(settings).values(key=own, value=str(found)))
+    else:
+        connection.execute(update(settings).where(settings.c.key == own).values(value=str(found)))
+    return found
+
+
+def _own_id() -> Column[int]:
+    return Column("id", Integer, primary_key=True, default=_next_id)
+
+
+namespaces = Table(
+    "namespaces",
+    metadata,
+    _own_id(),
+    Column("name", _words(96), nullable=False),
+    Column("folded", _words(96), nullable=False, unique=True),  # two may not differ by case alone
+    Column("kind", _words(8), nullable=False),  # user, org, or mirror
+    Column("is_admin", Boolean, nullable=False, default=False),  # a user who may change everything
+    Column("rules", Text, nullable=False, default="{}"),  # see content_policy.py
+    Column("quota", BigInteger),  # bytes
+    Column("created", _words(20), nullable=False),
+    Column("is_disabled", Boolean, nullable=False, default=False, server_default=false()),
+)
+
+members = Table(
+    "members",
+    metadata,
+    _owned_by("org", "namespaces.id", primary_key=True),
+    _owned_by("user", "namespaces.id", primary_key=True),
+    Column("role", _words(8), nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    _own_id(),
+    Column("sha256", _words(64), nullable=False, unique=True),
+    Column("name", _words(96), nullable=False, unique=True),
+    _owned_by("user", "namespaces.id", nullable=False),
+    Column("role", _words(8), nullable=False),
+    _owned_by("scope", "namespaces.id"),  # the only namespace that it is for
+    Column("created", _words(20), nullable=False),
+    Column("expires", _words(20)),
+    Column("used", _words(20)),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("sha256", _words(64), primary_key=True),  # of the cookie
+    _owned_by("token", "tokens.id", nullable=False, index=True),  # with which it was begun
+    Column("expires", _words(20), nullable=False),
+)
+
+repositories = Table(
+    "repositories",
+    metadata,
+    _own_id(),
+    Column("type", _words(8), nullable=False),  # models, datasets or spaces
+    _owned_by("namespace", "namespaces.id", nullable=False, index=True),
+    Column("name", _words(200), nullable=False),  # owner/name
+    Column("folded", _words(200), nullable=False),
+    Column("is_private", Boolean, nullable=False),
+    Column("created", _words(24), nullable=False),
+    Column("modified", _words(24), nullable=False),
+    Column("highest", Integer, nullable=False, default=0),  # of all versions there ever were
+    UniqueConstraint("type", "folded"),
+)
+
+retired = Table(
+    "retired",
+    metadata,
+    Column("type", _words(8), primary_key=True),
+    Column("folded", _words(200), primary_key=True),
+    Column("highest", Integer, nullable=False),  # of the versions of a repository that is gone
+)
+
+renamed = Table(
+    "renamed",
+    metadata,
+    Column("type", _words(8), primary_key=True),
+    Column("folded", _words(200), primary_key=True),  # a name that the repository had
+    _owned_by("repository", "repositories.id", nullable=False, index=True),
+)
+
+trees = Table(
+    "trees",
+    metadata,
+    Column("oid", _words(40), primary_key=True),
+    Column("files", Text, nullable=False),
+)
+
+commits = Table(
+    "commits",
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("oid", _words(40), primary_key=True),
+    Column("parent", _words(40)),
+    Column("tree", _words(40), ForeignKey("trees.oid"), nullable=False, index=True),
+    Column("title", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("author", _words(96), nullable=False),
+    Column("created", _words(24), nullable=False),
+    Column("is_removed", Boolean, nullable=False, default=False),  # by deleting a version
+)
+
+refs = Table(
+    "refs",
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("kind", _words(8), primary_key=True),  # branch or tag
+    Column("name", _words(200), primary_key=True),
+    Column("commit", _words(40), nullable=False),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("sha256", _words(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("git_sha1", _words(40), nullable=False),
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("sha256", _words(64), ForeignKey("blobs.sha256"), primary_key=True, index=True),
+    Column("is_committed", Boolean, nullable=False),
+    Column("granted", _words(20), nullable=False),  # in a mirrored one, when it was used last
+)
+
+promises = Table(
+    "promises",  # room that is kept for uploads
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("sha256", _words(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("expires", _words(20), nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("commit", _words(40), nullable=False),
+    Column("digest", _words(64), nullable=False),  # "" where it has no manifest of ours
+)
+
+listings = Table(
+    "listings",
+    metadata,
+    _owned_by("repository", "repositories.id", primary_key=True),
+    Column("type", _words(8), nullable=False),
+    Column("name", _words(200), nullable=False),
+    Column("namespace", Integer, nullable=False),
+    Column("is_private", Boolean, nullable=False),
+    Column("modified", _words(24), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("score", Float),  # the higher the better
+    Column("head", _words(40), nullable=False),
+    Column("about", Text, nullable=False),  # see metadata.py
+    Column("entry", Text),  # its current version; none if it has no adapter
+    Column("tokens", Text, nullable=False),  # labels and words that a search compares
+    Index("listings_by_name", "type", "name"),
+    Index("listings_by_date", "type", "modified"),
+    Index("listings_by_size", "type", "size"),
+    Index("listings_by_score", "type", "score"),
+)
+
+facets = Table(
+    "facets",
+    metadata,
+    Column("field", _words(16), primary_key=True),
+    Column("value", _words(300), primary_key=True),
+    _owned_by("repository", "listings.repository", primary_key=True, index=True),
+)
+
+facet_counts = Table(
+    "facet_counts",
+    metadata,
+    Column("field", _words(16), primary_key=True),
+    Column("value", _words(300), primary_key=True),
+    Column("number", Integer, nullable=False, index=True),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    _own_id(),
+    Column("time", _words(20), nullable=False, index=True),
+    Column("who", _words(96), nullable=False),
+    Column("token", _words(96), nullable=False),  # its name
+    Column("action", _words(40), nullable=False),
+    Column("target", _words(300), nullable=False),
+    Column("address", _words(64), nullable=False),
+)
+
 
 HubPlace = Path | URL
 """Where a hub is: a folder, or a database of PostgreSQL, which says where its files are."""

@@ -19,10 +19,9 @@ from starlette.types import Receive, Scope, Send
 from adapterhub.hub.accounts import READ
 from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.bucket_blobs import BlobBucket
-from adapterhub.hub.calls import HubCall, HubRoute, in_thread
-from adapterhub.hub.commits import commit_at
-from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.trees import read_tree
+from adapterhub.hub.commits import commit_at, read_tree
+from adapterhub.hub.errors import HubRefusal, MissingEntryError
+from adapterhub.hub.request import HubCall, HubRoute, in_thread
 
 _PIECE = 256 << 10
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)

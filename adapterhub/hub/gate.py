@@ -1,7 +1,7 @@
 """The gate: whatever changes what can be downloaded passes it, at the end of its transaction.
 
 `changing` opens the transaction of each commit, delete, move, tag, branch, upload, import and
-mirrored file. At its end the gate reads what has changed (changes.py) and refuses all of it if the
+mirrored file. At its end the gate reads what has changed (`Changes`) and refuses all of it if the
 hub would not keep its promises then:
 
 - contents are what the rules of the namespace allow, also of what is moved there;
@@ -21,7 +21,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, select
 
-from adapterhub.hub.accepted import (
+from adapterhub.hub.accounts import ADMIN, Visitor, namespace_of
+from adapterhub.hub.blobs import StagedBlob
+from adapterhub.hub.commits import TAG, Tree, promised_bytes, read_tree, sizes_of, used_bytes
+from adapterhub.hub.content_policy import (
     NamespaceRules,
     check_contents,
     check_name_of_file,
@@ -29,15 +32,10 @@ from adapterhub.hub.accepted import (
     parse_rules,
     signature_problem,
 )
-from adapterhub.hub.accounts import ADMIN, Visitor, namespace_of
-from adapterhub.hub.blobs import StagedBlob
-from adapterhub.hub.changes import NewVersion, changes_of, received_reader
-from adapterhub.hub.commits import TAG, promised_bytes, sizes_of, used_bytes
-from adapterhub.hub.refusals import DeniedError, HubRefusal, TakenError, TooManyBytesError
+from adapterhub.hub.database import NewVersion, changes_of, commits, received_reader
+from adapterhub.hub.errors import DeniedError, HubRefusal, TakenError, TooManyBytesError
 from adapterhub.hub.repositories import HubRepository, repository_of_id
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import commits
-from adapterhub.hub.trees import Tree, read_tree
 from adapterhub.registry.store import MOST_VERSIONS, is_version_folder
 
 MOST_SKIPPED = 1_000

@@ -1,8 +1,8 @@
 """The mirror: what this hub has not is asked of another one, kept, and served from here.
 
 `Mirror.add` and `Mirror.follow` are called on the way of each request that reads, `Mirror.file`
-before a file is sent. They wait for what copies.py does, in threads of their own: however slow the
-upstream is, others are answered, and however many ask for one thing, it is asked once.
+before a file is sent. They wait for what mirror_store.py does, in threads of their own: however
+slow the upstream is, others are answered, and however many ask for one thing, it is asked once.
 
 Where the upstream fails, what is kept is served.
 """
@@ -23,12 +23,11 @@ from sqlalchemy import Connection, update
 
 from adapterhub.hub.accounts import Visitor
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.copies import Copies
-from adapterhub.hub.refusals import RETRY_SECONDS, HubRefusal
+from adapterhub.hub.database import grants, now_text
+from adapterhub.hub.errors import RETRY_SECONDS, HubRefusal
+from adapterhub.hub.mirror_store import Copies
 from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import grants
-from adapterhub.hub.times import now_text
 
 log = logging.getLogger("adapterhub.hub")
 

@@ -18,12 +18,32 @@ from adapterhub.errors import one_line
 from adapterhub.files.card import own_text
 from adapterhub.files.native import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.hub.accounts import READ, token_rows, visitor_of
+from adapterhub.hub.accounts import (
+    COOKIE,
+    READ,
+    SESSION_SECONDS,
+    begin_session,
+    end_session,
+    token_rows,
+    visitor_of,
+)
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.calls import OPEN, PAGE, HubCall, HubRoute, part_of_list, redirect
-from adapterhub.hub.commits import BRANCH, TAG, branch_head, commit_at, history, refs_of
-from adapterhub.hub.copies import kept_tree
-from adapterhub.hub.listings import (
+from adapterhub.hub.commits import (
+    BRANCH,
+    TAG,
+    Tree,
+    branch_head,
+    commit_at,
+    entries_below,
+    history,
+    read_tree,
+    refs_of,
+)
+from adapterhub.hub.errors import HubRefusal, MissingEntryError
+from adapterhub.hub.mirror_store import kept_tree
+from adapterhub.hub.repositories import versions_of
+from adapterhub.hub.request import OPEN, PAGE, HubCall, HubRoute, part_of_list, redirect
+from adapterhub.hub.search_rows import (
     ORDERS,
     HubListing,
     HubQuery,
@@ -31,10 +51,6 @@ from adapterhub.hub.listings import (
     shown_version,
     values_of_facets,
 )
-from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.sessions import COOKIE, SESSION_SECONDS, begin_session, end_session
-from adapterhub.hub.trees import Tree, entries_below, read_tree
-from adapterhub.hub.versions import versions_of
 from adapterhub.pages.listed import FIELDS, size_text
 from adapterhub.pages.published import PublishedName, PublishedVersion
 from adapterhub.pages.site_pages import (

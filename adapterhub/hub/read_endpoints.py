@@ -14,7 +14,31 @@ from adapterhub.config.yaml import parse_mapping
 from adapterhub.errors import AdapterhubError
 from adapterhub.hub.accounts import READ, WRITE
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.calls import (
+from adapterhub.hub.commits import (
+    BRANCH,
+    MAIN,
+    TAG,
+    CommitRecord,
+    FolderInfo,
+    Tree,
+    commit_at,
+    entries_below,
+    history,
+    last_commits,
+    oid_of_folder,
+    pointer_of,
+    read_tree,
+    refs_of,
+)
+from adapterhub.hub.errors import HubRefusal, MissingEntryError
+from adapterhub.hub.metadata import (
+    MOST_METADATA,
+    HubDescription,
+    describe_tree,
+    front_matter_size,
+)
+from adapterhub.hub.mirror_store import kept_tree, sum_of_sizes
+from adapterhub.hub.request import (
     OPEN,
     TOKEN,
     HubCall,
@@ -23,33 +47,7 @@ from adapterhub.hub.calls import (
     listed_answer,
     part_of_list,
 )
-from adapterhub.hub.commits import (
-    BRANCH,
-    MAIN,
-    TAG,
-    CommitRecord,
-    commit_at,
-    history,
-    last_commits,
-    refs_of,
-)
-from adapterhub.hub.copies import kept_tree, sum_of_sizes
-from adapterhub.hub.described import (
-    MOST_METADATA,
-    HubDescription,
-    describe_tree,
-    front_matter_size,
-)
-from adapterhub.hub.listings import HubListing, HubQuery, listing_of, search_listings
-from adapterhub.hub.refusals import HubRefusal, MissingEntryError
-from adapterhub.hub.trees import (
-    FolderInfo,
-    Tree,
-    entries_below,
-    oid_of_folder,
-    pointer_of,
-    read_tree,
-)
+from adapterhub.hub.search_rows import HubListing, HubQuery, listing_of, search_listings
 
 _MOST_LISTED, _USUAL_LISTED = 1_000, 500
 _MOST_IN_TREE, _USUAL_IN_TREE = 1_000, 1_000

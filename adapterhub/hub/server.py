@@ -1,8 +1,17 @@
-"""The process of a hub: where it listens, and how it starts and ends."""
+"""The server of a hub: where it listens, and the walk of a request to the bytes of the answer.
+
+`HubApp._walk` is the walk: by which name the hub was asked, which endpoint it is, who asks, whether
+they may, what a mirror has to fetch, what the body is, and what the endpoint answers. What is
+refused is an answer, too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
@@ -11,12 +20,53 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from adapterhub.errors import ConfigError
-from adapterhub.hub.accounts import count_tokens
-from adapterhub.hub.app import HubApp
+import anyio
+from sqlalchemy import Connection
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from adapterhub.errors import AdapterhubError, ConfigError, one_line
+from adapterhub.hub.accounts import (
+    COOKIE,
+    READ,
+    Visitor,
+    count_tokens,
+    note_use,
+    session_visitor,
+    visitor_of_proxy,
+)
+from adapterhub.hub.commit_endpoints import COMMITS
+from adapterhub.hub.commits import MAIN
 from adapterhub.hub.database import HubPlace
-from adapterhub.hub.registry_view import is_registry, viewing
+from adapterhub.hub.download_endpoints import DOWNLOADS
+from adapterhub.hub.errors import (
+    DeniedError,
+    HubRefusal,
+    MissingRepositoryError,
+    UnknownTokenError,
+)
+from adapterhub.hub.extensions import OWN
+from adapterhub.hub.mirror import Mirror
+from adapterhub.hub.page_endpoints import PAGES, error_page
+from adapterhub.hub.read_endpoints import READS
+from adapterhub.hub.readonly_registry import is_registry, viewing
+from adapterhub.hub.repositories import HubRepository, visible_repository
+from adapterhub.hub.request import (
+    OPEN,
+    PAGE,
+    THREADS,
+    TOKEN,
+    HubCall,
+    HubRoute,
+    in_thread,
+    json_answer,
+    match_route,
+    redirect,
+)
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
+from adapterhub.hub.upload_endpoints import UPLOADS
+from adapterhub.hub.write_endpoints import WRITES
 from adapterhub.web.connections import (
     BACKLOG,
     ConnectionLimits,
@@ -24,7 +74,308 @@ from adapterhub.web.connections import (
     limited_protocol,
     listen,
 )
-from adapterhub.web.origins import is_among, is_loopback_address
+from adapterhub.web.headers import SECURE_HEADERS
+from adapterhub.web.origins import is_among, is_loopback_address, is_loopback_host
+from adapterhub.web.request_log import log_request, logs_requests, trace_of
+from adapterhub.web.tokens import digest_of_token, is_token
+
+log = logging.getLogger("adapterhub.hub")
+
+ROUTES: tuple[HubRoute, ...] = (*READS, *WRITES, *COMMITS, *UPLOADS, *DOWNLOADS, *OWN, *PAGES)
+"""All paths that clients may ask for; the first one that matches is taken."""
+_NOTE_SECONDS = 60.0  # between two notes of when tokens were used
+_WRITERS = 12  # threads; each may hold a connection to the database
+_LEFT = 499  # the status of a request whose client has left
+
+
+class HubApp:
+    """An ASGI application that answers for a hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub, self.mirror = hub, Mirror(hub)
+        public = urlsplit(hub.options.public_url or "")
+        self._public, self._prefix = hub.options.public_url, public.path.rstrip("/")
+        self._writers: anyio.CapacityLimiter | None = None  # it needs the event loop
+        self._hosts = {public.netloc.lower(), *map(str.lower, hub.options.hosts)} - {""}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and count and log it; or start and stop with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        began, status, request = time.perf_counter(), _LEFT, Request(scope, receive)
+        call: HubCall | None = None
+        try:
+            call, response = await self._answer(request)
+            _complete(response)
+            status = response.status_code
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            status = _LEFT
+        finally:
+            self._note(request, call, status, time.perf_counter() - began)
+
+    async def _answer(self, request: Request) -> tuple[HubCall | None, Response]:
+        """Return the answer to a request, or its error as one."""
+        call: HubCall | None = None
+        try:
+            call = self._call(request)
+            return call, await self._walk(call)
+        except ClientDisconnect:
+            raise
+        except HubRefusal as error:
+            return call, self._refused(request, call, error)
+        except AdapterhubError as error:
+            return call, refused(HubRefusal("; ".join((error.problem, *error.offenders))))
+        except Exception as error:
+            # Its words may quote a file: the log has where it was raised, and of what class.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s: %s\n%s", request.method, type(error).__name__, where)
+            return call, refused(
+                HubRefusal("the hub has made a mistake; its log says where", status=500)
+            )
+
+    def _refused(self, request: Request, call: HubCall | None, error: HubRefusal) -> Response:
+        """Return the answer for what is refused: a page where a browser shows it."""
+        answer, path = refused(error), request.url.path.removeprefix(self._prefix)
+        is_shown = "text/html" in request.headers.get("accept", "")
+        if not is_shown or path.startswith("/api/") or error.status == 421:
+            return answer
+        if call is None:  # there is no such path
+            base = self._base(request)
+            route = HubRoute("GET", "unknown", lambda call: refused(error), OPEN)
+            call = HubCall(self.hub, self.mirror, request, base, path, route, {})
+        page = error_page(call, error)
+        for name in ("x-error-message", "x-error-code", "retry-after"):
+            if name in answer.headers:
+                page.headers[name] = answer.headers[name]
+        return page
+
+    def _call(self, request: Request) -> HubCall:
+        """Return what a request asks for: by which name, and at which endpoint."""
+        base = self._base(request)
+        raw = bytes(request.scope.get("raw_path") or request.url.path.encode())
+        path = raw.split(b"?", 1)[0].decode("ascii", "replace")
+        if self._prefix and (path == self._prefix or path.startswith(f"{self._prefix}/")):
+            path = path[len(self._prefix) :] or "/"
+        route, values = match_route(ROUTES, request.method, path)
+        return HubCall(self.hub, self.mirror, request, base, path, route, values)
+
+    async def _walk(self, call: HubCall) -> Response:
+        """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
+        route = call.route
+        if route.writes:
+            THREADS.set(self._threads_of_writers())
+        if self.hub.options.is_read_only and call.request.method not in ("GET", "HEAD"):
+            raise_if_writing(call)
+        if route.needs != OPEN:
+            try:
+                call.visitor, call.found = await self._admit(call)
+            except UnknownTokenError:
+                await in_thread(self.hub.note_failure, call.address, "token")
+                raise
+            self._check_visitor(call)
+            if call.found and call.found.is_mirrored:
+                await self.mirror.follow(call.found, call.values.get("rev", MAIN))
+                call.visitor, call.found = await self._admit(call)  # it may be another one by now
+        if moved := _moved(call):
+            return moved
+        if route.reads_itself:
+            response: Response = await route.answer(call)
+            return response
+        if route.body:
+            call.body = await call.read_body(route.body)
+        response = await in_thread(route.answer, call)
+        return response
+
+    def _threads_of_writers(self) -> anyio.CapacityLimiter:
+        """Return the threads for those who change the hub: readers do not wait behind them."""
+        if self._writers is None:
+            self._writers = anyio.CapacityLimiter(_WRITERS)
+        return self._writers
+
+    async def _admit(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
+        """Find out who asks about what; a repository that is not here may be the upstream's."""
+        admit = partial(self._admitted, call)
+        try:
+            return await call.remembered(self._key_of(call), admit)
+        except MissingRepositoryError:
+            kind = call.values.get("type", call.values.get("kind", "models"))
+            name = f"{call.values['owner']}/{call.values['name']}"
+            if call.route.needs != READ or not await self.mirror.add(kind, name, call.visitor):
+                raise
+            await in_thread(self._note_mirrored, call, name)
+        return await in_thread(admit)
+
+    def _note_mirrored(self, call: HubCall, name: str) -> None:
+        with self.hub.database.writing() as connection:
+            call.note(connection, "mirror", name)
+
+    def _key_of(self, call: HubCall) -> tuple[object, ...]:
+        """Return all that decides who asks, about what, and what is needed."""
+        headers, values = call.request.headers, call.values
+        place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
+        known = (headers.get("authorization"), headers.get("cookie"), self._named_user(call))
+        return ("admitted", call.route.needs, call.request.method, *place, *known)
+
+    def _admitted(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
+        """Find out who asks and about which repository; refuse those who may not."""
+        needs, values = call.route.needs, call.values
+        with self.hub.database.reading() as connection:
+            call.visitor = visitor = self._visitor(call, connection)
+            if "owner" not in values:
+                return visitor, None
+            return visitor, visible_repository(
+                connection,
+                values.get("type", values.get("kind", "models")),
+                f"{values['owner']}/{values['name']}",
+                visitor,
+                READ if needs == TOKEN else needs,
+                open_reading=self.hub.options.open_reading,
+                was_named=True,
+            )
+
+    def _check_visitor(self, call: HubCall) -> None:
+        """Refuse a stranger where no repository has said who may read it."""
+        if call.visitor.token:
+            self.hub.note_token(call.visitor.token)
+        is_open = call.route.needs == READ and self.hub.options.open_reading
+        if call.found or call.visitor.user or is_open or call.route.needs == PAGE:
+            return
+        raise HubRefusal(f"this needs a token of this hub: {call.base}/settings/tokens", status=401)
+
+    def _visitor(self, call: HubCall, connection: Connection) -> Visitor:
+        """Return who asks, by a token, by the cookie of a login, or by what a proxy says."""
+        headers = call.request.headers
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind:
+            found = None
+            if kind.lower() == "bearer" and is_token(token.strip()):
+                found = self.hub.visitor_with(connection, digest_of_token(token.strip()))
+            if found is None:
+                raise UnknownTokenError
+            return found
+        if call.request.method in ("GET", "HEAD"):
+            if user := self._named_user(call):
+                return visitor_of_proxy(connection, user)
+            if cookie := call.request.cookies.get(COOKIE):
+                return session_visitor(connection, cookie)
+        return Visitor()
+
+    def _named_user(self, call: HubCall) -> str:
+        """Return whom a trusted proxy names."""
+        options = self.hub.options
+        if options.user_header and is_among(call.peer, options.proxies):
+            return call.request.headers.get(options.user_header, "")
+        return ""
+
+    def _base(self, request: Request) -> str:
+        """Return the address that the client asks by.
+
+        Raises:
+            HubRefusal: nobody said that it is this hub's.
+        """
+        host = request.headers.get("host", "").lower()
+        if host in self._hosts or is_loopback_host(host):
+            return (self._public or f"{self._scheme(request)}://{host}").rstrip("/")
+        raise HubRefusal(
+            f"this hub is not known as {one_line(host, 100)!r}: its operator says its address with "
+            "adapterhub hub start --public-url",
+            status=421,
+        )
+
+    def _scheme(self, request: Request) -> str:
+        """Return the scheme that the client used, which a configured proxy may name."""
+        peer = request.client.host if request.client else ""
+        named = request.headers.get("x-forwarded-proto", "").lower()
+        is_named = named in ("http", "https") and is_among(peer, self.hub.options.proxies)
+        return named if is_named else request.url.scheme
+
+    def _note(self, request: Request, call: HubCall | None, status: int, seconds: float) -> None:
+        path = call.route.path if call else "unknown"
+        self.hub.metrics.observe(request.method, path, status, seconds)
+        if logs_requests():
+            log_request(
+                method=request.method,
+                path=path,
+                status=status,
+                ms=round(1000 * seconds, 2),
+                user=call.visitor.user if call else "",
+                token=call.visitor.token if call else "",
+                repository=call.found.name if call and call.found else "",
+                trace=trace_of(request.headers.get("traceparent")),
+            )
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Start and stop with the server; meanwhile write when tokens and copies were used."""
+        await receive()
+        noting = asyncio.create_task(self._keep_noting())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        noting.cancel()
+        with suppress(HubRefusal):
+            await in_thread(self._note_uses)
+        self.mirror.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _keep_noting(self) -> None:
+        while True:
+            await asyncio.sleep(_NOTE_SECONDS)
+            with suppress(HubRefusal):
+                await in_thread(self._note_uses)
+
+    def _note_uses(self) -> None:
+        used = self.hub.take_used()
+        if used or self.mirror.has_notes:
+            with self.hub.database.writing() as connection:
+                note_use(connection, used)
+                self.mirror.note_use(connection)
+
+
+def _moved(call: HubCall) -> Response | None:
+    """Return the redirect to a repository that has another name by now, where one is followed."""
+    name = f"{call.values.get('owner')}/{call.values.get('name')}"
+    if call.found is None or call.found.name.casefold() == name.casefold():
+        return None
+    if call.request.method not in ("GET", "HEAD"):
+        return None  # it is answered for the repository: a body is not sent again
+    start, is_there, rest = call.path.partition(name)
+    if not is_there:
+        return None
+    query = f"?{call.request.url.query}" if call.request.url.query else ""
+    return redirect(call, f"{start}{call.found.name}{rest}{query}", 307)
+
+
+def raise_if_writing(call: HubCall) -> None:
+    """Refuse to change what a registry in a folder has.
+
+    Raises:
+        DeniedError: the endpoint would.
+    """
+    if call.route.needs not in (OPEN, READ):
+        raise DeniedError(
+            "this hub shows a registry in a folder and changes nothing: adapterhub publish does"
+        )
+
+
+def refused(error: HubRefusal) -> Response:
+    """Return the answer for what is refused, with the headers that the Hub's clients read."""
+    said = one_line(str(error.problem), 2000)
+    message = said
+    if isinstance(error, UnknownTokenError):
+        # By these words the Hub's clients tell a wrong token from a missing repository.
+        message = "Invalid credentials in Authorization header"
+    headers = {"x-error-message": message.encode("ascii", "replace").decode(), **error.headers}
+    if error.code:
+        headers["x-error-code"] = error.code
+    return json_answer({"error": said}, error.status, headers)
+
+
+def _complete(response: Response) -> None:
+    """Add the headers that every answer has."""
+    known = {name for name, _ in response.raw_headers}
+    response.raw_headers.extend(pair for pair in SECURE_HEADERS if pair[0] not in known)
+
 
 _WRITE_SECONDS = 60.0
 _STOP_SECONDS = 20

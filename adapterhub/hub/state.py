@@ -31,17 +31,19 @@ from adapterhub.hub.blobs import BlobFolder, Blobs
 from adapterhub.hub.database import (
     DATABASE,
     NEW_DATABASE,
+    SCHEMA_REVISION,
     Database,
     HubPlace,
     SqliteDatabase,
+    audit,
     create_database_file,
     create_tables,
+    now_text,
     revision_in,
+    settings,
 )
+from adapterhub.hub.errors import BusyError, HubRefusal
 from adapterhub.hub.hub_metrics import HubMetrics
-from adapterhub.hub.refusals import BusyError, HubRefusal
-from adapterhub.hub.tables import SCHEMA_REVISION, audit, settings
-from adapterhub.hub.times import now_text
 from adapterhub.web.tokens import digest_of_token, new_token
 
 BLOBS, WRITES = "blobs", "writes"

@@ -14,15 +14,14 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from adapterhub.hub.accounts import WRITE
+from adapterhub.hub.accounts import UPLOAD_SECONDS, WRITE, read_sealed, sealed_text
 from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged
-from adapterhub.hub.calls import OPEN, HubCall, HubRoute, in_thread, json_answer
-from adapterhub.hub.changes import changes_of
 from adapterhub.hub.commits import grant, granted, promise
+from adapterhub.hub.database import changes_of
+from adapterhub.hub.errors import DeniedError, HubRefusal
 from adapterhub.hub.gate import check_room, quota_of
-from adapterhub.hub.refusals import DeniedError, HubRefusal
 from adapterhub.hub.repositories import repository_of_id
-from adapterhub.hub.sessions import UPLOAD_SECONDS, read_sealed, sealed_text
+from adapterhub.hub.request import OPEN, HubCall, HubRoute, in_thread, json_answer
 
 PART_BYTES = 128 << 20
 PROMISE_SECONDS = 2 * 3600.0  # in which room is kept; later it is there, or it is not

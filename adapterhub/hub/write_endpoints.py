@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from adapterhub.hub.accepted import parse_rules
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
 from adapterhub.hub.blobs import discard_staged
-from adapterhub.hub.calls import TOKEN, HubCall, HubRoute, json_answer
 from adapterhub.hub.commits import (
     BRANCH,
     MAIN,
@@ -17,19 +15,24 @@ from adapterhub.hub.commits import (
     refs_of,
     write_commit,
 )
+from adapterhub.hub.content_policy import parse_rules
+from adapterhub.hub.errors import HubRefusal, TakenError
 from adapterhub.hub.gate import check_moved
-from adapterhub.hub.listings import refresh_listing, remove_listing
-from adapterhub.hub.refusals import HubRefusal, TakenError
 from adapterhub.hub.repositories import (
+    check_ref_name,
     create_repository,
+    create_tag,
+    delete_branch,
     delete_repository,
+    delete_tag,
     find_repository,
     move_repository,
     owner_for_writing,
     set_private,
     visible_repository,
 )
-from adapterhub.hub.versions import check_ref_name, create_tag, delete_branch, delete_tag
+from adapterhub.hub.request import TOKEN, HubCall, HubRoute, json_answer
+from adapterhub.hub.search_rows import refresh_listing, remove_listing
 
 _BODY = 1 << 20
 _TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}

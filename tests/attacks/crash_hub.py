@@ -26,14 +26,22 @@ import hub_server
 from alembic.operations import batch
 from alembic.runtime import migration
 
-from adapterhub.hub import backups, blobs, copies, database, housekeeping, state, upstream
+from adapterhub.hub import (
+    backups,
+    blobs,
+    database,
+    gc,
+    mirror_client,
+    mirror_store,
+    state,
+)
 from adapterhub.hub.accounts import create_namespace, find_owner
 from adapterhub.hub.backups import backup_hub, upgrade_hub
-from adapterhub.hub.changes import changes_of
-from adapterhub.hub.commits import CommitChange, branch_head, grant, write_commit
-from adapterhub.hub.copies import Copies
+from adapterhub.hub.commits import CommitChange, branch_head, grant, read_tree, write_commit
+from adapterhub.hub.database import changes_of
 from adapterhub.hub.gate import changing
-from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.hub.gc import collect, verify_hub
+from adapterhub.hub.mirror_store import Copies
 from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
 from adapterhub.hub.state import (
     DATABASE,
@@ -44,14 +52,13 @@ from adapterhub.hub.state import (
     schema_revision,
     serving_alone,
 )
-from adapterhub.hub.trees import read_tree
 from adapterhub.registry import hub_client, hub_reader
 
 KEPT = {"a.md": b"a", "in/b.md": b"b"}
 MIRRORED = "far/away"
 FAR = {"README.md": b"# A card\n", "adapter_config.json": b"{}", "in/c.txt": b"c" * 9_000}
 UPGRADING = (backups, state, database, migration, batch)
-MIRRORING = (copies, blobs, upstream, hub_client, hub_reader)
+MIRRORING = (mirror_store, blobs, mirror_client, hub_client, hub_reader)
 
 
 class Place:
@@ -248,7 +255,7 @@ def main(folder: Path, most: int, names: list[str]) -> None:
         mirror = (place.prepare, place.mirror, place.check_mirrored)
         again = (lambda: place.prepare(place.old), place.back_up, place.check_backup)
         scenarios = {
-            "collection": ((housekeeping,), collection),
+            "collection": ((gc,), collection),
             "first backup": ((backups,), (place.prepare, place.back_up, place.check_backup)),
             "second backup": ((backups,), again),
             "upgrade": (UPGRADING, upgrade),

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 
 from adapterhub.hub import migrations
-from adapterhub.hub.tables import SCHEMA_REVISION
+from adapterhub.hub.database import SCHEMA_REVISION
 
 NEXT = f"{int(SCHEMA_REVISION) + 1:04}"
 CHANGE = f'''

@@ -25,20 +25,20 @@ from sqlalchemy import select
 
 from adapterhub.files.signature import Statement, parse_signatures, sign_statement
 from adapterhub.files.signature import signatures_to_json as signature_file
-from adapterhub.hub.accepted import NamespaceRules, parse_rules, rules_text
 from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.tables import (
+from adapterhub.hub.commits import Tree, read_tree
+from adapterhub.hub.content_policy import NamespaceRules, parse_rules, rules_text
+from adapterhub.hub.database import (
     blobs,
     commits,
     grants,
     namespaces,
+    now_text,
     promises,
     refs,
     repositories,
     versions,
 )
-from adapterhub.hub.times import now_text
-from adapterhub.hub.trees import Tree, read_tree
 from adapterhub.registry.published_files import beside_bytes, digest_of
 
 ROLES = ("root", "ada", "wil", "eve")

@@ -11,11 +11,10 @@ from pathlib import Path
 import httpx2
 
 from adapterhub.hub.accounts import create_hub_token, create_namespace, set_member
-from adapterhub.hub.app import HubApp
 from adapterhub.hub.database import HubPlace
-from adapterhub.hub.server import known_hosts
+from adapterhub.hub.import_export import answering_in_thread
+from adapterhub.hub.server import HubApp, known_hosts
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
-from adapterhub.hub.transfer import answering_in_thread
 
 
 @dataclass

@@ -19,10 +19,9 @@ from adapterhub.hub.accounts import (
     set_member,
     set_user,
 )
+from adapterhub.hub.database import now_text, sessions, tokens
 from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
-from adapterhub.hub.tables import sessions, tokens
-from adapterhub.hub.times import now_text
 from adapterhub.web.origins import client_address
 
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterhub.hub.blobs import BlobFolder, BlobInfo
-from adapterhub.hub.commit_lines import CommitLines
+from adapterhub.hub.commit_endpoints import CommitLines
 from adapterhub.hub.commits import CommitChange, changed_tree
-from adapterhub.hub.refusals import HubRefusal, MissingEntryError, TooManyBytesError
+from adapterhub.hub.errors import HubRefusal, MissingEntryError, TooManyBytesError
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from safetensors.numpy import save
 import adapterhub as ah
 from adapterhub.errors import RegistryError
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
-from adapterhub.hub.housekeeping import collect, verify_hub
-from adapterhub.hub.transfer import import_registry
+from adapterhub.hub.gc import collect, verify_hub
+from adapterhub.hub.import_export import import_registry
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.published_files import beside_bytes, digest_of
 from adapterhub.registry.store import Publication

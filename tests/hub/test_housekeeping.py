@@ -20,11 +20,10 @@ from sqlalchemy import select, text
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.hub import backups
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
-from adapterhub.hub.database import create_database_file
-from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.hub.database import SCHEMA_REVISION, create_database_file, metadata
+from adapterhub.hub.gc import collect, verify_hub
+from adapterhub.hub.import_export import export_registry, import_registry
 from adapterhub.hub.state import open_database, open_hub, schema_revision, serving_alone
-from adapterhub.hub.tables import SCHEMA_REVISION, metadata
-from adapterhub.hub.transfer import export_registry, import_registry
 from adapterhub.registry import copying, hub_reader
 from adapterhub.registry import hub as registry_hub
 from adapterhub.registry.local import LocalRegistry
@@ -323,7 +322,7 @@ def test_a_copy_that_is_not_possible_is_told_in_a_sentence(tmp_path, newer, monk
 
 
 def test_new_tables_are_those_of_the_changes(tmp_path):
-    """What `tables.py` says is what a database has that went through all changes."""
+    """What `database.py` says is what a database has that went through all changes."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 

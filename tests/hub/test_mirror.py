@@ -26,22 +26,19 @@ from waiting import wait_until
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import MANIFEST_FILE
-from adapterhub.hub import copies as copies_module
 from adapterhub.hub import mirror as mirror_module
-from adapterhub.hub import upstream as upstream_module
-from adapterhub.hub.accepted import NamespaceRules, rules_text
+from adapterhub.hub import mirror_client as upstream_module
+from adapterhub.hub import mirror_store as copies_module
 from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.app import HubApp
 from adapterhub.hub.backups import backup_hub
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.database import KEEPING
-from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.hub.content_policy import NamespaceRules, rules_text
+from adapterhub.hub.database import KEEPING, grants, now_text
+from adapterhub.hub.errors import UpstreamError
+from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.mirror import Mirror
-from adapterhub.hub.refusals import UpstreamError
-from adapterhub.hub.server import serve_hub
+from adapterhub.hub.server import HubApp, serve_hub
 from adapterhub.hub.state import HubOptions, create_hub, open_hub
-from adapterhub.hub.tables import grants
-from adapterhub.hub.times import now_text
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry

@@ -21,7 +21,7 @@ from shared_state import STATES, place_of
 from waiting import wait_until
 
 from adapterhub.errors import ConfigError
-from adapterhub.hub.housekeeping import verify_hub
+from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.server import serve_hub
 from adapterhub.hub.state import HubOptions, open_hub, serving_alone
 

@@ -21,10 +21,10 @@ from sqlalchemy import make_url
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.hub import upload_endpoints
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
-from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.hub.database import SCHEMA_REVISION
+from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
-from adapterhub.hub.tables import SCHEMA_REVISION
 
 pytestmark = pytest.mark.apart
 

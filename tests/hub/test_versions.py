@@ -15,9 +15,9 @@ from adapterhub.errors import AdapterhubError, FileError, RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
 from adapterhub.hub import blobs
-from adapterhub.hub.accepted import NamespaceRules, rules_text
 from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.housekeeping import collect, verify_hub
+from adapterhub.hub.content_policy import NamespaceRules, rules_text
+from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import Publication

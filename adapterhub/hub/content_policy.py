@@ -24,8 +24,8 @@ from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.refusals import HubRefusal
-from adapterhub.hub.trees import Tree, path_problem_of
+from adapterhub.hub.commits import Tree, path_problem_of
+from adapterhub.hub.errors import HubRefusal
 from adapterhub.interchange.adapters_library.files import HEAD_CONFIG_FILE
 from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES
 from adapterhub.registry.published_files import BESIDE_FILE, BESIDE_SIGNATURE, parse_beside

@@ -9,13 +9,12 @@ import pytest
 import sample_adapters
 from commit_body import commit
 
-from adapterhub.hub import registry_view
-from adapterhub.hub.app import HubApp
+from adapterhub.hub import readonly_registry
 from adapterhub.hub.commits import TAG, refs_of
-from adapterhub.hub.registry_view import is_registry, viewing
-from adapterhub.hub.server import known_hosts
+from adapterhub.hub.import_export import answering_in_thread
+from adapterhub.hub.readonly_registry import is_registry, viewing
+from adapterhub.hub.server import HubApp, known_hosts
 from adapterhub.hub.state import HubOptions
-from adapterhub.hub.transfer import answering_in_thread
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
@@ -41,7 +40,7 @@ def publish(registry, tmp_path):
 
 
 def test_a_registry_is_a_hub_that_only_reads(registry, publish, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry_view, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(readonly_registry, "_LOOK_SECONDS", 0.05)
     assert not is_registry(registry.root)
     first, second = publish(0, tags=("best",)), publish(1)
     registry.yank(publish(2), "why not")

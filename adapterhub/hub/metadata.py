@@ -15,7 +15,7 @@ from adapterhub.files import schema
 from adapterhub.files.card import split_card
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
-from adapterhub.hub.trees import Tree
+from adapterhub.hub.commits import Tree
 from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES
 
 ReadBlob = Callable[[str, int], bytes]

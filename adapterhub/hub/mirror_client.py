@@ -15,7 +15,7 @@ from pathlib import Path
 
 from adapterhub.errors import ConfigError, FileError, NotPublishedError, RegistryError
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.refusals import (
+from adapterhub.hub.errors import (
     GatedUpstreamError,
     HubRefusal,
     LyingUpstreamError,

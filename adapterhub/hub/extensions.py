@@ -8,16 +8,15 @@ from sqlalchemy import ColumnElement, func, select
 from starlette.responses import Response
 
 from adapterhub._version import __version__
-from adapterhub.hub.accepted import signature_problem
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
-from adapterhub.hub.calls import OPEN, TOKEN, HubCall, HubRoute, json_answer
-from adapterhub.hub.commits import commit_at
-from adapterhub.hub.listings import refresh_listing
-from adapterhub.hub.refusals import DeniedError, HubRefusal
+from adapterhub.hub.commits import Tree, commit_at
+from adapterhub.hub.content_policy import signature_problem
+from adapterhub.hub.database import blobs, repositories, versions
+from adapterhub.hub.errors import DeniedError, HubRefusal
+from adapterhub.hub.repositories import delete_version, move_tag, versions_of
+from adapterhub.hub.request import OPEN, TOKEN, HubCall, HubRoute, json_answer
+from adapterhub.hub.search_rows import refresh_listing
 from adapterhub.hub.state import audit_rows
-from adapterhub.hub.tables import blobs, repositories, versions
-from adapterhub.hub.trees import Tree
-from adapterhub.hub.versions import delete_version, move_tag, versions_of
 
 _BODY = 64 << 10
 CAN = ("versions", "move-tag", "delete-version", "audit")

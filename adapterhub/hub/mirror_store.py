@@ -21,23 +21,38 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, sel
 from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
-from adapterhub.hub.accepted import NamespaceRules, check_contents, check_name_of_file, parse_rules
 from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace
 from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged
-from adapterhub.hub.changes import changes_of
 from adapterhub.hub.commits import (
     BRANCH,
     MAIN,
     TAG,
+    Tree,
+    check_paths,
     commit_at,
     grant,
+    keep_tree,
     name_of_ref,
+    read_tree,
     refs_of,
     used_bytes,
 )
-from adapterhub.hub.gate import changing
-from adapterhub.hub.housekeeping import forget_blob, remove_files
-from adapterhub.hub.refusals import (
+from adapterhub.hub.content_policy import (
+    NamespaceRules,
+    check_contents,
+    check_name_of_file,
+    parse_rules,
+)
+from adapterhub.hub.database import (
+    blobs,
+    changes_of,
+    commits,
+    grants,
+    now_precisely,
+    refs,
+    repositories,
+)
+from adapterhub.hub.errors import (
     DeniedError,
     HubRefusal,
     LyingUpstreamError,
@@ -45,6 +60,9 @@ from adapterhub.hub.refusals import (
     TooManyBytesError,
     UpstreamError,
 )
+from adapterhub.hub.gate import changing
+from adapterhub.hub.gc import forget_blob, remove_files
+from adapterhub.hub.mirror_client import ASK_SECONDS, Upstream
 from adapterhub.hub.repositories import (
     HubRepository,
     check_repository_name,
@@ -52,10 +70,6 @@ from adapterhub.hub.repositories import (
     find_repository,
 )
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import blobs, commits, grants, refs, repositories
-from adapterhub.hub.times import now_precisely
-from adapterhub.hub.trees import Tree, check_paths, keep_tree, read_tree
-from adapterhub.hub.upstream import ASK_SECONDS, Upstream
 from adapterhub.registry.hub_reader import Refs, RepositoryFiles
 from adapterhub.registry.other_formats import CONFIG_FILE
 

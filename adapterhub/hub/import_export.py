@@ -17,11 +17,10 @@ from sqlalchemy import select
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.accounts import require_owner
-from adapterhub.hub.app import HubApp
-from adapterhub.hub.server import known_hosts
+from adapterhub.hub.database import listings, namespaces, repositories
+from adapterhub.hub.repositories import versions_of
+from adapterhub.hub.server import HubApp, known_hosts
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import listings, namespaces, repositories
-from adapterhub.hub.versions import versions_of
 from adapterhub.registry.copying import CopyReport, copy_registry, place
 from adapterhub.registry.tokens import VARIABLE
 

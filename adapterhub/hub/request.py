@@ -20,15 +20,15 @@ from starlette.responses import Response
 
 from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
-from adapterhub.hub.accepted import NamespaceRules, parse_rules
 from adapterhub.hub.accounts import READ, Visitor, namespace_of
-from adapterhub.hub.gate import CheckedFiles, changing
-from adapterhub.hub.refusals import (
+from adapterhub.hub.content_policy import NamespaceRules, parse_rules
+from adapterhub.hub.errors import (
     HubRefusal,
     MissingRepositoryError,
     SlowBodyError,
     TooManyBytesError,
 )
+from adapterhub.hub.gate import CheckedFiles, changing
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
 from adapterhub.web.origins import client_address

@@ -20,14 +20,12 @@ from adapterhub.files.manifest import MAX_MANIFEST_BYTES
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE
 from adapterhub.files.scores import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
-from adapterhub.hub.commits import CommitRecord, branch_head, commit_at
-from adapterhub.hub.described import HubDescription, ReadBlob, describe_tree, parse_description
-from adapterhub.hub.full_text import full_text_of
-from adapterhub.hub.refusals import HubRefusal
-from adapterhub.hub.repositories import HubRepository
-from adapterhub.hub.tables import facet_counts, facets, listings
-from adapterhub.hub.trees import Tree, read_tree
-from adapterhub.hub.versions import HubVersion, versions_of
+from adapterhub.hub.commits import CommitRecord, Tree, branch_head, commit_at, read_tree
+from adapterhub.hub.database import facet_counts, facets, listings
+from adapterhub.hub.errors import HubRefusal
+from adapterhub.hub.metadata import HubDescription, ReadBlob, describe_tree, parse_description
+from adapterhub.hub.repositories import HubRepository, HubVersion, versions_of
+from adapterhub.hub.search_sql import full_text_of
 from adapterhub.pages.listed import FIELDS, ListedVersion
 from adapterhub.pages.published import MainScore, PublishedVersion, version_to_show
 from adapterhub.pages.run_files import lower_is_better

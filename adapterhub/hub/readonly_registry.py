@@ -23,14 +23,17 @@ from adapterhub.files.atomic import file_digest
 from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.hub.accounts import Owner, create_namespace, require_owner
 from adapterhub.hub.blobs import MAX_REGULAR_LISTED, BlobFolder, BlobInfo, git_sha1_of
-from adapterhub.hub.changes import received_reader
 from adapterhub.hub.commits import CommitChange, grant, write_commit
-from adapterhub.hub.database import DATABASE
+from adapterhub.hub.database import DATABASE, received_reader
 from adapterhub.hub.gate import changing
-from adapterhub.hub.listings import refresh_listing, remove_listing
-from adapterhub.hub.repositories import create_repository, delete_repository, find_repository
+from adapterhub.hub.repositories import (
+    create_repository,
+    create_tag,
+    delete_repository,
+    find_repository,
+)
+from adapterhub.hub.search_rows import refresh_listing, remove_listing
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
-from adapterhub.hub.versions import create_tag
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.names_file import Contents
 from adapterhub.registry.published_files import PUBLISHED, YANKED_FILE

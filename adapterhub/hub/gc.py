@@ -18,10 +18,18 @@ from sqlalchemy import Connection, delete, select, true
 from adapterhub.files.atomic import FileDigest
 from adapterhub.hub.accounts import MIRROR
 from adapterhub.hub.blobs import BlobInfo, Blobs, discard_staged
+from adapterhub.hub.commits import read_tree
+from adapterhub.hub.database import (
+    blobs,
+    commits,
+    grants,
+    namespaces,
+    now_text,
+    promises,
+    repositories,
+    trees,
+)
 from adapterhub.hub.state import Hub
-from adapterhub.hub.tables import blobs, commits, grants, namespaces, promises, repositories, trees
-from adapterhub.hub.times import now_text
-from adapterhub.hub.trees import read_tree
 
 GRACE_SECONDS = 2 * 3600.0  # of a file that was uploaded and is not yet committed
 _AT_ONCE = 200  # files that are removed in one transaction
