@@ -62,7 +62,7 @@ from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.diffusers_lora import STYLES, write_diffusers
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
 from adapterhub.interchange.peft.exporter import to_peft
-from adapterhub.interchange.peft.files import write_peft
+from adapterhub.interchange.peft.files import peft_bytes, write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, method_text, parse_methods
@@ -409,8 +409,11 @@ class Adapter:
         """Detach the adapter: bytes, keys, modules and `requires_grad` are as before."""
         self.state.detach(self.name)
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> Manifest:
+    def save(self, folder: str | Path, *, overwrite: bool = False, peft: bool = False) -> Manifest:
         """Write the adapter's folder: tensors, manifest and card. Files are read back and compared.
+
+        With `peft`, the folder gets peft's two files, too: plain peft can load it, and what it is
+        pushed to.
 
         Where processes share parameters (FSDP2, tensor parallelism) each must call this: tensors
         are gathered, and the first process writes them; the manifest of the others lists no files.
@@ -418,6 +421,7 @@ class Adapter:
         Raises:
             OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is
                 left behind.
+            MismatchError: peft cannot represent the adapter; every reason is listed.
         """
         sharded = any(map(is_sharded, self.model.parameters()))
         manifest = self.manifest()
@@ -425,13 +429,20 @@ class Adapter:
         try:
             if sharded and dist.get_rank() > 0:
                 return manifest
+            files = peft_bytes(to_peft(self.export_source())) if peft else {}
+
+            def beside(staged: Path) -> None:
+                write_copies(staged, self.foundations())
+                if files:
+                    write_files(staged, files)
+
             written = write_adapter(
                 Path(folder),
                 manifest,
                 tensors,
                 card=self.metadata.card,
                 overwrite=overwrite,
-                beside=partial(write_copies, foundations=self.foundations()),
+                beside=beside,
             )
             remember_backbone(self.model, manifest.backbone.id)
             return written

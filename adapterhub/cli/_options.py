@@ -93,6 +93,15 @@ publication_options = several_options(
     click.option("--sign", "key", metavar="KEY", help="Sign it with this private key."),
     allow_option,
 )
+# Whether an adapter is published with the files that plain peft loads.
+peft_options = several_options(
+    click.option(
+        "--peft/--no-peft",
+        default=None,
+        help="Make peft's two files, or leave them out.  [default: those in DIR, if any]",
+    ),
+    click.option("--backbone", help="Folder of the backbone, for --peft, if it is not on the Hub."),
+)
 
 
 def private_key(path: str | None) -> PrivateKey | None:

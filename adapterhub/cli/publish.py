@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from adapterhub.cli._format import print_next, print_published
+from adapterhub.cli._format import print_next, print_published, say
 from adapterhub.cli._options import (
     as_json_option,
+    peft_options,
     private_key,
     publication_options,
     registry_option,
@@ -21,6 +23,7 @@ from adapterhub.cli._options import (
 @click.option("--version", help="Version, v1 or later (default: the next).")
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
 @publication_options
+@peft_options
 @registry_option
 @as_json_option
 def command(
@@ -31,6 +34,8 @@ def command(
     registry: str | None,
     allow_findings: tuple[str, ...],
     as_json: bool,
+    peft: bool | None,
+    backbone: str | None,
     key: str | None,
     **description: Any,
 ) -> None:
@@ -51,6 +56,9 @@ def command(
         listing=PublicationInfo(**description),
         sign=private_key(key),
         allow_findings=allow_findings,
+        peft=peft,
+        backbone=backbone,
+        note=partial(say, err=True),
     )
     print_published(entry, "published", as_json=as_json)
     if not as_json:

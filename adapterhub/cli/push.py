@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import print_next, print_published, say
-from adapterhub.cli._options import as_json_option, private_key, publication_options
+from adapterhub.cli._options import as_json_option, peft_options, private_key, publication_options
 
 
 @click.command("push")
@@ -17,15 +17,14 @@ from adapterhub.cli._options import as_json_option, private_key, publication_opt
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @click.option("--tag", "tags", multiple=True, help="A git tag for this version.")
 @publication_options
-@click.option("--no-peft", is_flag=True, help="Do not add the files of the peft format.")
-@click.option("--backbone", help="Folder of the backbone, if it is not on the Hub.")
+@peft_options
 @as_json_option
 def command(
     folder: str,
     reference: str,
     private: bool,
     tags: tuple[str, ...],
-    no_peft: bool,
+    peft: bool | None,
     backbone: str | None,
     allow_findings: tuple[str, ...],
     as_json: bool,
@@ -34,8 +33,9 @@ def command(
 ) -> None:
     """Push an adapter and its card to the Hugging Face Hub or your own hub.
 
-    REFERENCE is hf:OWNER/NAME or https://HOST/OWNER/NAME. If peft supports the adapter, the
-    repository also gets the two files that plain peft loads; if not, the card says why.
+    REFERENCE is hf:OWNER/NAME or https://HOST/OWNER/NAME. What is in DIR is pushed. --peft makes
+    the two files that plain peft loads, too; if peft does not support the adapter, the card says
+    why.
 
     The access token comes from HF_TOKEN or `hf auth login`.
     """
@@ -49,7 +49,7 @@ def command(
         listing=PublicationInfo(**description),
         sign=private_key(key),
         allow_findings=allow_findings,
-        peft=not no_peft,
+        peft=peft,
         backbone=backbone,
         note=partial(say, err=True),
     )

@@ -82,7 +82,7 @@ class Bucket(RemoteStorage):
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         """Upload the files of an adapter, the manifest last."""
         with TemporaryDirectory(prefix="adapterhub-") as staged:
-            copy = copy_adapter(source, Path(staged) / "copy", digest)
+            copy = copy_adapter(source, Path(staged) / "copy", digest, beside=True)
             self.write(f"{path}/{DATE_FILE}", date)
             for file in sorted(copy.iterdir(), key=lambda file: file.name == MANIFEST_FILE):
                 self.write(f"{path}/{file.name}", file)

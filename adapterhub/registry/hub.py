@@ -52,7 +52,6 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.files.tensor_file import TENSORS_FILE
-from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
@@ -70,8 +69,7 @@ from adapterhub.registry.other_formats import (
     foreign_digest,
 )
 from adapterhub.registry.published_files import (
-    BESIDE_FILE,
-    BESIDE_SIGNATURE,
+    BESIDE,
     PUBLISHED,
     SIGNATURES_FOLDER,
     YANKED_FILE,
@@ -96,8 +94,6 @@ from adapterhub.registry.tokens import token_for
 
 MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
-_BESIDE = (CONFIG_FILE, PEFT_TENSORS, BESIDE_FILE, BESIDE_SIGNATURE)
-"""Files of another library beside a manifest, which the next version replaces or removes."""
 _LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_SMALL_FILE_BYTES = 2 * MAX_CARD_BYTES  # a card gets metadata when it is pushed
 
@@ -169,15 +165,16 @@ class HubStore:
         check_adapter(folder)
         read_signatures(folder)
         check_tags(publication.tags)
-        files = _checked_texts(folder, publication)
+        texts, tensors = _checked_files(folder, publication)
         refs, entries = self._created(publication)
         version, is_known = _version_for(folder, publication, refs, entries)
         name = publication.name
         if is_known:
             commit = refs.tags[version]
+            if version == entries[-1].version:
+                self._add_beside(texts, tensors, entries[-1], refs.head)
         else:
-            tensors = {TENSORS_FILE: folder / TENSORS_FILE}
-            commit = self._commit_version(files, tensors, publication, version, refs.head, entries)
+            commit = self._commit_version(texts, tensors, publication, version, refs.head, entries)
         for tag in publication.tags:
             self._tag(name, tag, commit)
         return self._resolve(name, version)
@@ -188,7 +185,7 @@ class HubStore:
         The repository is created for that: only the hub has the numbers of one that was deleted.
         """
         check_tags(publication.tags)
-        _checked_texts(folder, publication)
+        _checked_files(folder, publication)
         return _version_for(folder, publication, *self._created(publication))
 
     def search(self, query: Query) -> list[Entry]:
@@ -446,7 +443,7 @@ class HubStore:
 
     def _commit_version(
         self,
-        files: Mapping[str, bytes],
+        texts: Mapping[str, bytes],
         tensors: Mapping[str, Path],
         publication: Publication,
         version: str,
@@ -456,22 +453,38 @@ class HubStore:
         """Commit the files of a new version and tag the commit; return it."""
         name = publication.name
         entry = entry_of(
-            files[MANIFEST_FILE],
+            texts[MANIFEST_FILE],
             reference=f"{self.prefix}{name}@{version}",
             name=name,
             version=version,
             tags=publication.tags,
         )
         _refuse_second_backbone(entries, entry)
-        card = hub_card(files[CARD_FILE], entry)
+        card = hub_card(texts[CARD_FILE], entry)
         message = f"Publish {version}: {' + '.join(entry.methods)}"
-        new: dict[str, bytes | Path] = {**files, **tensors, CARD_FILE: card}
+        new: dict[str, bytes | Path] = {**texts, **tensors, CARD_FILE: card}
         old = self._reader.listing(name, head) if head and entries else {}
-        stale = [file for file in _BESIDE if file in old and file not in new]
+        stale = [file for file in BESIDE if file in old and file not in new]
         commit = self._writer.commit(name, new, message, head, stale)
         # Never moved: if two writers chose the same number, the second is refused.
         self._writer.create_tag(name, version, commit)
         return commit
+
+    def _add_beside(
+        self,
+        texts: Mapping[str, bytes],
+        tensors: Mapping[str, Path],
+        entry: Entry,
+        head: str | None,
+    ) -> None:
+        """Add peft's files to `main` where the newest version has none; no tag moves."""
+        new: dict[str, bytes | Path] = {**texts, **tensors}
+        new = {name: data for name, data in new.items() if name in BESIDE}
+        if head is None or not new or CONFIG_FILE in self._reader.listing(entry.name, head):
+            return
+        new[CARD_FILE] = hub_card(texts[CARD_FILE], entry)
+        message = f"Add peft's files to {entry.version}"
+        self._writer.commit(entry.name, new, message, head)
 
     def _tag(self, name: str, tag: str, commit: str) -> None:
         tags = self._reader.refs(name).tags
@@ -512,11 +525,14 @@ def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int],
         yield bar.update
 
 
-def _checked_texts(folder: Path, publication: Publication) -> dict[str, bytes]:
-    """Return the files of a publication but the tensors; refuse secrets in them."""
-    files = {**published_texts(folder, PUBLISHED), **publication.beside}
-    refuse_leaks(files, publication.allowed)
-    return files
+def _checked_files(
+    folder: Path, publication: Publication
+) -> tuple[dict[str, bytes], dict[str, Path]]:
+    """Return the texts of a publication and the files of its tensors; refuse secrets in them."""
+    texts = published_texts(folder, (*PUBLISHED, *BESIDE))
+    refuse_leaks(texts, publication.allowed)
+    tensors = {name: folder / name for name in texts if name.endswith(".safetensors")}
+    return {name: text for name, text in texts.items() if name not in tensors}, tensors
 
 
 def _version_for(

@@ -290,7 +290,7 @@ class Folder(Storage):
         for name, text in _OF_GIT.items():
             if not os.path.lexists(self.root / name):
                 replace_file(self.root / name, text)
-        copy_adapter(source, self.root / path, digest, date=date)
+        copy_adapter(source, self.root / path, digest, date=date, beside=True)
 
     def check_room(self, size: int) -> None:
         """Refuse what the disk has no room for."""

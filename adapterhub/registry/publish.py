@@ -12,7 +12,7 @@ licence, and so changes its digest.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -22,21 +22,18 @@ from typing import Literal
 from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, RegistryError, warn_user
 from adapterhub.files import native
-from adapterhub.files.atomic import read_file
 from adapterhub.files.card import InPeft, card
 from adapterhub.files.foundation import copy_of
 from adapterhub.files.manifest import (
-    MAX_TENSOR_BYTES,
     FoundationRef,
     Manifest,
     to_json,
 )
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.files.signature import PrivateKey, read_signatures
-from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
-from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
+from adapterhub.interchange.peft.files import CONFIG_FILE, kind_of_config, peft_bytes
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.published_files import name_to_publish
+from adapterhub.registry.published_files import BESIDE_SIGNATURE, files_beside, name_to_publish
 from adapterhub.registry.pull import fetch
 from adapterhub.registry.reference import Reference, is_name, parse_reference
 from adapterhub.registry.registry import Registry
@@ -46,7 +43,7 @@ from adapterhub.registry.stores import registry_at, store_of
 
 _MOST = 10_000  # versions for one backbone that are compared
 _NOT_REQUESTED = "it was published without peft's files"
-_NOT_SIGNED = "its signature does not cover peft's files; push --sign KEY adds and signs them"
+_NOT_SIGNED = "its signature does not cover peft's files; --sign KEY signs them"
 
 Note = Callable[[str], None]
 """Receives one-line messages for the user that are not errors."""
@@ -90,6 +87,9 @@ def publish(
     listing: PublicationInfo | None = None,
     sign: str | Path | PrivateKey | None = None,
     allow_findings: tuple[str, ...] = (),
+    peft: bool | None = None,
+    backbone: str | None = None,
+    note: Note = silent,
 ) -> Entry:
     """Publish the adapter in a folder to a local registry.
 
@@ -106,10 +106,15 @@ def publish(
             so of the version.
         sign: the file of a private key, or the key: sign the version.
         allow_findings: codes, from the error, of texts that look private and are not.
+        peft: make peft's two files and publish them, too (True), leave them out (False), or
+            publish those in the folder (None).
+        backbone: for `peft`, the folder or Hub id of the backbone, if not the recorded one.
+        note: receives messages for the user.
 
     Raises:
         FileError: the folder holds no valid adapter, or its files contain private information.
         ConfigError: the name, version or a tag is invalid.
+        BackboneError: `backbone` cannot be read.
         OutputError: `listing` is invalid, or the registry cannot be written.
         SignatureError: without `sign`, and the folder's signature is not for what is published.
         RegistryError: the version is taken by other bytes, or an adapter that this one was trained
@@ -120,7 +125,10 @@ def publish(
     name = name or name_to_publish(source, manifest)
     on = published_foundations(source, manifest, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
-    with prepared_folder(source, listing or PublicationInfo(), name, on=on) as prepared:
+    files, in_peft = _files_of_peft(source, peft, backbone, sign, note)
+    words = in_peft if files or peft else None  # for the card
+    info = listing or PublicationInfo()
+    with prepared_folder(source, info, name, words, on, files) as prepared:
         entry = put_signed(store, prepared, publication, source, sign)
         if version and version.lstrip("v") != entry.version.lstrip("v"):
             warn_user(
@@ -138,7 +146,7 @@ def push(
     visibility: Literal["public", "private"] = "public",
     tags: tuple[str, ...] = (),
     listing: PublicationInfo | None = None,
-    peft: bool = True,
+    peft: bool | None = None,
     backbone: str | None = None,
     allow_findings: tuple[str, ...] = (),
     note: Note = silent,
@@ -146,10 +154,11 @@ def push(
 ) -> Entry:
     """Publish the adapter in a folder on a hub, as one commit.
 
-    The commit holds our files, a card and, if peft can express the adapter, peft's two files, which
-    make the repository loadable with plain peft. `sign` signs these, too; a folder that was signed
-    before is pushed without them. If it cannot, or if peft is installed and computes
-    other outputs, `note` and the card give the reason.
+    The commit holds what is in the folder: our files, the card and, if they are there, peft's two
+    files, which make the repository loadable with plain peft. `adapter.save(folder, peft=True)`
+    and `peft=True` make these: where peft cannot express the adapter, or is installed and computes
+    other outputs, `note` and the card give the reason. `sign` signs them, too; a folder that was
+    signed before is pushed without them.
 
     Args:
         folder: the adapter's folder, or the folder of its training run.
@@ -157,9 +166,10 @@ def push(
         visibility: of the repository, if it does not exist yet.
         tags: git tags to set on this version.
         listing: description, licence, languages and topics; they become part of the manifest.
-        peft: whether to add peft's files.
+        peft: make peft's files and push them, too (True), leave them out (False), or push those
+            in the folder (None).
         backbone: the folder or Hub id of the backbone, whose configuration peft's files need; by
-            default the one recorded with the adapter.
+            default the one recorded with the adapter. Unless `peft` is False, they are made.
         allow_findings: codes, from the error, of texts that look private and are not.
         note: receives messages for the user.
         sign: the file of a private key, or the key: sign the version.
@@ -177,18 +187,13 @@ def push(
     source = adapter_folder(expanded(folder))
     store = _writable(parsed)
     on = published_foundations(source, read_manifest(source), store, parsed)
-    beside: dict[str, bytes] = {}
-    in_peft = InPeft(None, (_NOT_REQUESTED,))
-    if peft and sign is None and read_signatures(source):
-        in_peft = InPeft(None, (_NOT_SIGNED,))
-        note(_peft_note(in_peft))
-    elif peft:
-        beside, in_peft = peft_files(source, backbone)
-        note(_peft_note(in_peft))
+    files, in_peft = _files_of_peft(source, peft, backbone, sign, note)
+    if not files and peft is None and in_peft.problems == (_NOT_REQUESTED,):
+        note(f"without peft's files: adapterhub push {folder} {reference} --peft adds them")
     allowed = tuple(allow_findings)
-    publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside, allowed)
-    target = str(replace(parsed, version=None))
-    with prepared_folder(source, listing or PublicationInfo(), target, in_peft, on) as prepared:
+    publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, allowed)
+    target, info = str(replace(parsed, version=None)), listing or PublicationInfo()
+    with prepared_folder(source, info, target, in_peft, on, files) as prepared:
         return put_signed(store, prepared, publication, source, sign)
 
 
@@ -217,10 +222,37 @@ def _hub_reference(reference: str, folder: str | Path) -> Reference:
     return parsed
 
 
-def _peft_note(in_peft: InPeft) -> str:
+def _files_of_peft(
+    source: Path,
+    make: bool | None,
+    backbone: str | None,
+    key: str | Path | PrivateKey | None,
+    note: Note,
+) -> tuple[dict[str, bytes], InPeft]:
+    """Return peft's files to publish with an adapter, by name, and what its card says of peft.
+
+    Those in the folder are taken, unless `make` or a backbone requests new ones.
+    """
+    if make is False:
+        return {}, InPeft(None, (_NOT_REQUESTED,))
+    make = make or backbone is not None
+    files = {} if make else files_beside(source)
+    if not make and not files.keys() >= set(native.PEFT_FILES):
+        return {}, InPeft(None, (_NOT_REQUESTED,))
+    if key is None and BESIDE_SIGNATURE not in files and read_signatures(source):
+        files, in_peft = {}, InPeft(None, (_NOT_SIGNED,))
+    elif make:
+        files, in_peft = peft_files(source, backbone)
+    else:
+        in_peft = InPeft(kind_of_config(files.get(CONFIG_FILE, b"")))
+    note(_peft_note(in_peft, compared=not make or bool(find_spec("peft"))))
+    return files, in_peft
+
+
+def _peft_note(in_peft: InPeft, *, compared: bool) -> str:
     if not in_peft.problems:
-        compared = "" if find_spec("peft") else "; outputs not compared, peft is not installed"
-        return f"plain peft can load it: peft's two files are included{compared}"
+        words = "" if compared else "; outputs not compared, peft is not installed"
+        return f"plain peft can load it: peft's two files are included{words}"
     more = f" (and {len(in_peft.problems) - 1} more)" if len(in_peft.problems) > 1 else ""
     return f"plain peft cannot load it: {in_peft.problems[0]}{more}"
 
@@ -232,10 +264,12 @@ def prepared_folder(
     reference: str,
     peft: InPeft | None = None,
     on: tuple[FoundationRef, ...] = (),
+    beside: Mapping[str, bytes] | None = None,
 ) -> Iterator[Path]:
     """Provide a folder with the adapter as it is to be published, for the length of the context.
 
-    The source is used as it is if nothing changes. `reference` loads the adapter, for the card.
+    The source is used as it is if nothing changes. `reference` loads the adapter, for the card;
+    `beside` are peft's files to publish with it, by name.
 
     Raises:
         FileError: `source` holds no valid adapter.
@@ -253,6 +287,7 @@ def prepared_folder(
         files = {
             native.MANIFEST_FILE: to_json(published),
             native.CARD_FILE: native.card_bytes(text),
+            **(beside or {}),
         }
         native.write_copy(folder, source, manifest, files)
         yield folder
@@ -277,11 +312,7 @@ def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], In
     summary = InPeft(conversion.kind, conversion.problems)
     if conversion.files is None:
         return {}, summary
-    with tempfile.TemporaryDirectory() as path:
-        folder = Path(path) / "peft"
-        write_peft(folder, conversion.files)
-        names, most = (CONFIG_FILE, PEFT_TENSORS), MAX_TENSOR_BYTES
-        return {name: read_file(folder / name, 0, most, None) for name in names}, summary
+    return peft_bytes(conversion.files), summary
 
 
 def published_foundations(

@@ -29,6 +29,7 @@ from adapterhub.files.atomic import (
 )
 from adapterhub.files.manifest import (
     MAX_MANIFEST_BYTES,
+    MAX_TENSOR_BYTES,
     MAX_TENSOR_FILE_BYTES,
     Manifest,
     from_json,
@@ -37,6 +38,7 @@ from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
+    PEFT_FILES,
     SIGNATURE_FILE,
     check_adapter,
     read_manifest,
@@ -57,9 +59,10 @@ PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 # after a version, one file for each, such as v3.sig.
 YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"
-# Of a repository on a hub: the files of another library that were pushed beside a manifest, and the
-# signatures of that list, by whoever signed the manifest.
+# The digests of the files of another library beside a manifest, and the signatures of that list, by
+# whoever signed the manifest.
 BESIDE_FILE, BESIDE_SIGNATURE = "beside.json", "beside.sig"
+BESIDE = (*PEFT_FILES, BESIDE_FILE, BESIDE_SIGNATURE)  # published with an adapter, never pulled
 MAX_YANKED_BYTES = 1 << 20
 MAX_DATE_BYTES = 64
 _STAMP_DIGITS = 32
@@ -70,7 +73,7 @@ _file_name = schema.text(r"[A-Za-z0-9_.-]{1,100}", "the name of a file")
 
 @dataclass(frozen=True)
 class FilesBeside:
-    """Files that were pushed beside a manifest: their digests by name, and the manifest's."""
+    """Files that were published beside a manifest: their digests by name, and the manifest's."""
 
     manifest: Annotated[str, _digest]
     files: Annotated[Mapping[str, str], schema.mapping(_file_name, _digest)]
@@ -78,7 +81,7 @@ class FilesBeside:
 
 
 def beside_bytes(manifest: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the list of files that are pushed beside the manifest with a digest."""
+    """Return the list of files that are published beside the manifest with a digest."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     return schema.canonical_json(to_dict(FilesBeside(manifest, digests)))
 
@@ -233,21 +236,35 @@ def manifest_bytes(folder: Path) -> bytes:
     return _read(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
 
 
-def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None = None) -> Path:
+def copy_adapter(
+    source: Path, folder: Path, digest: str, *, date: bytes | None = None, beside: bool = False
+) -> Path:
     """Copy the files of an adapter to a new folder atomically.
 
     The bytes that are written are those that were verified, so `source` may change at any time.
     `digest` is the sha256 of the published manifest; `date` makes a date file, for a new version.
+    `beside` copies the files of another library, too.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
         FileError: `source` holds no valid adapter, or not the published one.
     """
     files = _small_files(source, digest) | ({DATE_FILE: date} if date else {})
+    files |= files_beside(source) if beside else {}
     manifest = from_json(files[MANIFEST_FILE], str(source / MANIFEST_FILE))
     with _new_copy(folder) as staged:
         write_copy(staged, source, manifest, files)
     return folder
+
+
+def files_beside(folder: Path) -> dict[str, bytes]:
+    """Read the files of another library that are in an adapter's folder, by name.
+
+    Raises:
+        FileError: one is a link, not a regular file, or too large.
+    """
+    names = (name for name in BESIDE if os.path.lexists(folder / name))
+    return {name: _read(folder / name, 0, MAX_TENSOR_BYTES, None) for name in names}
 
 
 def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest: str) -> bytes:

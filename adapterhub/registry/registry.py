@@ -37,6 +37,7 @@ from adapterhub.errors import (
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
 from adapterhub.files.native import (
     MANIFEST_FILE,
+    PEFT_FILES,
     SIGNATURE_FILE,
     check_adapter,
     find_adapter,
@@ -67,6 +68,7 @@ from adapterhub.registry.names_file import (
 )
 from adapterhub.registry.nearby import nearby_adapters
 from adapterhub.registry.published_files import (
+    BESIDE,
     DATE_FILE,
     MAX_DATE_BYTES,
     PUBLISHED,
@@ -74,6 +76,7 @@ from adapterhub.registry.published_files import (
     date_now,
     digest_of,
     entry_of,
+    files_beside,
     merged_signatures,
     parse_date,
     stamp_bytes,
@@ -219,7 +222,7 @@ class Registry(Store):
         read_signatures(folder)
         check_name(name)
         check_tags(publication.tags)
-        refuse_leaks(published_texts(folder, PUBLISHED), publication.allowed)
+        refuse_leaks(published_texts(folder, (*PUBLISHED, *BESIDE)), publication.allowed)
         path, digest = f"{backbone_folder(manifest.backbone.id)}/{name}", digest_of(folder)
         with self.storage.writing(path):
             entries = self.contents(path).entries
@@ -230,6 +233,9 @@ class Registry(Store):
                 written = date_bytes(date) if date else date_now()
                 written += stamp_bytes(version, digest)
                 self.storage.create(f"{path}/{version}", folder, digest, written)
+            elif PEFT_FILES[0] not in self._files(path).get(version, {}):
+                for file, data in files_beside(folder).items():
+                    self.storage.replace(f"{path}/{version}/{file}", data, None)
             tags = dict.fromkeys(publication.tags, version)
             names = self._change(path, lambda names: replace(names, tags=names.tags | tags))
             self._add_to_index(path)

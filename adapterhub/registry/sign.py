@@ -17,6 +17,7 @@ from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import (
+    PEFT_FILES,
     SIGNATURE_FILE,
     adapter_folder,
     check_tensor_file,
@@ -32,11 +33,13 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.registry.published_files import (
+    BESIDE,
     BESIDE_FILE,
     BESIDE_SIGNATURE,
     PUBLISHED,
     beside_bytes,
     digest_of,
+    files_beside,
     merged_signatures,
     name_to_publish,
 )
@@ -133,24 +136,11 @@ def put_signed(
     version, is_published = store.version_for(folder, publication)
     if private is not None:
         carried.append(sign_statement(Statement(digest, publication.name, version), private))
-        publication = _with_signed_files(publication, digest, version, private)
-    entry = _put_with(store, folder, replace(publication, version=version), carried)
+    publication = replace(publication, version=version)
+    entry = _put_with(store, folder, publication, carried, private)
     if is_published:
         store.add_signatures(entry, carried)
     return entry
-
-
-def _with_signed_files(
-    publication: Publication, digest: str, version: str, key: PrivateKey
-) -> Publication:
-    """Sign a list of the files of another library that are pushed beside the manifest."""
-    if not publication.beside:
-        return publication
-    data = beside_bytes(digest, publication.beside)
-    statement = Statement(hashlib.sha256(data).hexdigest(), publication.name, version)
-    signature = signatures_to_json([sign_statement(statement, key)])
-    signed = {BESIDE_FILE: data, BESIDE_SIGNATURE: signature}
-    return replace(publication, beside={**publication.beside, **signed})
 
 
 def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str | None) -> Signature:
@@ -177,15 +167,30 @@ def _is_about(statement: Statement, digest: str, name: str) -> bool:
 
 
 def _put_with(
-    store: Store, folder: Path, publication: Publication, signatures: Sequence[Signature]
+    store: Store,
+    folder: Path,
+    publication: Publication,
+    signatures: Sequence[Signature],
+    key: PrivateKey | None,
 ) -> Entry:
-    """Publish a folder with exactly these signatures."""
+    """Publish a folder with exactly these signatures; a key signs peft's files in it, too."""
     with tempfile.TemporaryDirectory() as path:
         copy = Path(path)
-        for name in PUBLISHED:
+        for name in (*PUBLISHED, *BESIDE):
             if name != SIGNATURE_FILE and (folder / name).is_file():
                 _link(folder / name, copy / name)
         (copy / SIGNATURE_FILE).write_bytes(signatures_to_json(signatures))
+        beside = {file: data for file, data in files_beside(copy).items() if file in PEFT_FILES}
+        if key is not None and beside:
+            for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # those of an earlier publication
+                (copy / file).unlink(missing_ok=True)
+            data = beside_bytes(digest_of(copy), beside)
+            called = Statement(
+                hashlib.sha256(data).hexdigest(), publication.name, publication.version
+            )
+            (copy / BESIDE_FILE).write_bytes(data)
+            signature = signatures_to_json([sign_statement(called, key)])
+            (copy / BESIDE_SIGNATURE).write_bytes(signature)
         return store.put(copy, publication)
 
 

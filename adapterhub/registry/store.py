@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,17 +123,15 @@ class Query:
 class Publication:
     """How to publish an adapter's folder.
 
-    `beside` maps file names to the contents of other libraries' files; a hub stores them next to
-    ours, in the same repository. `allowed` has the codes of findings, such as a text that looks
-    like a password, that the publisher has read and accepts. `published` is the date of a copy,
-    where a store keeps dates; otherwise it is now.
+    `allowed` has the codes of findings, such as a text that looks like a password, that the
+    publisher has read and accepts. `published` is the date of a copy, where a store keeps dates;
+    otherwise it is now.
     """
 
     name: str
     version: str | None = None
     tags: tuple[str, ...] = ()
     visibility: Literal["public", "private"] = "public"
-    beside: Mapping[str, bytes] = field(default_factory=dict)
     allowed: tuple[str, ...] = ()
     published: str | None = None
 
@@ -165,6 +163,8 @@ class Store(Protocol):
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder; bytes that are already published keep their version.
+
+        peft's files in the folder are published with it, and added to a version without them.
 
         Raises:
             RegistryError: the version is taken by other bytes, or the store denies write access.

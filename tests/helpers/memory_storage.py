@@ -46,7 +46,7 @@ class MemoryStorage(Storage):
     def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
         self._refuse_writers()
         with TemporaryDirectory() as folder:
-            copy = copy_adapter(source, Path(folder) / "copy", digest)
+            copy = copy_adapter(source, Path(folder) / "copy", digest, beside=True)
             files = {f"{path}/{file.name}": file.read_bytes() for file in copy.iterdir()}
         self.stored |= files | {f"{path}/{DATE_FILE}": date}
 

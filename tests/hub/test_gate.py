@@ -139,12 +139,12 @@ def test_the_ways_of_the_guide_work_where_signatures_are_required(
     for number in (1, 2):
         folder = sample_adapters.write(tmp_path / f"made-{number}", number)
         with pytest.raises(RegistryError, match="keys has signed"):
-            ah.push(folder, address)
+            ah.push(folder, address, peft=True)
         if way == "push --sign":
-            entry = ah.push(folder, address, sign=key)
+            entry = ah.push(folder, address, peft=True, sign=key)
         else:
             ah.sign(folder, key, name="c", version=f"v{number}")
-            entry = ah.push(folder, address)
+            entry = ah.push(folder, address, peft=True)
         assert entry.version == f"v{number}"
         with new_hub.client("ada") as client:
             found = client.get(f"/acme/c/resolve/v{number}/adapter_config.json").status_code

@@ -246,4 +246,4 @@ def test_a_push_asks_for_the_permission_first(pages, tmp_path, monkeypatch, onli
     for token, name, words in cases:
         monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{pages.address}={token}")
         with pytest.raises(RegistryError, match=words):
-            ah.push(folder, f"{pages.address}/{name}")
+            ah.push(folder, f"{pages.address}/{name}", peft=True)

@@ -93,7 +93,7 @@ def test_a_hub_has_them_with_the_same_owner(
     assert "me/task" not in hub.repositories
     ah.push(copy, f"{hub.address}/me/lang", peft=False, listing=PublicationInfo(license="mit"))
     notes: list[str] = []
-    ah.push(folder, target, note=notes.append)
+    ah.push(folder, target, peft=True, note=notes.append)
     assert notes == [
         "plain peft cannot load it: it is on top of lang: peft's files contain one adapter"
     ]

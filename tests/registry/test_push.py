@@ -16,8 +16,9 @@ from huggingface_hub import snapshot_download
 import adapterhub as ah
 from adapterhub.adapters import export as exporting
 from adapterhub.errors import BackboneError, ConfigError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import PEFT_FILES, read_manifest
 from adapterhub.interchange.peft import exporter
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
 
 peft = pytest.importorskip("peft")
@@ -31,12 +32,12 @@ pytestmark = [
 LABELS = ["no", "maybe", "yes"]
 
 
-def save_adapter(backbone, folder, spec):
+def save_adapter(backbone, folder, spec, **options):
     """Save an adapter with random parameters, and return its logits."""
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
     adapter = ah.attach(model, spec, name="polite")
     tiny_models.scramble(adapter)
-    adapter.save(folder)
+    adapter.save(folder, **options)
     with torch.no_grad():
         return model(**tiny_models.batch()).logits
 
@@ -51,12 +52,29 @@ def push(hub, folder, **options):
     return entry, " ".join(notes)
 
 
+@pytest.mark.parametrize("way", ["push", "save", "publish", "a second push"])
 @pytest.mark.parametrize("spec", ["lora", "dora", ["lora", "norms"]])
-def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, spec):
-    expected = save_adapter(backbone, tmp_path / "out", spec)
-    entry, note = push(hub, tmp_path / "out", backbone=str(backbone))
+def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, monkeypatch, spec, way):
+    folder = tmp_path / "out"
+    expected = save_adapter(backbone, folder, spec, peft=way == "save")
+    if way == "a second push":
+        _, note = push(hub, folder)
+        assert note.endswith(f"push {folder} {hub.address}/me/polite --peft adds them")
+        assert files_of(hub).keys().isdisjoint(PEFT_FILES)
+    if way == "publish":
+        registry = tmp_path / "registry"
+        for made in (None, True):  # a version that is already there gets them, too
+            published = ah.publish(folder, registry=registry, peft=made, backbone=str(backbone))
+        folder = LocalRegistry(registry).get(published)
+    if way in ("save", "publish"):
+        monkeypatch.setattr(pushing, "peft_files", None)  # it would compute
+        entry, note = push(hub, folder)
+    else:
+        entry, note = push(hub, folder, backbone=str(backbone))
+    assert entry.version == "v1"
     assert "plain peft can load it" in note
-    assert len(hub.repositories["me/polite"].commits) == 2  # the empty one, and all files
+    commits = 3 if way == "a second push" else 2  # the empty one, and all files
+    assert len(hub.repositories["me/polite"].commits) == commits
     folder = snapshot_download("me/polite", endpoint=hub.address)
     bare, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
     theirs = peft.PeftModel.from_pretrained(bare, folder).eval()
@@ -71,7 +89,7 @@ def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, spec):
 def test_a_pull_downloads_our_files_only(hub, backbone, tmp_path):
     save_adapter(backbone, tmp_path / "out", "lora")
     entry, _ = push(hub, tmp_path / "out", backbone=str(backbone))
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= files_of(hub).keys()
+    assert set(PEFT_FILES) <= files_of(hub).keys()
     hub.requests.clear()
     got = ah.pull(entry.reference, tmp_path / "mine")
     assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
@@ -114,7 +132,7 @@ def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_pa
 def test_without_peft_files_the_card_gives_the_reason(hub, backbone, tmp_path, spec, options, why):
     save_adapter(backbone, tmp_path / "out", spec)
     _, note = push(hub, tmp_path / "out", **({"backbone": str(backbone)} | options))
-    assert files_of(hub).keys().isdisjoint({"adapter_config.json", "adapter_model.safetensors"})
+    assert files_of(hub).keys().isdisjoint(PEFT_FILES)
     text = files_of(hub)["README.md"].decode()
     assert why in text
     assert "PeftModel" not in text
@@ -134,7 +152,7 @@ def test_files_with_which_peft_computes_otherwise_are_left_out(
     )
     _, note = push(hub, tmp_path / "out", backbone=str(backbone))
     assert "plain peft cannot load it: peft computes another logits" in note
-    assert files_of(hub).keys().isdisjoint({"adapter_config.json", "adapter_model.safetensors"})
+    assert files_of(hub).keys().isdisjoint(PEFT_FILES)
 
 
 def test_without_peft_the_note_says_that_nothing_was_compared(hub, backbone, tmp_path, monkeypatch):
@@ -154,7 +172,7 @@ def test_an_unreachable_backbone_does_not_stop_a_push(hub, backbone, tmp_path, m
         raise BackboneError(f"the backbone {place!r} cannot be read")
 
     monkeypatch.setattr(exporting, "meta_model", broken)
-    _, note = push(hub, tmp_path / "run")
+    _, note = push(hub, tmp_path / "run", peft=True)
     assert "the backbone 'tiny-bert--" in note
     text = files_of(hub)["README.md"].decode()
     assert re.search(r"Not with peft: the backbone 'tiny-bert--\w{12}' cannot be read\.", text)
@@ -165,7 +183,7 @@ def test_an_unreachable_backbone_does_not_stop_a_push(hub, backbone, tmp_path, m
 def test_the_backbone_of_the_run_is_used(hub, backbone, tmp_path):
     save_adapter(backbone, tmp_path / "run" / "adapter", "lora")
     (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-    _, note = push(hub, tmp_path / "run")
+    _, note = push(hub, tmp_path / "run", peft=True)
     assert "plain peft can load it" in note
 
 

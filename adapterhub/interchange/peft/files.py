@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import safetensors
@@ -505,6 +506,25 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         with open(path, "rb") as start:
             reason = not_fetched(start.read(2048)) or error
         raise FileError(f"{path} cannot be read: {reason}") from None
+
+
+def kind_of_config(data: bytes) -> str | None:
+    """Return the kind of model in the bytes of a configuration, a key of TASK_MODELS; or None."""
+    tree, _ = schema.parse_object(data, MAX_CONFIG_BYTES)
+    recorded = tree.get("task_type")
+    return next((kind for kind, name in TASK_TYPES.items() if name == recorded), None)
+
+
+def peft_bytes(files: PeftFiles) -> dict[str, bytes]:
+    """Return the bytes of a checkpoint's two files by name, written and read back.
+
+    Raises:
+        OutputError: a value is not finite.
+    """
+    with TemporaryDirectory() as path:
+        folder = Path(path) / "peft"
+        write_peft(folder, files)
+        return {name: (folder / name).read_bytes() for name in (CONFIG_FILE, TENSORS_FILE)}
 
 
 def write_peft(
