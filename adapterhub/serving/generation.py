@@ -23,7 +23,8 @@ class GenerationOptions:
 
     Attributes:
         max_tokens: the longest text, in tokens; None: what the adapter's training recorded, or 256.
-            A text ends with the context of the model in any case.
+            A text ends with the context of the model in any case. 0: the prompt alone is read,
+            for `prompt_logprobs`.
         temperature: divides the logits of the tokens that are sampled; 0 takes the most probable.
         top_p: sample from the most probable tokens that have this probability together.
         top_k: sample from this many most probable tokens; 0: from all.
@@ -31,6 +32,7 @@ class GenerationOptions:
         stop: texts that end the text, and are not part of it.
         logprobs: how many alternatives to list for each token, with their log-probabilities; 0:
             that of the token alone, None: nothing.
+        prompt_logprobs: how many alternatives to list for each token of the prompt, likewise.
 
     Raises:
         ConfigError: an option is out of range.
@@ -43,16 +45,18 @@ class GenerationOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         tests: dict[str, Callable[..., bool]] = {
-            "max_tokens": lambda n: n is None or n > 0,
+            "max_tokens": lambda n: n is None or n >= (self.prompt_logprobs is None),
             "temperature": lambda t: 0 <= t < math.inf,
             "top_p": lambda p: 0 < p <= 1,
             "top_k": lambda k: k >= 0,
             "seed": lambda n: n is None or abs(n) < 1 << 63,
             "stop": lambda texts: len(texts) <= _MOST_STOPS and all(texts),
             "logprobs": lambda n: n is None or 0 <= n <= MOST_LOGPROBS,
+            "prompt_logprobs": lambda n: n is None or 0 <= n <= MOST_LOGPROBS,
         }
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if found := [f"{n} is {values[n]!r}" for n, test in tests.items() if not test(values[n])]:
@@ -61,7 +65,7 @@ class GenerationOptions:
                 expected="max_tokens of 1 or more, a temperature of 0 or more, a top_p above 0 up "
                 "to 1, a top_k of 0 or more, a seed of 64 bits, at most "
                 f"{_MOST_STOPS} stop texts that are not empty, "
-                f"and logprobs from 0 to {MOST_LOGPROBS}",
+                f"and logprobs and prompt_logprobs from 0 to {MOST_LOGPROBS}",
             )
 
 
@@ -77,6 +81,21 @@ class GeneratedToken:
     text: str
     logprob: float | None = None
     alternatives: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    """A token of a prompt, with its probability behind the tokens before it.
+
+    The first token has no `logprob` and no `rank`. `rank` is 1 for the most probable token;
+    `alternatives` are the most probable tokens in its place: id, text and log-probability.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    rank: int | None = None
+    alternatives: tuple[tuple[int, str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,11 +141,14 @@ class TextGeneration:
         reference: the adapter that writes it, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
         asked: the time at which it was asked for.
+        prompt: the tokens of the prompt before the first piece, if `prompt_logprobs` were
+            requested.
     """
 
     reference: str = ""
     digest: str = ""
     asked: float = field(default_factory=time.monotonic)
+    prompt: tuple[PromptToken, ...] = ()
     _pieces: list[Piece] = field(default_factory=list)
     _end: GeneratedText | BaseException | None = None
     _listeners: list[tuple[OnPiece, OnEnd]] = field(default_factory=list)

@@ -18,7 +18,8 @@ from adapterhub.tasks._language_models import Generation
 from adapterhub.tasks._rows import Row
 from adapterhub.tasks._writing import Writing
 
-Prompt = str | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, its tokens, or the messages of a chat."""
 _MOST_TOKENS = 256  # of a text, where nothing else is said
 
 
@@ -61,23 +62,54 @@ def encode_prompt(
     predictor.writing(Writing())  # a model that cannot is refused
     setting = predictor.setting.unlimited
     task, example = _example(prompt, task, predictor, setting)
-    if empty_inputs(task, [example], predictor.tokenizer):
-        raise empty_error([0], ["the prompt"], 1)
-    row = task.encode([example], setting, labelled=False).rows[0]
+    row = _row(example, task, served, setting)
     if row.keys() - {"input_ids", "attention_mask"}:
         raise ConfigError(
             f"{task.name} reads more than a text", expected="engine.submit(...) for such inputs"
         )
     continues = not predictor.model.config.is_encoder_decoder
-    limit = options.max_tokens or _recorded_limit(task, bare=not served.digest)
-    room = _room(predictor, served, len(row["input_ids"]), continues)
+    if options.prompt_logprobs is not None and not continues:
+        raise ConfigError(
+            "probabilities of the prompt, which an encoder-decoder does not predict",
+            expected="an adapter of a decoder, or a request without echo and prompt_logprobs",
+        )
+    limit = options.max_tokens
+    if limit is None:
+        limit = _recorded_limit(task, bare=not served.digest)
+    room = _room(predictor, served, len(row["input_ids"]), continues, least=min(limit, 1))
     ends = frozenset((*served.ends, *task.stops(setting)))
     start = task.start_options(predictor.model, setting)
     return EncodedPrompt(row, min(limit, room), ends, continues, start)
 
 
+def _row(example: Any, task: Any, served: ServedAdapter, setting: Setting) -> Row:
+    """Return the row of an example; tokens are read as they are.
+
+    Raises:
+        DataError: it has no tokens, or some that the backbone does not have.
+    """
+    predictor = served.predictor
+    if not isinstance(example, list):
+        if empty_inputs(task, [example], predictor.tokenizer):
+            raise empty_error([0], ["the prompt"], 1)
+        row: Row = task.encode([example], setting, labelled=False).rows[0]
+        return row
+    known = predictor.model.config.get_text_config().vocab_size
+    if served.alone:  # it may have new tokens, which are in the model while it is active
+        known = max(known, len(predictor.tokenizer))
+    if wrong := [each for each in example if not 0 <= each < known]:
+        raise DataError(
+            f"the prompt has the token {wrong[0]}",
+            expected=f"tokens of the backbone, from 0 to {known - 1:,}",
+            hint="a text",
+        )
+    return {"input_ids": example, "attention_mask": [1] * len(example)}
+
+
 def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) -> tuple[Any, Any]:
-    """Return the task that reads a prompt, and its example."""
+    """Return the task that reads a prompt, and its example, which tokens are themselves."""
+    if isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):
+        return task.of_texts(), list(prompt)
     if isinstance(prompt, str):
         task = task.of_texts()
         return task, task.example((prompt,), predictor.data)
@@ -90,7 +122,7 @@ def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) 
     task = task.of_chats(setting)
     if (chat := task.chat_example(messages)) is not None:
         return task, chat
-    if any(ARGUMENTS in each for each in prompt):
+    if any(isinstance(each, Mapping) and ARGUMENTS in each for each in prompt):
         raise ConfigError(
             f"{ARGUMENTS}, and no chat template writes the prompts of this adapter",
             expected=f"a request without {ARGUMENTS}",
@@ -109,11 +141,13 @@ def _recorded_limit(task: Generation, bare: bool) -> int:
     return _MOST_TOKENS if bare or task.new_tokens == usual else task.new_tokens
 
 
-def _room(predictor: Predictor, served: ServedAdapter, tokens: int, continues: bool) -> int:
-    """Return how many tokens may be written behind a prompt."""
+def _room(
+    predictor: Predictor, served: ServedAdapter, tokens: int, continues: bool, least: int
+) -> int:
+    """Return how many tokens may be written behind a prompt, `least` or more."""
     positions = predictor.setting.positions
     room = positions - tokens if continues else positions
-    if room < 1 or tokens > positions:
+    if room < least or tokens > positions:
         virtual = f", {served.virtual:,} of them for virtual tokens" if served.virtual else ""
         raise DataError(
             f"the prompt has {tokens:,} tokens",

@@ -17,6 +17,7 @@ from torch import Tensor
 from adapterhub.serving.generation import GenerationOptions
 
 _COLDEST = 1e-6  # temperatures below it are 0: dividing by them is no arithmetic any more
+_LEAST = -9999.0  # log-probability: JSON has no infinity
 _FIRST = 256  # most probable tokens that mostly have the probability top_p together
 
 
@@ -37,6 +38,36 @@ class NextToken:
         """Return the random number of the place, from 0 to 1."""
         key = self.seed.to_bytes(16, "little", signed=True) + self.place.to_bytes(8, "little")
         return int.from_bytes(blake2b(key, digest_size=7).digest(), "little") / 2**56
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """How probable a given token is: log-probability, rank from 1, and the most probable tokens."""
+
+    logprob: float
+    rank: int
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+def score_tokens(logits: Tensor, ids: Tensor, count: int) -> list[ScoredToken]:
+    """Score one given token for each row of logits.
+
+    Args:
+        logits: (rows, tokens).
+        ids: the token of each row, (rows,).
+        count: how many of the most probable tokens to list.
+    """
+    scores = logits.float().log_softmax(dim=-1).clamp_min(_LEAST)
+    own = scores.gather(1, ids[:, None])
+    ranks = (scores > own).sum(dim=1) + 1
+    best = scores.topk(min(count, scores.shape[1]))
+    listed = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        ScoredToken(logprob, rank, tuple(zip(*alternatives, strict=True)))
+        for logprob, rank, alternatives in zip(
+            own[:, 0].tolist(), ranks.tolist(), listed, strict=True
+        )
+    ]
 
 
 @dataclass(frozen=True)

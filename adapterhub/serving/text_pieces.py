@@ -50,6 +50,10 @@ class TextPieces:
         """Return the text of tokens, without special ones."""
         return written_text(self.tokenizer, ids)
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, with special ones."""
+        return whole_text(self.tokenizer, ids)
+
     def next_text(self, token: int) -> str:
         """Return what a token adds to the text; "" if it ends within a character."""
         if self._whole is not None:
@@ -98,6 +102,24 @@ class TextPieces:
         self._waiting = self._waiting[len(tokens) :]
         self.tokens += tokens
         return Piece(text, tokens) if text or tokens else None
+
+
+def whole_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of tokens, with special ones: a prompt as it is read."""
+    kept = cleans_up(tokenizer)
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=kept))
+
+
+def texts_of_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return what each token of a prompt adds to its text; "" if it ends within a character."""
+    texts, begin, read = [""] * len(ids), 0, 0
+    for end in range(1, len(ids) + 1):
+        before = whole_text(tokenizer, ids[begin:read])
+        added = whole_text(tokenizer, ids[begin:end])[len(before) :]
+        if added and (end == len(ids) or not added.endswith(INCOMPLETE)):
+            texts[end - 1] = added
+            begin, read = read, end
+    return texts
 
 
 def _overlap(text: str, stop: str) -> int:

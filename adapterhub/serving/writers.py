@@ -2,11 +2,13 @@
 
 Every model that writes texts has one or two writers. One computes batches of transformers'
 `generate`, each row through its adapter; a batch ends with its last text, and between two of its
-steps the engine computes batches of other models. The other one is in continuous.py.
+steps the engine computes batches of other models. It also scores the tokens of prompts: all logits
+of a prompt are in one pass, with no page of another text. The other one is in continuous.py.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adapterhub.adapters.activation import changes_shared_state
 from adapterhub.adapters.adapter import Adapter
@@ -23,13 +25,27 @@ from adapterhub.adapters.route import route
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import one_line
 from adapterhub.serving.batches import BatchLimits, RequestSize, choose_batch
-from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece, TextGeneration
+from adapterhub.serving.generation import (
+    GeneratedText,
+    GeneratedToken,
+    Piece,
+    PromptToken,
+    TextGeneration,
+)
 from adapterhub.serving.models import ClassModel, ServedAdapter, numbers_not_finite
+from adapterhub.serving.paged import own_processors
 from adapterhub.serving.prompts import EncodedPrompt
 from adapterhub.serving.refusals import DeadlineError, TooLargeError, is_out_of_memory
-from adapterhub.serving.sampling import ChosenToken, NextToken, choose_tokens
-from adapterhub.serving.text_pieces import TextPieces
+from adapterhub.serving.sampling import (
+    ChosenToken,
+    NextToken,
+    ScoredToken,
+    choose_tokens,
+    score_tokens,
+)
+from adapterhub.serving.text_pieces import TextPieces, texts_of_tokens
 from adapterhub.tasks._forward import on_device, without_gradients
+from adapterhub.tasks._language_models import head_apart, states_below, token_chunks
 from adapterhub.tasks._rows import pad
 
 _PADDING = 0.5  # of a batch of prompts: most of the time is spent behind them
@@ -75,6 +91,11 @@ class WriteRequest:
     _is_begun: bool = False
     _is_left: bool = False
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the tokens of the prompt are scored."""
+        return self.next.options.prompt_logprobs is not None
+
     def begin(self) -> None:
         """Count it no longer among those that wait."""
         if not self._is_begun:
@@ -97,6 +118,25 @@ class WriteRequest:
         if late > 0:
             self.generation.finish(DeadlineError(late, "complete" if self.written else "computed"))
         return self.generation.done
+
+    def accept_prompt(self, scored: Sequence[ScoredToken]) -> None:
+        """Add the scores of all tokens of the prompt but the first."""
+        ids = self.prompt.ids
+        texts = texts_of_tokens(self.pieces.tokenizer, ids)
+        known = {i: self.pieces.decode_all([i]) for each in scored for i, _ in each.alternatives}
+        self.generation.prompt = (
+            PromptToken(ids[0], texts[0]),
+            *(
+                PromptToken(
+                    token, text, own.logprob, own.rank,
+                    tuple((i, known[i], value) for i, value in own.alternatives),
+                )
+                for token, text, own in zip(ids[1:], texts[1:], scored, strict=True)
+            ),
+        )  # fmt: skip
+        if not self.limit:
+            self.first = time.monotonic()
+            self._finish("length")
 
     def accept(self, chosen: ChosenToken | None) -> None:
         """Add the next token, and end the text where it ends; None: its numbers are not finite."""
@@ -245,7 +285,54 @@ class BatchWriter:
             if part:
                 self._write(part)
 
+    def _score_prompts(self, batch: Sequence[WriteRequest]) -> None:
+        """Score the tokens of prompts, and choose the next one of those that end with it."""
+        model: Any = self.own.model
+        with self.own.encoding:
+            inputs = pad([each.prompt.row for each in batch], self.own.tokenizer, "right")
+        moved = on_device(inputs, model, model.device)
+        names = [each.served.row for each in batch]
+
+        def first() -> dict[str, Tensor]:
+            return {name: each[:1] for name, each in (moved | {"labels": ids}).items()}
+
+        ids = moved["input_ids"]
+        with without_gradients():
+            with self._routed(names[:1]):
+                head = head_apart(model, ids.numel(), first)
+            with self._routed(names):
+                below = model(**moved).logits if head is None else states_below(model, head, moved)
+            for states, own, request in zip(below, ids, batch, strict=True):
+                self._score_prompt(request, own[: len(request.prompt.ids)], states, head)
+
+    def _score_prompt(
+        self, request: WriteRequest, ids: Tensor, states: Tensor, head: nn.Linear | None
+    ) -> None:
+        """Score a prompt by its logits (places, vocabulary), or by what the head reads of them."""
+        options, last = request.next.options, len(ids) - 1
+        parts = [slice(0, last)] if head is None else token_chunks(last, head)
+        scored: list[ScoredToken] = []
+        for part in parts:
+            logits = states[:last][part] if head is None else head(states[:last][part])
+            scored += score_tokens(logits, ids[1:][part], options.prompt_logprobs or 0)
+        if not all(math.isfinite(each.logprob) for each in scored):
+            request.generation.finish(numbers_not_finite(request.served))
+            return
+        request.accept_prompt(scored)
+        if request.limit == 1:
+            scores = states[last:] if head is None else head(states[last:])
+            change = own_processors(self.own.model, len(ids), 1)
+            (token,) = choose_tokens(change(ids[None], scores.float()), [request.next])
+            self.counts["generated_tokens"] += 1
+            request.accept(token)
+
     def _generate(self, batch: Sequence[WriteRequest]) -> None:
+        if batch[0].scores_prompt:
+            if unscored := [each for each in batch if not each.generation.prompt]:
+                self._score_prompts(unscored)
+            batch = [each for each in batch if not each.generation.done]
+            if not batch:
+                return
         model: Any = self.own.model
         side = "left" if batch[0].prompt.continues else "right"
         with self.own.encoding:
@@ -273,7 +360,8 @@ def _batch_key(request: WriteRequest) -> Hashable:
     """Return what texts of one batch have in common: some adapters are alone in theirs."""
     adapter = attached_adapter(request.served)
     alone = adapter is not None and changes_shared_state(adapter)
-    return id(request.served) if alone else None, *request.prompt.start.items()
+    start = request.prompt.start.items()
+    return id(request.served) if alone else None, request.scores_prompt, *start
 
 
 @dataclass(eq=False)

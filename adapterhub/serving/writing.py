@@ -92,14 +92,14 @@ class Writers:
 
     def _give(self, own: ClassModel, request: WriteRequest) -> None:
         try:
-            self._writer(own, request.served).add(request)
+            self._writer(own, request).add(request)
         except Exception as error:
             request.generation.finish(error)
             request.leave()
 
-    def _writer(self, own: ClassModel, served: ServedAdapter) -> Writer:
-        adapter = attached_adapter(served)
-        if adapter is not None and unpackable(adapter):
+    def _writer(self, own: ClassModel, request: WriteRequest) -> Writer:
+        adapter = attached_adapter(request.served)
+        if request.scores_prompt or (adapter is not None and unpackable(adapter)):
             return self._batches_of(own)
         if own not in self.continuous:
             self.continuous[own] = continuous_writer(

@@ -7,7 +7,7 @@ the vocabulary. The loss needs those of one token at a time, and of learned toke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -280,15 +280,26 @@ def token_loss(
 
 def _head_in_chunks(model: PreTrainedModel, data: Encoded, batch_size: int) -> nn.Linear | None:
     """Return the head, if its logits are those of the model, and too many for one batch."""
-    head = None if in_step() or not data.rows else plain_head(model)
-    if head is None:
+    if in_step() or not data.rows:
         return None
     longest = max(data.lengths)
     rows = rows_at_once(batch_size, longest) if model.device.type == "cpu" else batch_size
-    if logits_at_once(head, rows * longest) == rows * longest:
+    return head_apart(model, rows * longest, lambda: data.batch([0]))
+
+
+def head_apart(
+    model: PreTrainedModel, tokens: int, row: Callable[[], Mapping[str, Tensor]]
+) -> nn.Linear | None:
+    """Return the head of a model, if so many tokens are too many for their logits at once.
+
+    None too if the logits of the model are not those of its head, which a part of one labelled
+    `row` shows.
+    """
+    head = plain_head(model)
+    if head is None or logits_at_once(head, tokens) == tokens:
         return None
     model.eval()
-    batch = on_device(few_tokens(data.batch([0])), model, model.device)
+    batch = on_device(few_tokens(row()), model, model.device)
     with without_gradients():
         return None if whole_output(model, head, batch) is None else head
 

@@ -40,6 +40,7 @@ from adapterhub.serving.refusals import (
     StoppedError,
     TooLargeError,
 )
+from adapterhub.tasks import _language_models
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
 
@@ -229,6 +230,39 @@ def test_requests_have_their_own_options(engine, writers):
     assert texts[2].tokens[0].logprob == pytest.approx(first.logprob, abs=1e-4)
     assert texts[0].prompt_tokens == 5
     assert 0 < texts[0].first_token_seconds <= texts[0].seconds
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, chunks, monkeypatch):
+    """Of eight methods and none, in batches with others, also where the head is read in chunks."""
+    if chunks:
+        monkeypatch.setattr(_language_models, "_WORTHWHILE", 1)
+        monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 100})  # numbers
+    model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
+    models = {name: open_adapter(name).model for name in writers} | {None: model}
+    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS[:3]]
+    for tokens in (0, 1, 3):
+        options = GenerationOptions(max_tokens=tokens, temperature=0, prompt_logprobs=2, logprobs=1)
+        asked = [(name, ids) for ids in prompts for name in models]
+        running = [engine.generate(name, ids, options) for name, ids in asked]
+        for (name, ids), each in zip(asked, running, strict=True):
+            whole = each.result(60)
+            with torch.no_grad():
+                scores = models[name](torch.tensor([ids])).logits[0].log_softmax(-1)
+            first, *others = each.prompt
+            assert [first.id, *(token.id for token in others)] == ids
+            assert (first.logprob, first.rank, first.alternatives) == (None, None, ())
+            for place, token in enumerate(others):
+                own, best = scores[place], scores[place].topk(2)
+                assert token.logprob == pytest.approx(float(own[token.id]), abs=1e-4)
+                assert token.rank == int((own > own[token.id]).sum()) + 1
+                assert [i for i, *_ in token.alternatives] == best.indices.tolist()
+                assert token.alternatives[0][2] == pytest.approx(float(best.values[0]), abs=1e-4)
+            assert whole.completion_tokens <= tokens
+            assert bool(whole.tokens) == bool(tokens)
+            if tokens:
+                assert whole.tokens[0].id == int(scores[-1].argmax())
+    assert engine.counts["steps"] == 0  # no page of another prompt is read
 
 
 def test_a_text_ends_at_its_stop_text(engine, writers):

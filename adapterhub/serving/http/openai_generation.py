@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from adapterhub.data.chat_formats import ARGUMENTS
+from adapterhub.serving.generation import MOST_LOGPROBS
 from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.shapes import (
@@ -18,7 +19,6 @@ from adapterhub.serving.http.shapes import (
     ModelUsage,
     TextsOrTokens,
     fitting_example,
-    listed_inputs,
     new_id,
     now,
     usage_of,
@@ -33,9 +33,10 @@ from adapterhub.serving.http.text_generation import (
     stop_texts,
 )
 from adapterhub.serving.http.waiting import AsyncGeneration
+from adapterhub.serving.text_pieces import whole_text
 
 if TYPE_CHECKING:
-    from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece
+    from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece, PromptToken
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -82,6 +83,7 @@ _OWN_ARGUMENTS = frozenset(
      "conversation", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )  # fmt: skip
 """Arguments of `apply_chat_template` that are no variables of a template."""
+_NORMALIZED = 16  # characters between two tokens that a tokenizer has left out
 _NEUTRAL_OF_STREAMS = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 
@@ -174,7 +176,42 @@ class CompletionRequest(WritingRequest):
     """Texts to go on from, or the tokens of each."""
 
     prompt: TextsOrTokens
-    logprobs: int | None = Field(None, ge=0, le=20)
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = Field(False, description="Begin the text with the prompt.")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="How many of the most probable tokens to list in place of each of the prompt.",
+    )
+
+    def check(self) -> None:
+        """Refuse fields that would be ignored, and requests for nothing.
+
+        Raises:
+            RequestError: there are some.
+        """
+        super().check()
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs of a stream",
+                parameter="prompt_logprobs",
+                expected="stream: false, or echo with logprobs",
+            )
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise RequestError(
+                "max_tokens is 0, and nothing of the prompt is requested",
+                parameter="max_tokens",
+                expected="1 or more; or echo: true, or prompt_logprobs",
+            )
+
+    @property
+    def scored(self) -> int | None:
+        """How many alternatives the tokens of the prompt have; None: they are not scored."""
+        counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        given = [each for each in counts if each is not None] or [0] * (self.max_tokens == 0)
+        return max(given, default=None)
 
 
 class TokenAlternative(BaseModel):
@@ -222,12 +259,20 @@ class ChatResponse(ModelAnswer):
 
 
 class CompletionLogprobs(BaseModel):
-    """The tokens of a text."""
+    """The tokens of a text; the first one of a prompt has no probability."""
 
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
+    tokens: list[str] = Field(default_factory=list)
+    token_logprobs: list[float | None] = Field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = Field(default_factory=list)
+    text_offset: list[int] = Field(default_factory=list)
+
+
+class PromptLogprob(BaseModel):
+    """A token that may be at a place of the prompt, as vLLM describes it; rank 1 is the first."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class CompletionChoice(BaseModel):
@@ -237,6 +282,7 @@ class CompletionChoice(BaseModel):
     text: str
     finish_reason: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
 
 class CompletionResponse(ModelAnswer):
@@ -383,20 +429,28 @@ def _usage(texts: Sequence[GeneratedText]) -> ModelUsage:
 async def _completion(call: Call) -> CompletionResponse | Response:
     asked: CompletionRequest = call.body
     facts = await writing_facts(call, asked.model)
-    prompts = await listed_inputs(call, asked.prompt, facts, "prompt")
-    options = asked.options(max_tokens=asked.max_tokens, logprobs=asked.logprobs)
+    prompts = _listed_prompts(asked.prompt)
+    options = asked.options(
+        max_tokens=asked.max_tokens, logprobs=asked.logprobs, prompt_logprobs=asked.scored
+    )
+    echoed = [""] * len(prompts)
+    if asked.echo:
+
+        def decode() -> list[str]:
+            with facts.served.model.encoding:
+                return [
+                    each if isinstance(each, str) else whole_text(facts.tokenizer, each)
+                    for each in prompts
+                ]
+
+        echoed = await call.with_tokenizer(facts, decode)
     texts = await start_texts(call, asked.model, prompts, options)
     if asked.stream:
-        return event_stream(call, _text_events(texts, asked))
+        return event_stream(call, _text_events(texts, echoed, asked))
     wholes = [await each.result() for each in texts]
     choices = [
-        CompletionChoice(
-            index=number,
-            text=whole.text,
-            finish_reason=whole.finish_reason,
-            logprobs=_text_logprobs(whole.tokens) if asked.logprobs is not None else None,
-        )
-        for number, whole in enumerate(wholes)
+        _choice(number, before, text.generation.prompt, whole, asked)
+        for number, (before, text, whole) in enumerate(zip(echoed, texts, wholes, strict=True))
     ]
     return CompletionResponse(
         id=new_id("cmpl"),
@@ -406,8 +460,53 @@ async def _completion(call: Call) -> CompletionResponse | Response:
     )
 
 
+def _listed_prompts(given: TextsOrTokens) -> list[Any]:
+    """Return texts, or the tokens in place of each, as a list.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given or not all(given):
+        raise RequestError("no prompt", parameter="prompt", expected="one text or more")
+    return [given] if isinstance(given[0], int) else list(given)
+
+
+def _choice(
+    number: int,
+    echoed: str,
+    prompt: Sequence[PromptToken],
+    whole: GeneratedText,
+    asked: CompletionRequest,
+) -> CompletionChoice:
+    found = CompletionChoice(
+        index=number, text=f"{echoed}{whole.text}", finish_reason=whole.finish_reason
+    )
+    if asked.logprobs is not None:
+        found.logprobs = CompletionLogprobs()
+        if asked.echo:
+            _add_prompt(found.logprobs, echoed, prompt, asked.logprobs)
+        _add_tokens(found.logprobs, whole.tokens, len(echoed))
+    if asked.prompt_logprobs is not None:
+        found.prompt_logprobs = [_at_place(each, asked.prompt_logprobs) for each in prompt]
+    return found
+
+
+def _at_place(token: PromptToken, count: int) -> dict[int, PromptLogprob] | None:
+    """Return a token of the prompt and the most probable ones in its place, by their ids."""
+    if token.logprob is None or token.rank is None:
+        return None
+    listed = {
+        i: PromptLogprob(logprob=value, rank=rank, decoded_token=text)
+        for rank, (i, text, value) in enumerate(token.alternatives[:count], start=1)
+    }
+    own = PromptLogprob(logprob=token.logprob, rank=token.rank, decoded_token=token.text)
+    return {token.id: own} | listed
+
+
 async def _text_events(
-    texts: list[AsyncGeneration], asked: CompletionRequest
+    texts: list[AsyncGeneration], echoed: Sequence[str], asked: CompletionRequest
 ) -> AsyncIterator[dict[str, Any]]:
     head = {
         "id": new_id("cmpl"),
@@ -416,7 +515,7 @@ async def _text_events(
         "model": texts[0].reference,
     }
     usage = {"usage": None} if asked.with_usage else {}
-    lengths = [0] * len(texts)
+    lengths = [*map(len, echoed)]
 
     def chunk(number: int, text: str, end: str | None, of: Any = None) -> dict[str, Any]:
         choice = {"index": number, "text": text, "finish_reason": end, "logprobs": of}
@@ -425,13 +524,20 @@ async def _text_events(
     def of_piece(number: int, piece: Piece) -> dict[str, Any] | None:
         logprobs = None
         if asked.logprobs is not None:
-            logprobs = _text_logprobs(piece.tokens, lengths[number]).model_dump()
+            logprobs = _add_tokens(CompletionLogprobs(), piece.tokens, lengths[number])
         lengths[number] += len(piece.text)
         return chunk(number, piece.text, None, logprobs) if piece.text or logprobs else None
 
     def of_end(number: int, whole: GeneratedText) -> dict[str, Any]:
         return chunk(number, "", whole.finish_reason)
 
+    if asked.echo:
+        for number, (before, text) in enumerate(zip(echoed, texts, strict=True)):
+            found = None
+            if asked.logprobs is not None:
+                prompt = text.generation.prompt
+                found = _add_prompt(CompletionLogprobs(), before, prompt, asked.logprobs)
+            yield chunk(number, before, None, found)
     async for event in events_of(texts, of_piece, of_end):
         yield event
     if asked.with_usage:
@@ -439,14 +545,48 @@ async def _text_events(
         yield {**head, "choices": [], "usage": _usage(wholes)}
 
 
-def _text_logprobs(tokens: Iterable[GeneratedToken], start: int = 0) -> CompletionLogprobs:
-    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+def _add_tokens(
+    found: CompletionLogprobs, tokens: Iterable[GeneratedToken], start: int
+) -> CompletionLogprobs:
+    """Add the tokens of a text, which begins at a place."""
     for each in tokens:
         found.tokens.append(each.text)
         found.token_logprobs.append(each.logprob or 0.0)
-        found.top_logprobs.append(dict(each.alternatives))
+        found.top_logprobs.append(_by_text(each.alternatives))
         found.text_offset.append(start)
         start += len(each.text)
+    return found
+
+
+def _add_prompt(
+    found: CompletionLogprobs, text: str, tokens: Iterable[PromptToken], count: int
+) -> CompletionLogprobs:
+    """Add the tokens of a prompt, at their places in its text.
+
+    A special token that the text does not have, such as the first, takes no place. Besides `count`
+    alternatives the token itself is listed, as OpenAI does.
+    """
+    place = 0
+    for each in tokens:
+        name = each.text
+        if not text.startswith(name, place) and text.startswith(name.lstrip(), place):
+            name = name.lstrip()  # the space between a special token and the first word
+        listed = [(other, value) for _, other, value in each.alternatives[:count]]
+        own = [(name, each.logprob or 0.0)]
+        at = text.find(name, place, place + len(name) + _NORMALIZED)
+        found.tokens.append(name)
+        found.token_logprobs.append(each.logprob)
+        found.top_logprobs.append(None if each.logprob is None else _by_text([*listed, *own]))
+        found.text_offset.append(max(at, place))
+        place = max(place, at + len(name) if at >= 0 else 0)
+    return found
+
+
+def _by_text(tokens: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the probability of each text: that of the most probable of its tokens."""
+    found: dict[str, float] = {}
+    for text, logprob in tokens:
+        found[text] = max(logprob, found.get(text, logprob))
     return found
 
 

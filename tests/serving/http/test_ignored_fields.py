@@ -72,7 +72,7 @@ def test_unknown_fields_are_refused_by_name_and_null_is_no_field(url, path):
     "field",
     [
         {"repetition_penalty": 8.0}, {"min_p": 0.9}, {"stop_token_ids": [5]}, {"min_tokens": 4},
-        {"tool_choice": "required"}, {"guided_choice": ["yes"]}, {"prompt_logprobs": 1},
+        {"tool_choice": "required"}, {"guided_choice": ["yes"]},
         {"reasoning_effort": "none"}, {"enable_thinking": False}, {"ignore_eos": True},
         {"add_generation_prompt": False}, {"continue_final_message": True}, {"store": True},
         {"skip_special_tokens": False}, {"stream_options": {"whatever": 1}, "stream": True},

@@ -155,6 +155,70 @@ def test_probabilities_of_tokens(client):
     assert all(each <= 0 for each in logprobs.token_logprobs)
 
 
+def test_an_echo_has_the_prompt_with_its_probabilities(writing, client):
+    """As OpenAI and vLLM shape them: lists of one length, null at first, places in the text."""
+    served = writing[2].engine.adapters.find(BareBackbone.TEXTS).result()
+    tokenizer = served.predictor.tokenizer
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS[:2]]
+    for model, tokens in (("writer", 1), ("other", 3), (BACKBONE, 0)):
+        asked = {"model": model, "max_tokens": tokens, "temperature": 0, "logprobs": 2}
+        plain = client.completions.create(prompt=list(TEXTS[:2]), **asked | {"max_tokens": 3})
+        for prompts in (list(TEXTS[:2]), ids):
+            found = client.completions.create(
+                prompt=prompts, echo=True, extra_body={"prompt_logprobs": 1}, **asked
+            )
+            for number, choice in enumerate(found.choices):
+                own, of_text = choice.logprobs, plain.choices[number].logprobs
+                names = [tokenizer.decode([i]) for i in ids[number]]
+                count = len(names)
+                assert choice.index == number
+                assert [text.strip() for text in own.tokens[:count]] == names
+                if prompts is not ids:
+                    assert choice.text.startswith(TEXTS[number])
+                assert own.tokens[count:] == of_text.tokens[:tokens]
+                lists = (own.token_logprobs, own.top_logprobs, own.text_offset)
+                assert {len(each) for each in lists} == {len(own.tokens)}
+                assert (own.token_logprobs[0], own.top_logprobs[0]) == (None, None)
+                for text, logprob, best, place in [*zip(own.tokens, *lists, strict=True)][1:]:
+                    assert max(best.values()) >= logprob
+                    assert choice.text[place:].startswith(text)
+                assert all(best[t] == p for t, p, best, _ in
+                           [*zip(own.tokens, *lists, strict=True)][1:count])  # fmt: skip
+                assert all(2 <= len(each) <= 3 for each in own.top_logprobs[1:count])
+                first, *others = choice.prompt_logprobs
+                assert first is None
+                for token, logprob, each in zip(
+                    ids[number][1:], own.token_logprobs[1:], others, strict=False
+                ):
+                    assert each[str(token)]["logprob"] == logprob
+                    assert min(v["rank"] for v in each.values()) == 1
+                    assert 1 <= len(each) <= 2
+            stream = client.completions.create(prompt=prompts, echo=True, stream=True, **asked)
+            parts = [chunk.choices[0] for chunk in stream]
+            for choice in found.choices:
+                own = [part for part in parts if part.index == choice.index]
+                assert "".join(part.text for part in own) == choice.text
+                together = [t for part in own if part.logprobs for t in part.logprobs.tokens]
+                assert together == choice.logprobs.tokens
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_tokens": 0},
+        {"prompt_logprobs": 1, "stream": True},
+        {"prompt": [[1, 10**6]]},
+        {"prompt": [[]]},
+    ],
+)
+def test_what_no_completion_is(client, option):
+    asked = {"model": "writer", "prompt": TEXTS[0], **option}
+    more = {name: asked.pop(name) for name in ("prompt_logprobs",) if name in asked}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(**asked, extra_body=more)
+    assert error.value.param in (*option, None)
+
+
 def test_names_of_the_limit(client):
     message = [{"role": "user", "content": TEXTS[0]}]
     for name in ("max_tokens", "max_completion_tokens"):
@@ -290,5 +354,7 @@ def test_an_encoder_decoder(backbones, tmp_path):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         message = [{"role": "user", "content": TEXTS[0]}]
         found = client.chat.completions.create(model="t5", messages=message, temperature=0)
+        with pytest.raises(openai.BadRequestError, match="encoder-decoder"):
+            client.completions.create(model="t5", prompt=TEXTS[0], echo=True, logprobs=1)
         (expected,) = expected_answers(folder, (TEXTS[0],))
         assert found.choices[0].message.content.strip() == expected["generated"].strip()
