@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.combine import to_lora as to_lora
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
-    from adapterhub.methods._base import METHODS as METHODS
+    from adapterhub.methods import METHODS as METHODS
     from adapterhub.methods.adalora import AdaLoRA as AdaLoRA
     from adapterhub.methods.adamss import AdaMSS as AdaMSS
     from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion

@@ -1,6 +1,6 @@
 """Write what is listed of the methods, from their classes: `make catalogue`.
 
-That is adapterhub/methods/_catalogue.py, the classes that adapterhub/__init__.py exports, the
+That is adapterhub/methods/common/catalogue.py, the classes that adapterhub/__init__.py exports, the
 number of methods in the documents, and the schema of recipes.
 """
 
@@ -16,24 +16,15 @@ from typing import Any, Literal, Union
 import tables
 from held_methods import written
 
-from adapterhub.methods import METHODS
-from adapterhub.methods._described import DescribedMethod, describe
+from adapterhub.methods import METHODS, Method
+from adapterhub.methods.common.spec import describe
 from adapterhub.recipe.recipe_text import recipe_schema
 
 PACKAGE = Path(__file__).parents[1] / "adapterhub"
-FILE, EXPORTS = PACKAGE / "methods" / "_catalogue.py", PACKAGE / "__init__.py"
+FILE, EXPORTS = PACKAGE / "methods" / "catalogue.json", PACKAGE / "__init__.py"
 SCHEMA = PACKAGE.parent / "recipes" / "schema.json"
 _IMPORTS = re.compile(r"(    from adapterhub\.methods\.[a-z]\w* import \w+ as \w+\n)+")
 _LAZY = re.compile(r'(    "\w+": "methods\.[a-z]\w*",\n)+(?=}\n)')
-HEAD = '''"""The facts and options of all methods. Generated: do not edit, run `make catalogue`."""
-# ruff: noqa
-# fmt: off
-
-from typing import Any, Literal
-
-# name: (module, summary, paper, learning rate, schedule, {option: (type, default, help)})
-CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any, Any, str]]]] = {
-'''
 
 
 def annotation(hint: Any) -> str:
@@ -48,19 +39,17 @@ def annotation(hint: Any) -> str:
     return f"{origin.__name__}[{', '.join(map(annotation, args))}]" if origin else hint.__name__
 
 
-def entry(name: str, method: DescribedMethod) -> str:
-    """Return the lines of one method."""
-    facts = (method.module, method.summary, method.paper, method.learning_rate, method.schedule)
-    lines = [f"    {name!r}: ({', '.join(map(repr, facts))}, {{"]
-    for option, (kind, default, help_text) in method.fields.items():
-        lines.append(f"        {option!r}: ({annotation(kind)}, {default!r}, {help_text!r}),")
-    return "\n".join([*lines, "    }),\n"])
-
-
 def source() -> str:
-    """Return the source of the catalogue."""
-    methods = sorted(METHODS.items())
-    return HEAD + "".join(entry(name, describe(method)) for name, method in methods) + "}\n"
+    """Return the text of the catalogue: the facts of each method, and [type, default, help]."""
+    return json.dumps({name: facts(cls) for name, cls in sorted(METHODS.items())}, indent=1) + "\n"
+
+
+def facts(cls: type[Method]) -> dict[str, Any]:
+    """Return what the catalogue has of one method."""
+    values = vars(describe(cls)).copy()
+    fields = values.pop("fields")
+    options = {name: [annotation(kind), *rest] for name, (kind, *rest) in fields.items()}
+    return {**values, "options": options}
 
 
 def exports(text: str) -> str:

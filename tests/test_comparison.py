@@ -28,7 +28,7 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, MismatchError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.common.spec import parse_methods
 from adapterhub.recipe.options import Init
 from adapterhub.tasks import TASKS
 

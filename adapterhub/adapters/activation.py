@@ -40,8 +40,8 @@ from adapterhub.hooks.head import (
 )
 from adapterhub.hooks.slot import Slot
 from adapterhub.interrupts import deferred_interrupts
-from adapterhub.methods._base import METHODS
-from adapterhub.methods._site_module import TokenSet
+from adapterhub.methods.common.base import METHODS
+from adapterhub.methods.common.site_module import TokenSet
 from adapterhub.patch import Patch
 
 Adapters = Mapping[str, Adapter]

@@ -36,9 +36,9 @@ from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.files.manifest import UNNAMED, Manifest
 from adapterhub.files.native import adapter_folder, find_adapter, read_manifest, read_tensors
 from adapterhub.hooks.head import default_pooling
-from adapterhub.methods._base import METHODS, Method, TrainedSource
-from adapterhub.methods._sites import PartialSitesError
-from adapterhub.methods._spec import Spec, restore_methods, with_options
+from adapterhub.methods.common.base import METHODS, Method, TrainedSource
+from adapterhub.methods.common.projections import PartialSitesError
+from adapterhub.methods.common.spec import Spec, restore_methods, with_options
 
 Saved = tuple[Manifest, Mapping[str, Tensor]]
 

@@ -24,7 +24,7 @@ from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
 from adapterhub.hooks.attention import check_attention
-from adapterhub.methods._base import METHODS
+from adapterhub.methods.common.base import METHODS
 
 _LOAD = "model, tokenizer = load_backbone({})"
 _AGAIN = f"load the backbone again: {_LOAD.format('ID')}"

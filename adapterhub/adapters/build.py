@@ -42,9 +42,8 @@ from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
 from adapterhub.hooks.head import bypassed, head_pooling, without_variant_slots
 from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
-from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
-from adapterhub.methods._site_module import SiteModule
-from adapterhub.methods._skip_init import undrawn
+from adapterhub.methods.common.base import METHODS, Method, Placement, PlanStep, Unfrozen
+from adapterhub.methods.common.site_module import SiteModule, undrawn
 
 _EMPTY: ContextVar[bool] = ContextVar("empty_copies", default=False)
 

@@ -38,9 +38,9 @@ from adapterhub.hooks.head import layered_head
 from adapterhub.hooks.new_tokens import first_id
 from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import ImportedAdapter
-from adapterhub.methods._base import Method
-from adapterhub.methods._generated import place_limits
-from adapterhub.methods._projections import weight_at
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.generated import place_limits
+from adapterhub.methods.common.projections import weight_at
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
 

@@ -21,7 +21,7 @@ from adapterhub.files.foundation import Foundation
 from adapterhub.files.heads import without_heads
 from adapterhub.files.manifest import Manifest
 from adapterhub.hooks.composition import Average, Composition, adapter_names
-from adapterhub.methods._site_module import EmbeddingModule
+from adapterhub.methods.common.site_module import EmbeddingModule
 
 _LEAST_LEFT = 3  # positions: a text between a first and a last special token
 _FRESH = ".fresh."  # in the names of parameters that the checkpoint lacked

@@ -32,8 +32,8 @@ from adapterhub.backbones.skeleton import skeleton
 from adapterhub.errors import AdapterhubError, SiteError, one_line
 from adapterhub.files.shown_table import ShownTable
 from adapterhub.hooks.matrix import check_matrix
-from adapterhub.methods._base import METHODS, Method, Placement
-from adapterhub.methods._skip_init import skip_init, undrawn
+from adapterhub.methods.common.base import METHODS, Method, Placement
+from adapterhub.methods.common.site_module import skip_init, undrawn
 
 _SHOWN = 4  # names in a cell of a table; `facts` has all
 _SITES = "sites"

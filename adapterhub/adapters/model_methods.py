@@ -62,7 +62,7 @@ from adapterhub.hooks.composition import (
 from adapterhub.hooks.places import Entrance, forget_inputs, generating, keep_inputs
 from adapterhub.hooks.precision import convert_masters
 from adapterhub.hooks.slot import Mark
-from adapterhub.methods._site_module import TokenSet
+from adapterhub.methods.common.site_module import TokenSet
 from adapterhub.patch import Patch
 
 # Held while what is attached or active changes: a pass begins before or after, not in between.

@@ -32,8 +32,8 @@ from adapterhub.hooks.precision import (
 )
 from adapterhub.hooks.prompt import prompt_slot
 from adapterhub.hooks.slot import Slot, output_slot
-from adapterhub.methods._base import Method
-from adapterhub.methods._site_module import EmbeddingModule, SiteModule
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.site_module import EmbeddingModule, SiteModule
 from adapterhub.patch import Patch
 
 HEAD = "head"

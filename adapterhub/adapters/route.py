@@ -44,7 +44,7 @@ from adapterhub.hooks.keyvalue import KeyValueSlot
 from adapterhub.hooks.prompt import PromptSlot
 from adapterhub.hooks.row_stacks import PrefixSpan, TokenPlan
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._site_module import (
+from adapterhub.methods.common.site_module import (
     EmbeddingModule,
     InputModule,
     KeyValueModule,

@@ -22,7 +22,7 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.hooks.head import activation_between
-from adapterhub.methods._spec import method_text, restore_methods
+from adapterhub.methods.common.spec import method_text, restore_methods
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.loop.engine import NotFinite
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.stop_signals import Stopped
-from adapterhub.methods._base import Method
-from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.recipe.output_folder import RECIPE
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe

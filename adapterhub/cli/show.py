@@ -134,7 +134,7 @@ def _task_text(manifest: Manifest) -> str:
 def methods_text(methods: Iterable[Mapping[str, Any]]) -> str:
     """Write the methods as one types them, without options that have no effect or the default."""
     from adapterhub.config.options import is_neutral, options_of, to_dict
-    from adapterhub.methods._described import described_methods
+    from adapterhub.methods.common.spec import described_methods
 
     known = described_methods()
     texts = []

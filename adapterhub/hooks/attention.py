@@ -63,7 +63,7 @@ from adapterhub.hooks.keyvalue import (
 from adapterhub.hooks.prompt import as_mask
 from adapterhub.hooks.row_stacks import StackedColumn, StackedRows, TokenPlan
 from adapterhub.hooks.slot import SUBLAYER_INPUT, first_input, put_slot, read_sublayer_input
-from adapterhub.methods._site_module import (
+from adapterhub.methods.common.site_module import (
     ApartKeyValueModule,
     GatedKeyValueModule,
     PrefixModule,

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.row_stacks import TokenPlan
 from adapterhub.hooks.slot import Slot, put_slot
-from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.ops import DeltaModule
+from adapterhub.methods.common.site_module import OutputModule
 
 _IDS = "ids"
 

@@ -42,7 +42,7 @@ from adapterhub.hooks.composition import AppliedModules, BatchPlan, by_row, thro
 from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.row_stacks import hooked
 from adapterhub.hooks.slot import Mark, Slot, drop_slot, put_slot
-from adapterhub.methods._ops import padded
+from adapterhub.methods.common.ops import padded
 
 _POOLING = "_adapterhub_pooling_slot"
 _MASK = "mask"

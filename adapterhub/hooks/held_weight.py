@@ -31,14 +31,14 @@ from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import BatchPlan, through
 from adapterhub.hooks.slot import Slot, first_input, put_slot
-from adapterhub.methods._expert_rows import (
+from adapterhub.methods.common.expert_rows import (
     EveryExpert,
     ExpertRows,
     OneExpert,
     RowsByIndex,
     SortedRows,
 )
-from adapterhub.methods._site_module import (
+from adapterhub.methods.common.site_module import (
     ExpertsInputModule,
     ExpertsModule,
     InputModule,

@@ -36,7 +36,7 @@ from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan, RowOrder
 from adapterhub.hooks.row_stacks import PrefixSpan
 from adapterhub.hooks.slot import Mark, Slot
-from adapterhub.methods._site_module import (
+from adapterhub.methods.common.site_module import (
     ApartKeyValueModule,
     GatedKeyValueModule,
     KeyValueModule,

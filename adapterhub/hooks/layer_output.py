@@ -27,7 +27,7 @@ from adapterhub.anatomy.forward_source import reversible_stack
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Mark, OutputSlot, Slot, first_input, put_slot
-from adapterhub.methods._site_module import SiteModule
+from adapterhub.methods.common.site_module import SiteModule
 from adapterhub.patch import Patch
 
 

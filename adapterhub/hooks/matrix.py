@@ -29,8 +29,8 @@ from adapterhub.hooks.composition import through
 from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot
 from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward
 from adapterhub.hooks.slot import Slot, put_slot
-from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
+from adapterhub.methods.common.ops import DeltaModule
+from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule
 
 UNITS = 2048  # unit vectors that a module gets at once
 

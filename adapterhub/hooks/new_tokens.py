@@ -31,7 +31,7 @@ from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot
 from adapterhub.hooks.slot import OutputSlot, Slot, drop_slot, put_slot
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.site_module import OutputModule
 
 TOKENS = "tokens"
 VOCABULARY = "config.vocab_size"  # no name of a buffer, which has no dot

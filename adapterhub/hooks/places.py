@@ -31,7 +31,7 @@ from adapterhub.backbones.learned_tokens import labels_of_tokens
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import ModelScope, forget_traced, kept_values
 from adapterhub.hooks.prompt_checks import cached_prompt
-from adapterhub.methods._site_module import TokenSet
+from adapterhub.methods.common.site_module import TokenSet
 
 IGNORED = -100  # the label of a token that is not learned
 _RECORD = "_adapterhub_texts"

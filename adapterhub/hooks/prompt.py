@@ -52,7 +52,7 @@ from adapterhub.hooks.prompt_checks import (
     remember_prompt,
 )
 from adapterhub.hooks.slot import Mark, Slot, put_slot
-from adapterhub.methods._site_module import EmbeddingModule
+from adapterhub.methods.common.site_module import EmbeddingModule
 
 _AROUND = "_adapterhub_prompt_inside"
 _TEXT = {"input_ids", "attention_mask", "position_ids", "past_key_values"}

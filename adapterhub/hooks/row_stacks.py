@@ -41,8 +41,8 @@ from torch.nn.modules import module as torch_module
 from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import BankRows, BatchPlan, Composition, RowOrder
-from adapterhub.methods._ops import RowStack, declared_stack
-from adapterhub.methods._site_module import InputModule, SiteModule
+from adapterhub.methods.common.ops import RowStack, declared_stack
+from adapterhub.methods.common.site_module import InputModule, SiteModule
 
 
 class PrefixSpan(NamedTuple):

@@ -46,9 +46,8 @@ from adapterhub.hooks.row_stacks import (
     pays,
     places_of,
 )
-from adapterhub.methods._affine import constant_form
-from adapterhub.methods._ops import RowStack
-from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule, TokenSet
+from adapterhub.methods.common.ops import RowStack, constant_form
+from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule, TokenSet
 from adapterhub.patch import Patch
 
 SUBLAYER_INPUT = "sublayer_input"

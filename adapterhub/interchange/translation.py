@@ -14,9 +14,9 @@ from adapterhub.anatomy.sites import Anatomy, join
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
-from adapterhub.methods._base import Method, Unfrozen
-from adapterhub.methods._spec import dump_methods
 from adapterhub.methods.bitfit import BitFit
+from adapterhub.methods.common.base import Method, Unfrozen
+from adapterhub.methods.common.spec import dump_methods
 from adapterhub.methods.head import Head
 from adapterhub.methods.norms import Norms
 from adapterhub.methods.selected_parameters import SelectedParameters

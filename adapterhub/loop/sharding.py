@@ -43,7 +43,7 @@ from adapterhub.backbones.quantized import quantization_of, sharded_codes
 from adapterhub.backbones.weights import is_sharded, local, shared_like
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import join_processes, own_device, process_count
-from adapterhub.methods._site_module import SharedModule
+from adapterhub.methods.common.site_module import SharedModule
 
 OF_TENSORS, OF_OPTIMIZER = "tensors/", "optimizer/"  # the first parts of names in files
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter, ParameterGroup
 from adapterhub.adapters.parts import HEAD
 from adapterhub.errors import TrainingError
-from adapterhub.methods._base import Method, StageSchedule
-from adapterhub.methods._site_module import SiteModule
+from adapterhub.methods.common.base import Method, StageSchedule
+from adapterhub.methods.common.site_module import SiteModule
 from adapterhub.recipe.options import TrainOptions
 
 HEAD_LEARNING_RATE = 5e-3

@@ -23,7 +23,7 @@ from adapterhub.hooks.embedding import EmbeddingSlot
 from adapterhub.hooks.held_weight import HeldWeightSlot
 from adapterhub.hooks.matrix import MatrixSlot, merged_matrices
 from adapterhub.hooks.slot import OutputSlot
-from adapterhub.methods._expert_rows import OneExpert
+from adapterhub.methods.common.expert_rows import OneExpert
 
 CHUNK = 2048  # unit vectors per call of the slot
 

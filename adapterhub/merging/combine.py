@@ -37,9 +37,8 @@ from adapterhub.errors import AttachError, ConfigError, MergeError, unknown
 from adapterhub.hooks.slot import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
-from adapterhub.methods._base import Method
-from adapterhub.methods._site_module import OutputModule
-from adapterhub.methods._skip_init import skip_init
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.site_module import OutputModule, skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.pissa import largest_components
 from adapterhub.methods.staged import Staged

@@ -45,8 +45,8 @@ from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, architecture_problems, try_vllm
 from adapterhub.merging.combine import combine
 from adapterhub.merging.merge import blockers
-from adapterhub.methods._site_module import OutputModule
-from adapterhub.methods._spec import Spec
+from adapterhub.methods.common.site_module import OutputModule
+from adapterhub.methods.common.spec import Spec
 from adapterhub.status import doing
 
 MOST_LOST = 0.1  # of the update of a projection, by default

@@ -1,11 +1,11 @@
 """What is computed, one file per method; one that registers a method is all a new one needs.
 
 The docstring of a file becomes the page of its method: the equation first, then symbols and
-choices, a paragraph `Parameters: ...`, and the source last. Modules with a leading underscore hold
+choices, a paragraph `Parameters: ...`, and the source last. `common/` holds
 shared code. No hooks, files or training loops here.
 """
 
-from adapterhub.methods._base import (
+from adapterhub.methods.common.base import (
     METHODS,
     Method,
     Placement,

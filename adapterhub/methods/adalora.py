@@ -34,10 +34,9 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._ops import orthogonality_loss, stack_low_rank
-from adapterhub.methods._projections import RankMethod
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import FactorModule, orthogonality_loss, stack_low_rank
+from adapterhub.methods.common.projections import RankMethod
 
 _ROUNDING = 1e-9  # of a share such as 1 - 0.9
 

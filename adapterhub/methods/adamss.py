@@ -27,12 +27,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._projections import RankMethod, bias_at, weight_at
-from adapterhub.methods._site_module import OutputModule
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import AffineLayer, add_product, cast
+from adapterhub.methods.common.projections import RankMethod, bias_at, weight_at
+from adapterhub.methods.common.site_module import OutputModule, init_is_skipped
 from adapterhub.methods.lora_xs import decomposed
 
 

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._base import Method, Placement, TrainedSource, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._site_module import OutputModule, SiteModule
-from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import Method, Placement, TrainedSource, register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.site_module import OutputModule, SiteModule
+from adapterhub.methods.common.spec import dump_methods, parse_methods
 
 
 class FusionLayer(OutputModule):

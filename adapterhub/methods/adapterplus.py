@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods.bottleneck import (
     Bottleneck,
     Pfeiffer,
@@ -33,6 +32,7 @@ from adapterhub.methods.bottleneck import (
     SequentialSource,
     stack_networks,
 )
+from adapterhub.methods.common.base import Placement, register_method
 
 
 class ChannelScaledBottleneck(Bottleneck):

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._site_module import TokenSet
-from adapterhub.methods._sites import of_texts
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.projections import of_texts
+from adapterhub.methods.common.site_module import TokenSet
 from adapterhub.methods.lora import LoRALayer, LowRank
 
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import RowStack
-from adapterhub.methods._projections import ProjectionMethod, has_bias
-from adapterhub.methods._site_module import OutputModule, SiteModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import RowStack
+from adapterhub.methods.common.projections import ProjectionMethod, has_bias
+from adapterhub.methods.common.site_module import OutputModule, SiteModule
 
 
 def _stack_biases(modules: Sequence[SiteModule | None]) -> RowStack:

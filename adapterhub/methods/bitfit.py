@@ -22,8 +22,8 @@ from typing import Literal
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Unfreezing, register_method
-from adapterhub.methods._sites import in_layers
+from adapterhub.methods.common.base import Layers, Unfreezing, register_method
+from adapterhub.methods.common.projections import in_layers
 
 # Others with such names are not added to an output: those that select experts, or time steps.
 _BIAS = re.compile(r"(^|\.)((q|k|v|in_proj|dense)_)?bias$")

@@ -28,11 +28,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._projections import ProjectionMethod, divisor, weight_at
-from adapterhub.methods._rotations import cayley, in_blocks, skew
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import cast, cayley, in_blocks, skew
+from adapterhub.methods.common.projections import ProjectionMethod, divisor, weight_at
+from adapterhub.methods.common.site_module import OutputModule
 
 
 def butterfly(size: int, block: int, factor: int, device: torch.device) -> Tensor:

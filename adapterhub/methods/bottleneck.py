@@ -43,11 +43,21 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, Placement, activation_module, register_method
-from adapterhub.methods._ops import RowStack, add_product, cast, padded
-from adapterhub.methods._site_module import OutputModule, OutputSource, SiteModule
-from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import (
+    Layers,
+    Method,
+    Placement,
+    activation_module,
+    register_method,
+)
+from adapterhub.methods.common.ops import RowStack, add_product, cast, padded
+from adapterhub.methods.common.projections import require_stream, select_sites, sizes_by_site
+from adapterhub.methods.common.site_module import (
+    OutputModule,
+    OutputSource,
+    SiteModule,
+    init_is_skipped,
+)
 
 SequentialSource = Literal["output", "block"]
 ParallelSource = Literal["input", "residual"]

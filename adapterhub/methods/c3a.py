@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._experts import AtExperts
-from adapterhub.methods._projections import divisor
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.experts import AtExperts
+from adapterhub.methods.common.ops import DeltaModule
+from adapterhub.methods.common.projections import divisor
 
 
 class CirculantUpdate(DeltaModule):

@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._site_module import Positions
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.site_module import Positions
 from adapterhub.methods.prefix import Prefix
 
 

@@ -29,17 +29,17 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import (
+from adapterhub.methods.bottleneck import Bottleneck, SequentialSource
+from adapterhub.methods.common.base import (
     Layers,
     Method,
     Placement,
     activation_module,
     register_method,
 )
-from adapterhub.methods._ops import cast
-from adapterhub.methods._site_module import OutputModule, SharedModule
-from adapterhub.methods._sites import require_stream, select_sites
-from adapterhub.methods.bottleneck import Bottleneck, SequentialSource
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.projections import require_stream, select_sites
+from adapterhub.methods.common.site_module import OutputModule, SharedModule
 
 
 class SharedFactors(SharedModule):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
+from adapterhub.methods.common.base import Placement, register_method
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 

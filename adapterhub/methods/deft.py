@@ -26,11 +26,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import WeightFactors
-from adapterhub.methods._ops import cast, no_autocast, wide
-from adapterhub.methods._projections import RankMethod, require_components, weight_at
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import WeightFactors, cast, no_autocast, wide
+from adapterhub.methods.common.projections import RankMethod, require_components, weight_at
+from adapterhub.methods.common.site_module import init_is_skipped
 
 
 class ReplacedSubspace(WeightFactors):

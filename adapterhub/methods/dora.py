@@ -26,10 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import cast, no_autocast
-from adapterhub.methods._projections import weight_at
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import AffineLayer, cast, no_autocast
+from adapterhub.methods.common.projections import weight_at
 from adapterhub.methods.lora import LoRA, LoRALayer
 
 

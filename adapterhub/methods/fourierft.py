@@ -23,11 +23,10 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._experts import AtExperts
-from adapterhub.methods._generated import PlacedNumbers
-from adapterhub.methods._ops import wide
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.experts import AtExperts
+from adapterhub.methods.common.generated import PlacedNumbers
+from adapterhub.methods.common.ops import DeltaModule, wide
 
 
 class SpectralUpdate(DeltaModule):

@@ -21,7 +21,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
+from adapterhub.methods.common.base import Unfreezing, Unfrozen, register_method
 
 
 @register_method

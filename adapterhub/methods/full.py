@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
-from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
+from adapterhub.methods.common.base import Unfreezing, Unfrozen, register_method
 
 
 @register_method

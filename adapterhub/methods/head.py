@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.methods._base import Method, PlanStep, register_method
+from adapterhub.methods.common.base import Method, PlanStep, register_method
 
 
 @register_method

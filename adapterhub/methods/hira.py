@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._projections import RankMethod, weight_at
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.projections import RankMethod, weight_at
+from adapterhub.methods.common.site_module import OutputModule
 
 
 class HadamardWeight(OutputModule):

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import add_product, cast
-from adapterhub.methods._projections import RankMethod
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import add_product, cast
+from adapterhub.methods.common.projections import RankMethod
+from adapterhub.methods.common.site_module import OutputModule
 
 
 def add_weighed(y: Tensor, hidden: Tensor, logits: Tensor, heads: Tensor, scale: float) -> Tensor:

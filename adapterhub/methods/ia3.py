@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site, matches
 from adapterhub.config.options import option
-from adapterhub.methods._affine import AffineLayer
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._experts import (
+from adapterhub.methods.common.base import Layers, Method, Placement, register_method
+from adapterhub.methods.common.experts import (
     PER_EXPERT,
     ExpertsInputScale,
     ExpertsOutputScale,
@@ -39,9 +38,9 @@ from adapterhub.methods._experts import (
     matrices_of,
     refuse_unused,
 )
-from adapterhub.methods._ops import RowStack
-from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
-from adapterhub.methods._sites import select_sites
+from adapterhub.methods.common.ops import AffineLayer, RowStack
+from adapterhub.methods.common.projections import select_sites
+from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule
 
 
 def _stack_scales(modules: Sequence[SiteModule | None]) -> RowStack:

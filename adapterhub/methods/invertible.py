@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Method, Placement, activation_module, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._site_module import InputModule, SharedModule
+from adapterhub.methods.common.base import Method, Placement, activation_module, register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.site_module import InputModule, SharedModule
 
 
 class HalfNetwork(nn.Module):

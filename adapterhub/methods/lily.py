@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._projections import RankMethod
-from adapterhub.methods._site_module import OutputModule, SharedModule
+from adapterhub.methods.common.base import Placement, register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.projections import RankMethod
+from adapterhub.methods.common.site_module import OutputModule, SharedModule
 from adapterhub.methods.hydralora import add_weighed
 
 

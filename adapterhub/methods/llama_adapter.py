@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._site_module import ApartKeyValueModule
-from adapterhub.methods._sites import select_sites
+from adapterhub.methods.common.base import Layers, Method, Placement, register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.projections import select_sites
+from adapterhub.methods.common.site_module import ApartKeyValueModule
 
 
 class GatedPrompt(ApartKeyValueModule):

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import register_method
-from adapterhub.methods._experts import AtExperts
-from adapterhub.methods._ops import cast, split_last
-from adapterhub.methods._projections import RankMethod, divisor
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.experts import AtExperts
+from adapterhub.methods.common.ops import cast, split_last
+from adapterhub.methods.common.projections import RankMethod, divisor
+from adapterhub.methods.common.site_module import OutputModule
 
 
 def two_factors(size: int, factor: int) -> tuple[int, int]:

@@ -29,12 +29,11 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._experts import AtExperts
-from adapterhub.methods._ops import add_product, cast, stack_low_rank
-from adapterhub.methods._projections import RankMethod, RankOption
-from adapterhub.methods._site_module import OutputModule, SiteModule
-from adapterhub.methods._sites import WITH_OUTPUT
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.experts import AtExperts
+from adapterhub.methods.common.ops import add_product, cast, stack_low_rank
+from adapterhub.methods.common.projections import WITH_OUTPUT, RankMethod, RankOption
+from adapterhub.methods.common.site_module import OutputModule, SiteModule
 
 
 class LoRALayer(OutputModule):

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import stack_low_rank
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import stack_low_rank
 from adapterhub.methods.lora import LoRA, LoRALayer
 
 

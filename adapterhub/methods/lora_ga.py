@@ -29,8 +29,8 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._projections import require_components
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.projections import require_components
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.pissa import PiSSALayer, leading
 

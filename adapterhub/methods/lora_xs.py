@@ -32,13 +32,11 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._generated import normal
-from adapterhub.methods._ops import cast, stack_low_rank
-from adapterhub.methods._projections import RankMethod, require_components, weight_at
-from adapterhub.methods._site_module import SharedModule
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import Placement, register_method
+from adapterhub.methods.common.generated import normal
+from adapterhub.methods.common.ops import FactorModule, cast, stack_low_rank
+from adapterhub.methods.common.projections import RankMethod, require_components, weight_at
+from adapterhub.methods.common.site_module import SharedModule, init_is_skipped
 from adapterhub.methods.pissa import empty_factors, largest_components
 
 Powers = tuple[float, float]

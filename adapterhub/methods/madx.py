@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, register_method
 from adapterhub.methods.bottleneck import Pfeiffer, SequentialSource
+from adapterhub.methods.common.base import Layers, Method, register_method
 from adapterhub.methods.invertible import Invertible
 
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, register_method
 from adapterhub.methods.bottleneck import ScaledParallel
+from adapterhub.methods.common.base import Layers, Method, register_method
 from adapterhub.methods.prefix import Prefix
 
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import stack_low_rank
-from adapterhub.methods._projections import require_components, weight_at
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import stack_low_rank
+from adapterhub.methods.common.projections import require_components, weight_at
+from adapterhub.methods.common.site_module import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.lora_xs import decomposed
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Unfreezing, register_method
-from adapterhub.methods._sites import in_layers
+from adapterhub.methods.common.base import Layers, Unfreezing, register_method
+from adapterhub.methods.common.projections import in_layers
 
 
 @register_method

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._projections import ProjectionMethod, divisor
-from adapterhub.methods._rotations import cayley, in_blocks, skew
-from adapterhub.methods._site_module import InputModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import cayley, in_blocks, skew
+from adapterhub.methods.common.projections import ProjectionMethod, divisor
+from adapterhub.methods.common.site_module import InputModule
 
 
 class CayleyRotation(InputModule):

@@ -23,9 +23,9 @@ import torch
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._projections import require_components, weight_at
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.projections import require_components, weight_at
+from adapterhub.methods.common.site_module import init_is_skipped
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.pissa import PiSSALayer
 

@@ -29,11 +29,9 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._ops import cast, stack_low_rank
-from adapterhub.methods._projections import ProjectionMethod, weight_at
-from adapterhub.methods._sites import select_sites
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import FactorModule, cast, stack_low_rank
+from adapterhub.methods.common.projections import ProjectionMethod, select_sites, weight_at
 from adapterhub.methods.lora_xs import decomposed
 
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._site_module import EmbeddingModule
+from adapterhub.methods.common.base import Placement, register_method
+from adapterhub.methods.common.site_module import EmbeddingModule
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 Encoder = Literal["mlp", "lstm"]

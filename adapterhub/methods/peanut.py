@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import activation_module, register_method
-from adapterhub.methods._delta import WeightFactors
-from adapterhub.methods._ops import cast
-from adapterhub.methods._projections import RankMethod, weight_at
+from adapterhub.methods.common.base import activation_module, register_method
+from adapterhub.methods.common.ops import WeightFactors, cast
+from adapterhub.methods.common.projections import RankMethod, weight_at
 
 
 class WeightNetwork(WeightFactors):

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import cast, stack_low_rank
-from adapterhub.methods._projections import require_components, weight_at
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import cast, stack_low_rank
+from adapterhub.methods.common.projections import require_components, weight_at
+from adapterhub.methods.common.site_module import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 
 OVERSAMPLING = 10  # additional directions, for the accuracy of the last components

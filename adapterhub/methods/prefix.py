@@ -45,18 +45,18 @@ from adapterhub.anatomy.own_modules import position_module
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._ops import RowStack, padded
-from adapterhub.methods._site_module import (
+from adapterhub.methods.common.base import Layers, Method, Placement, register_method
+from adapterhub.methods.common.ops import RowStack, padded
+from adapterhub.methods.common.projections import select_sites
+from adapterhub.methods.common.site_module import (
     EmbeddingModule,
     KeyValueModule,
     Positions,
     SharedModule,
     SiteModule,
+    init_is_skipped,
 )
-from adapterhub.methods._sites import select_sites
-from adapterhub.methods._skip_init import init_is_skipped
-from adapterhub.methods._texts import keys_and_values
+from adapterhub.methods.common.texts import keys_and_values
 
 
 def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:

@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import device_of
 from adapterhub.config.options import option
-from adapterhub.methods._base import Method, Placement, register_method
-from adapterhub.methods._site_module import EmbeddingModule
-from adapterhub.methods._sites import select_sites
-from adapterhub.methods._skip_init import init_is_skipped
-from adapterhub.methods._texts import token_ids
+from adapterhub.methods.common.base import Method, Placement, register_method
+from adapterhub.methods.common.projections import select_sites
+from adapterhub.methods.common.site_module import EmbeddingModule, init_is_skipped
+from adapterhub.methods.common.texts import token_ids
 
 
 class VirtualTokens(EmbeddingModule):

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import stack_low_rank
-from adapterhub.methods._projections import require_components, weight_at
-from adapterhub.methods._rotations import cayley, skew
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import cayley, skew, stack_low_rank
+from adapterhub.methods.common.projections import require_components, weight_at
 from adapterhub.methods.lora_xs import CoreMethod, CoreUpdate
 
 

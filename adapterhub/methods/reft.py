@@ -37,10 +37,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._site_module import OutputModule, TokenSet
-from adapterhub.methods._sites import of_texts, select_sites
+from adapterhub.methods.common.base import Layers, Method, Placement, register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.projections import of_texts, select_sites
+from adapterhub.methods.common.site_module import OutputModule, TokenSet
 
 Init = Literal["identity", "paper"]
 _POSITIONS = re.compile(r"(?:f([1-9]\d*))?\+?(?:l([1-9]\d*))?")

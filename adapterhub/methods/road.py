@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import register_method
-from adapterhub.methods._ops import RowStack, split_last
-from adapterhub.methods._projections import ProjectionMethod, divisor
-from adapterhub.methods._site_module import OutputModule, SiteModule
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.ops import RowStack, split_last
+from adapterhub.methods.common.projections import ProjectionMethod, divisor
+from adapterhub.methods.common.site_module import OutputModule, SiteModule
 
 
 def _stack_rotations(modules: Sequence[SiteModule | None]) -> RowStack | None:

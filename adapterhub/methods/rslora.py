@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
+from adapterhub.methods.common.base import register_method
 from adapterhub.methods.lora import LoRA
 
 

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Method, Placement, register_method
-from adapterhub.methods._site_module import LayerMixModule
-from adapterhub.methods._sites import select_sites
+from adapterhub.methods.common.base import Method, Placement, register_method
+from adapterhub.methods.common.projections import select_sites
+from adapterhub.methods.common.site_module import LayerMixModule
 
 
 class ScalarMixLayer(LayerMixModule):

@@ -22,7 +22,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError, did_you_mean
-from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
+from adapterhub.methods.common.base import Unfreezing, Unfrozen, register_method
 
 EMBEDDINGS = "embeddings"
 

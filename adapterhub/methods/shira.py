@@ -25,12 +25,12 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
-from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._experts import AtExperts
-from adapterhub.methods._generated import PlacedNumbers
-from adapterhub.methods._projections import RankMethod, weight_at
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.base import register_method
+from adapterhub.methods.common.experts import AtExperts
+from adapterhub.methods.common.generated import PlacedNumbers
+from adapterhub.methods.common.ops import DeltaModule
+from adapterhub.methods.common.projections import RankMethod, weight_at
+from adapterhub.methods.common.site_module import init_is_skipped
 
 
 class SparseUpdate(DeltaModule):

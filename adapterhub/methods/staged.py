@@ -27,7 +27,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, did_you_mean
-from adapterhub.methods._base import (
+from adapterhub.methods.common.base import (
     StageSchedule,
     Unfreezing,
     Unfrozen,

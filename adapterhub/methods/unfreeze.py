@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
-from adapterhub.methods._base import Unfrozen, register_method
+from adapterhub.methods.common.base import Unfrozen, register_method
 from adapterhub.methods.staged import StagedUnfreezing
 
 

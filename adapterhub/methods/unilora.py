@@ -24,12 +24,11 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register_method
-from adapterhub.methods._delta import FactorModule
-from adapterhub.methods._generated import shares
-from adapterhub.methods._ops import stack_low_rank
-from adapterhub.methods._projections import RankMethod
-from adapterhub.methods._site_module import SharedModule
+from adapterhub.methods.common.base import Placement, register_method
+from adapterhub.methods.common.generated import shares
+from adapterhub.methods.common.ops import FactorModule, stack_low_rank
+from adapterhub.methods.common.projections import RankMethod
+from adapterhub.methods.common.site_module import SharedModule
 
 
 class SharedVector(SharedModule):

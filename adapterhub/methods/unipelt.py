@@ -37,16 +37,16 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import SUBLAYERS, Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._ops import cast
-from adapterhub.methods._site_module import (
+from adapterhub.methods.bottleneck import Pfeiffer, SequentialSource
+from adapterhub.methods.common.base import Layers, Method, Placement, register_method
+from adapterhub.methods.common.ops import cast
+from adapterhub.methods.common.projections import select_sites
+from adapterhub.methods.common.site_module import (
     GatedKeyValueModule,
     KeyValueModule,
     OutputModule,
     Positions,
 )
-from adapterhub.methods._sites import select_sites
-from adapterhub.methods.bottleneck import Pfeiffer, SequentialSource
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.prefix import Prefix
 

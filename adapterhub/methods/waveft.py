@@ -24,7 +24,7 @@ from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import register_method
+from adapterhub.methods.common.base import register_method
 from adapterhub.methods.fourierft import FourierFT, SpectralUpdate
 
 

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Method
+from adapterhub.methods.common.base import Method
 from adapterhub.recipe.schedules import DEFAULT
 
 Init: TypeAlias = Literal["eva", "eva-ranks", "lora-ga", "corda", "loftq"]

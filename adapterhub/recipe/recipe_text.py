@@ -22,8 +22,8 @@ from adapterhub.config.described import (
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.files.atomic import replace_file
-from adapterhub.methods._base import METHODS
-from adapterhub.methods._described import described_method, described_methods, spec_options
+from adapterhub.methods.common.base import METHODS
+from adapterhub.methods.common.spec import described_method, described_methods, spec_options
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.recipe.recipe import REQUIRED, SPECS, Recipe

@@ -50,8 +50,8 @@ from adapterhub.errors import (
 from adapterhub.files.heads import ONE_HEAD
 from adapterhub.inference.open import Predictor, PulledAdapter, predictor_of
 from adapterhub.inference.record import TrainingRecord, task_and_kind
-from adapterhub.methods._site_module import EmbeddingModule
-from adapterhub.methods._spec import restore_methods
+from adapterhub.methods.common.site_module import EmbeddingModule
+from adapterhub.methods.common.spec import restore_methods
 from adapterhub.serving.batches import BatchLimits, measure_limits
 from adapterhub.serving.refusals import ComputationError
 from adapterhub.serving.requests import (

@@ -49,7 +49,7 @@ from adapterhub.interchange.translation import size_options
 from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
 from adapterhub.loop.engine import LossOfBatch, model_loss
 from adapterhub.loop.gradient_checkpointing import recompute
-from adapterhub.methods._projections import weight_at
+from adapterhub.methods.common.projections import weight_at
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_ga import begin_at_gradient
 from adapterhub.methods.mica import MinorComponents

@@ -43,7 +43,7 @@ from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.text_stream import TextStream
 from adapterhub.loop.processes import join_processes, own_device, process_count
-from adapterhub.methods._base import Method
+from adapterhub.methods.common.base import Method
 from adapterhub.recipe.options import run_options
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_store import KeptActivations, memory_limit

@@ -9,7 +9,7 @@ from pathlib import Path
 from adapterhub.backbones.early_checks import DEQUANTIZE, check_backbone_options
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.loop.processes import is_main, launcher_shards, process_count
-from adapterhub.methods._described import check_spec
+from adapterhub.methods.common.spec import check_spec
 from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.status import reading

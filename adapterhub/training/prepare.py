@@ -26,7 +26,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard
 from adapterhub.loop.trainee import epochs_needed, waiting_for_plateaus
-from adapterhub.methods._spec import dump_methods
+from adapterhub.methods.common.spec import dump_methods
 from adapterhub.recipe.options import RunOptions, run_options
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_store import KeptActivations

@@ -35,7 +35,7 @@ from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
-from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.pages.page import chosen_note
 from adapterhub.recipe.mixing import dump_mixing, parse_mixing
 from adapterhub.recipe.options import steps_per_epoch

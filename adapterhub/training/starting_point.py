@@ -19,8 +19,8 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.files.foundation import Foundation
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
-from adapterhub.methods._base import Method
-from adapterhub.methods._spec import parse_methods, restore_methods
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.spec import parse_methods, restore_methods
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import foundation_of, pull_verified

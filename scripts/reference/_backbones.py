@@ -27,8 +27,8 @@ from adapterhub.interchange.peft.exporter import try_peft
 from adapterhub.merging.merge import blockers
 from adapterhub.merging.vllm import blocking_vllm
 from adapterhub.methods import METHODS, Method
-from adapterhub.methods._base import PlanStep
-from adapterhub.methods._skip_init import skip_init
+from adapterhub.methods.common.base import PlanStep
+from adapterhub.methods.common.site_module import skip_init
 from adapterhub.status import quiet_loading
 
 SUPPORT = Path(__file__).parents[2] / "docs/reference/support.md"

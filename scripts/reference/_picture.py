@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import SUBLAYERS, Anatomy
 from adapterhub.methods import Method, Placement
-from adapterhub.methods._site_module import InputModule, OutputModule
+from adapterhub.methods.common.site_module import InputModule, OutputModule
 from adapterhub.methods.norms import norm_parameters
 from reference import _backbones
 

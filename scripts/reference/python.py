@@ -14,20 +14,20 @@ import griffe
 import adapterhub
 from adapterhub import errors
 from adapterhub.config.options import options_of
-from adapterhub.methods._described import described_methods
+from adapterhub.methods.common.spec import described_methods
 from reference.markdown import entry, prose, sentence
 
 FOLDER = "reference/python"
 _ROOT = Path(__file__).parents[2]
 LAZY: dict[str, str] = adapterhub._LAZY | {
-    "METHODS": "methods._base", "anatomy_of": "anatomy.build", "__version__": "_version",
+    "METHODS": "methods.common.base", "anatomy_of": "anatomy.build", "__version__": "_version",
     "AdapterhubError": "errors", "Family": "anatomy.family", "Stack": "anatomy.family",
     "register_family": "anatomy.family_file",
 }  # fmt: skip
 METHOD_CLASSES = tuple(
     name
     for name, module in LAZY.items()
-    if module.startswith("methods.") and not module.endswith("._base")
+    if module.startswith("methods.") and ".common." not in module
 )
 _OPTIONS: dict[str, dict[str, Any]] = {
     "Adapter": {
@@ -137,7 +137,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Types",
         "What the functions of the other pages take and return.",
         (
-            "__version__", "methods._spec.Spec", "adapters.route.Routed",
+            "__version__", "methods.common.spec.Spec", "adapters.route.Routed",
             "adapters.adapter.ParameterGroup", "anatomy.sites.Anatomy", "anatomy.sites.Site",
             "adapters.inspection.Inspection",
             "files.manifest.Manifest",

@@ -9,8 +9,8 @@ from adapterhub.cli._recipe_flags import SECTIONS
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.options import DataOptions
-from adapterhub.methods import _other_names as method_names
-from adapterhub.methods._described import described_methods
+from adapterhub.methods.common import base as method_names
+from adapterhub.methods.common.spec import described_methods
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import ALIASES, MEANINGS, REQUIRED, Recipe, read_draft
 from adapterhub.recipe.recipe_text import commented_recipe

@@ -17,8 +17,8 @@ import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import AttachError, MergeError, MismatchError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods._projections import ProjectionMethod
 from adapterhub.methods.alora import ALoRA
+from adapterhub.methods.common.projections import ProjectionMethod
 
 TOLERANCE = 5e-6
 AT_PROJECTIONS = [

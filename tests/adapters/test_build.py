@@ -13,7 +13,7 @@ from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.state import bare
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.common.spec import parse_methods
 
 
 def test_the_model_is_not_touched(subtests):

@@ -19,7 +19,7 @@ from adapterhub.adapters.state import backbone_fingerprint, get_state
 from adapterhub.backbones.identity import local_name
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
-from adapterhub.methods._spec import restore_methods
+from adapterhub.methods.common.spec import restore_methods
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from adapterhub.adapters.start import start_from
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import read_manifest
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import restore_methods
+from adapterhub.methods.common.spec import restore_methods
 
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 

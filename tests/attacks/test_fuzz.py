@@ -17,7 +17,7 @@ from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import from_json, to_json
 from adapterhub.files.native import read_adapter
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.common.spec import parse_methods
 from adapterhub.tasks import parse_task
 
 INPUTS = 1200 if ALL else 400

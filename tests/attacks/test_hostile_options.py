@@ -12,7 +12,7 @@ from selection import long_table
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import build_method
+from adapterhub.methods.common.spec import build_method
 
 NUMBERS = [-(2**62), -1, 0]
 WORDS = ["", "no/such", "*" * 50, "__class__", "0..999999999", "top 9999999999999999", "\x1b[31m"]

@@ -14,7 +14,7 @@ from adapterhub.backbones.load import meta_model
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import read_study
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.common.spec import parse_methods
 from adapterhub.tasks import parse_task
 from adapterhub.tasks._by_data import DEFAULT
 

@@ -22,10 +22,11 @@ import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.merging.merge import blockers
-from adapterhub.methods import METHODS, Method, _site_module
-from adapterhub.methods._base import Placement
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods import METHODS, Method
 from adapterhub.methods.alora import ALoRA
+from adapterhub.methods.common import site_module
+from adapterhub.methods.common.base import Placement
+from adapterhub.methods.common.spec import parse_methods
 from adapterhub.methods.reft import StateMethod
 
 # Its attention is built of `einsum`, which no prefix follows.
@@ -104,7 +105,7 @@ def attach_smaller(model: Any, method: str, name: str) -> Any:
 
 def _declared(module: Any, site: Any) -> tuple[Any, ...]:
     """Return what the hooks, merging and routing read of a module, in place of its class."""
-    bases = [cls for cls in type(module).__mro__ if cls.__module__ == _site_module.__name__]
+    bases = [cls for cls in type(module).__mro__ if cls.__module__ == site_module.__name__]
     inner = list(module.modules())
     return (
         site.kind,
@@ -114,9 +115,9 @@ def _declared(module: Any, site: Any) -> tuple[Any, ...]:
         )),
         bool(getattr(module, "skipped_positions", 0)),
         "stack" in vars(type(module)),
-        isinstance(module, _site_module.OutputModule) and module.factors() is not None,
+        isinstance(module, site_module.OutputModule) and module.factors() is not None,
         any(True for _ in module.buffers()),
-        any(isinstance(each, _site_module.SharedModule) for each in inner),
+        any(isinstance(each, site_module.SharedModule) for each in inner),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.hooks.composition import current_entry
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._skip_init import init_is_skipped
+from adapterhub.methods.common.site_module import init_is_skipped
 
 TEXT = "the movie <a> was <b> good <c><d> <own>"
 

@@ -20,7 +20,7 @@ from adapterhub.adapters.route import PackedRoutes, TokenRun
 from adapterhub.hooks import row_stacks
 from adapterhub.hooks.row_stacks import ROOM
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._affine import constant_form
+from adapterhub.methods.common.ops import constant_form
 
 METHODS = (
     "lora(rank=2)",

@@ -13,7 +13,7 @@ import adapterhub as ah
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.hooks.composition import AppliedModules
 from adapterhub.hooks.slot import output_slot
-from adapterhub.methods._site_module import InputModule
+from adapterhub.methods.common.site_module import InputModule
 
 # Experts that return scores or a state too, or that hold a matrix for each in several modules.
 BLOCKS = (*TYPES, "lfm2_moe", "zaya", "jetmoe")

@@ -11,7 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks.keyvalue import RelativeBias
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._site_module import PrefixModule
+from adapterhub.methods.common.site_module import PrefixModule
 
 ARCHITECTURES = ("t5", "umt5")
 

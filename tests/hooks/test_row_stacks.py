@@ -15,7 +15,7 @@ from torch import nn
 import adapterhub as ah
 from adapterhub.hooks import row_stacks
 from adapterhub.hooks.slot import Slot
-from adapterhub.methods._ops import RowStack
+from adapterhub.methods.common.ops import RowStack
 
 # Two adapters of each kind, of different sizes where there is one.
 PAIRS = {

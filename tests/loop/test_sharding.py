@@ -15,7 +15,7 @@ from adapterhub.loop.batching import LazyBatches
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.methods._site_module import SharedModule
+from adapterhub.methods.common.site_module import SharedModule
 from adapterhub.recipe.options import RunOptions
 
 

@@ -11,7 +11,7 @@ import adapterhub as ah
 from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import ConfigError, MergeError
-from adapterhub.methods._base import METHODS
+from adapterhub.methods.common.base import METHODS
 from adapterhub.methods.lora import LoRALayer
 
 

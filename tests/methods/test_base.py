@@ -8,7 +8,7 @@ from pathlib import Path
 
 import adapterhub
 from adapterhub.methods import METHODS
-from adapterhub.methods._base import Method
+from adapterhub.methods.common.base import Method
 
 SOURCES = "".join(p.read_text(encoding="utf-8") for p in Path(adapterhub.__path__[0]).rglob("*.py"))
 HOOKS = {name for name in dir(Method) if not name.startswith("_")}

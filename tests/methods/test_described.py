@@ -10,22 +10,21 @@ import pytest
 
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
-from adapterhub.methods import METHODS, _described
-from adapterhub.methods._described import (
-    DescribedMethod,
+from adapterhub.methods import METHODS
+from adapterhub.methods.common import spec
+from adapterhub.methods.common.spec import (
     check_spec,
     describe,
     described_method,
     described_methods,
+    parse_methods,
 )
-from adapterhub.methods._spec import parse_methods
 from adapterhub.methods.lora import LoRA
 
 
 def test_the_catalogue_is_up_to_date():
     current = {name: describe(method) for name, method in METHODS.items()}
-    written = {name: DescribedMethod(*facts) for name, facts in _described.CATALOGUE.items()}
-    assert written == current, "run: make catalogue"
+    assert spec.catalogue() == current, "run: make catalogue"
     assert len(current) > 20
     exports = catalogue.EXPORTS.read_text(encoding="utf-8")
     assert catalogue.exports(exports) == exports, "run: make catalogue"
@@ -39,15 +38,9 @@ def test_a_described_method_has_the_options_of_its_class():
         assert options_of(described_method(name).options) == options_of(method), name
 
 
-def test_the_written_catalogue_reads_back():
-    names: dict = {}
-    exec(catalogue.source(), names)
-    assert names["CATALOGUE"] == _described.CATALOGUE
-
-
 def test_a_method_in_a_file_that_the_catalogue_lacks_is_described_by_its_class(monkeypatch):
-    known = {name: facts for name, facts in _described.CATALOGUE.items() if facts[0] != "lora"}
-    monkeypatch.setattr(_described, "CATALOGUE", known)
+    known = {name: facts for name, facts in spec.catalogue().items() if facts.module != "lora"}
+    monkeypatch.setattr(spec, "catalogue", lambda: known)
     assert described_methods()["lora"] == describe(LoRA)
 
 
@@ -71,12 +64,12 @@ def test_an_invalid_spec_has_the_same_error_without_the_classes(subtests):
         3,
         "chosen(names=3)",
     ]
-    for spec in cases:
-        with subtests.test(spec=spec):
+    for case in cases:
+        with subtests.test(spec=case):
             with pytest.raises(ConfigError) as built:
-                parse_methods(spec)
+                parse_methods(case)
             with pytest.raises(ConfigError) as checked:
-                check_spec(spec)
+                check_spec(case)
             assert str(checked.value) == str(built.value)
 
 

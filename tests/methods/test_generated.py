@@ -18,7 +18,7 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import read_adapter, write_adapter
 from adapterhub.methods import METHODS
-from adapterhub.methods._generated import (
+from adapterhub.methods.common.generated import (
     normal,
     place_limits,
     places,

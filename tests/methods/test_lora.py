@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.methods.lora import LoRA
 
 VARIANTS = sorted(name for name, method in METHODS.items() if issubclass(method, LoRA))

@@ -9,7 +9,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.methods._sites import PartialSitesError
+from adapterhub.methods.common.projections import PartialSitesError
 
 
 @pytest.fixture

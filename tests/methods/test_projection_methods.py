@@ -13,7 +13,7 @@ from torch import Tensor
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods._projections import ProjectionMethod
+from adapterhub.methods.common.projections import ProjectionMethod
 from adapterhub.methods.waveft import inverse_haar
 
 CELLS = [(method, architecture) for method in EQUATIONS for architecture in PROJECTIONS]

@@ -17,8 +17,8 @@ import adapterhub as ah
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods._other_names import ALIASES, METHOD_MEANINGS, option_names
-from adapterhub.methods._spec import dump_methods, method_text, parse_methods, with_options
+from adapterhub.methods.common.base import ALIASES, METHOD_MEANINGS, option_names
+from adapterhub.methods.common.spec import dump_methods, method_text, parse_methods, with_options
 
 
 def test_a_spec_without_quotes_and_with_other_names(subtests):

@@ -18,8 +18,8 @@ from selection import long_table
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods._experts import AtExperts, ExpertsUpdate
-from adapterhub.methods._projections import ProjectionMethod
+from adapterhub.methods.common.experts import AtExperts, ExpertsUpdate
+from adapterhub.methods.common.projections import ProjectionMethod
 
 ABLE = [n for n, cls in METHODS.items() if issubclass(cls, AtExperts) and "weight" in cls.kinds]
 OPTIONS = {name: dict(EQUATIONS[name][1]) for name in ABLE if name in EQUATIONS}

@@ -14,7 +14,7 @@ from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import dump_methods, method_text
+from adapterhub.methods.common.spec import dump_methods, method_text
 from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.recipe.recipe import read_draft
 from adapterhub.recipe.recipe_text import SCHEMA_LINE, commented_recipe, recipe_schema, write_schema
@@ -85,7 +85,7 @@ def test_every_task_fits_in_each_syntax(name: str) -> None:
     ],
 )
 def test_what_it_refuses_train_refuses_too(data: dict[str, Any]) -> None:
-    from adapterhub.methods._spec import parse_methods
+    from adapterhub.methods.common.spec import parse_methods
     from adapterhub.tasks import parse_task
 
     assert not fits(data)

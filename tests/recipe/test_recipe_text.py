@@ -14,7 +14,7 @@ from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import method_text, parse_methods
+from adapterhub.methods.common.spec import method_text, parse_methods
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import Recipe, read, read_draft
 from adapterhub.recipe.recipe_text import commented_recipe

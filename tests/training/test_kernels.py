@@ -21,7 +21,7 @@ from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import TrainingError
 from adapterhub.loop import loop
 from adapterhub.loop.report import Reporter
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.common.spec import parse_methods
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import KernelChoice, can_compute, choose_kernels, layer_shape

@@ -17,7 +17,7 @@ import adapterhub as ah
 from adapterhub.errors import TrainingError
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import dump_methods
+from adapterhub.methods.common.spec import dump_methods
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import BackboneLoader, SharedLoader

@@ -49,8 +49,8 @@ from adapterhub.interchange.adapters_library.module_paths import (
 )
 from adapterhub.interchange.adapters_library.states import import_invertible
 from adapterhub.interchange.translation import Translation, size_options
-from adapterhub.methods._base import activation_module
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
+from adapterhub.methods.common.base import activation_module
 from adapterhub.methods.compacter import Compacter
 from adapterhub.methods.ia3 import IA3
 from adapterhub.methods.lora import LoRA

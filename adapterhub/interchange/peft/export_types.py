@@ -14,8 +14,8 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.interchange.peft.files import TASK_TYPES
 from adapterhub.interchange.peft.targets import ends_with, modules_of
-from adapterhub.methods._base import Method
-from adapterhub.methods._site_module import SiteModule
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.site_module import SiteModule
 
 
 @dataclass(frozen=True)

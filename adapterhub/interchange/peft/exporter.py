@@ -38,9 +38,9 @@ from adapterhub.interchange.peft.kernels import OTHER_KERNEL, as_kernel, only_sh
 from adapterhub.interchange.peft.plain import PLAIN, PLAIN_MODULES, export_plain
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.interchange.peft.updates import TIMES_OUTPUT
-from adapterhub.methods._delta import FactorModule
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.bdlora import BlockFactors
+from adapterhub.methods.common.ops import FactorModule
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
 from adapterhub.methods.kasa import ReplacedComponents

@@ -31,9 +31,9 @@ from adapterhub.interchange.peft.updates import (
     subtracted_initialization,
 )
 from adapterhub.interchange.translation import Translation, size_options
-from adapterhub.methods._base import Method
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.bdlora import BDLoRA
+from adapterhub.methods.common.base import Method
 from adapterhub.methods.dora import DoRA
 from adapterhub.methods.kasa import KaSA, smallest_components
 from adapterhub.methods.lora import LoRA, LowRank

@@ -34,8 +34,6 @@ from adapterhub.interchange.peft.files import Kind, PeftFiles
 from adapterhub.interchange.peft.kernels import only_shifts
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.translation import Translation, size_options
-from adapterhub.methods._base import Method
-from adapterhub.methods._rotations import skew
 from adapterhub.methods.adalora import AdaLoRA, SingularUpdate
 from adapterhub.methods.adamss import (
     AdaMSS,
@@ -47,6 +45,8 @@ from adapterhub.methods.adamss import (
 from adapterhub.methods.beft import BEFT, AddedBias, LoneBias
 from adapterhub.methods.boft import BOFT, ButterflyRotation
 from adapterhub.methods.c3a import C3A, CirculantUpdate
+from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.ops import skew
 from adapterhub.methods.deft import DEFT, ReplacedSubspace
 from adapterhub.methods.delora import BoundedUpdate, DeLoRA
 from adapterhub.methods.fourierft import FourierFT, SpectralUpdate

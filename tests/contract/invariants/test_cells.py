@@ -44,7 +44,7 @@ from adapterhub.backbones.same import TOLERANCE
 from adapterhub.errors import AttachError, MergeError, SiteError
 from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
-from adapterhub.methods._rotations import cayley
+from adapterhub.methods.common.ops import cayley
 
 INVARIANTS: list[Callable[[Cell], None]] = []
 

@@ -19,7 +19,7 @@ from adapterhub.config.options import is_neutral, options_of
 from adapterhub.errors import FileError
 from adapterhub.files.native import read_manifest
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import dump_methods, parse_methods, restore_methods
+from adapterhub.methods.common.spec import dump_methods, parse_methods, restore_methods
 
 OPTIONS_V1 = Path(__file__).parents[2] / "golden" / "options_v1.json"
 

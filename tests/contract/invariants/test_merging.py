@@ -23,7 +23,7 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint
 from adapterhub.methods import METHODS
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods.common.site_module import OutputModule
 
 
 def logits(model, **options):

@@ -28,7 +28,7 @@ from adapterhub.inference.merged_checkpoint import write_checkpoint
 from adapterhub.loop.gradient_checkpointing import recompute
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.common.spec import parse_methods
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 

@@ -24,11 +24,11 @@ from adapterhub.anatomy.own_modules import copy_with
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Placement
-from adapterhub.methods._delta import DeltaModule
-from adapterhub.methods._expert_rows import ExpertRows, OneExpert
-from adapterhub.methods._projections import ProjectionMethod
-from adapterhub.methods._site_module import (
+from adapterhub.methods.common.base import Placement
+from adapterhub.methods.common.expert_rows import ExpertRows, OneExpert
+from adapterhub.methods.common.ops import DeltaModule
+from adapterhub.methods.common.projections import ProjectionMethod
+from adapterhub.methods.common.site_module import (
     ExpertsInputModule,
     ExpertsModule,
     OutputModule,

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from adapterhub.methods._site_module import SharedModule
+from adapterhub.methods.common.site_module import SharedModule
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _TERMS = 12  # uniform numbers in a normal one: their variance is 1

@@ -5,19 +5,34 @@ lora(rank=16)                a name with options
 lora(sites=[attn.q, attn.v]) lists need no quotes
 {lora: {rank: 16}}           the same as a mapping
 [prefix, lora(rank=4)]       several, composed
+
+Commands describe methods and check specs without torch, which takes seconds to import: method files
+define modules and so import it. `catalogue.json` repeats the
+facts and options of their classes; it is generated (`make catalogue`), and a test compares both.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import is_neutral, options_of, to_dict
+from adapterhub.config.options import is_neutral, option, options_of, to_dict
 from adapterhub.config.spec import call_text, parse_calls, spec_error
-from adapterhub.errors import ConfigError, FileError, one_line
-from adapterhub.methods._base import METHODS, Method, method_class
-from adapterhub.methods._other_names import option_names, read_method_options
+from adapterhub.errors import ConfigError, FileError, one_line, spelled_like
+from adapterhub.methods.common.base import (
+    METHODS,
+    Method,
+    method_class,
+    method_modules,
+    option_names,
+    read_method_options,
+    unknown_method,
+)
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | type[Method] | Mapping[str, Any] | Sequence[Any]
@@ -198,9 +213,9 @@ def _missing(name: str, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"the method {name!r}"
         return
     option_names = _option_names(name)
-    for option, value in options.items():
-        if option not in option_names and not is_neutral(value):
-            yield f"the option {option!r} of {name}"
+    for key, value in options.items():
+        if key not in option_names and not is_neutral(value):
+            yield f"the option {key!r} of {name}"
 
 
 def _methods_with(option: str) -> list[str]:
@@ -210,3 +225,116 @@ def _methods_with(option: str) -> list[str]:
 
 def _option_names(name: str) -> set[str]:
     return {option.name for option in options_of(METHODS[name])}
+
+
+@dataclasses.dataclass(frozen=True)
+class DescribedMethod:
+    """The facts of a method, and for each option its type, default and help text."""
+
+    module: str
+    summary: str
+    paper: str
+    learning_rate: float
+    schedule: str | None
+    fields: Mapping[str, tuple[Any, Any, str]]
+
+    @functools.cached_property
+    def options(self) -> type:
+        """A dataclass with the options of the method, without its checks and modules."""
+        fields = [(name, kind, option(*rest)) for name, (kind, *rest) in self.fields.items()]
+        return dataclasses.make_dataclass("options", fields, frozen=True)
+
+
+CATALOGUE = Path(__file__).parents[1] / "catalogue.json"
+
+
+@functools.cache
+def catalogue() -> dict[str, DescribedMethod]:
+    """Read the generated facts and options of the methods that ship, by name."""
+    return {name: _read(facts) for name, facts in json.loads(CATALOGUE.read_bytes()).items()}
+
+
+def _read(facts: dict[str, Any]) -> DescribedMethod:
+    options = facts.pop("options")
+    kinds = {name: _type(text) for name, (text, *_) in options.items()}
+    fields = {
+        name: (kinds[name], _default(text, default), help_text)
+        for name, (text, default, help_text) in options.items()
+    }
+    return DescribedMethod(**facts, fields=fields)
+
+
+@functools.cache
+def _type(text: str) -> Any:
+    holder = type("holder", (), {"__annotations__": {"option": text}})
+    return typing.get_type_hints(holder, vars(typing))["option"]
+
+
+def _default(text: str, default: Any) -> Any:  # JSON has no tuples
+    return tuple(default) if isinstance(default, list) and "tuple" in text else default
+
+
+@functools.cache
+def describe(method: type[Method]) -> DescribedMethod:
+    """Describe a method by its class."""
+    hints = typing.get_type_hints(method)
+    return DescribedMethod(
+        module=method.__module__.rpartition(".")[2],
+        summary=method.summary,
+        paper=method.paper,
+        learning_rate=method.learning_rate,
+        schedule=method.schedule,
+        fields={o.name: (hints[o.name], o.default, o.help) for o in options_of(method)},
+    )
+
+
+def described_methods() -> dict[str, DescribedMethod]:
+    """Return all methods by name; if the catalogue lacks a file, all are imported."""
+    described = catalogue()
+    is_complete = {method.module for method in described.values()} == set(method_modules())
+    classes = METHODS.imported() if is_complete else METHODS
+    return described | {name: describe(method) for name, method in classes.items()}
+
+
+def described_method(name: str) -> DescribedMethod:
+    """Return the method with this name.
+
+    Raises:
+        ConfigError: no such method; the error suggests the nearest and lists all.
+    """
+    described = described_methods()
+    name = spelled_like(name, described)
+    if name not in described:
+        raise unknown_method(name, described)
+    return described[name]
+
+
+def check_spec(spec: Spec) -> None:
+    """Check the names of a spec, and the names and types of its options; values, when it is built.
+
+    Raises:
+        ConfigError: an unknown method or option, a value of a wrong type, or an invalid spec.
+    """
+    spec_options(spec)
+
+
+def spec_options(spec: Spec) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and all options of each method of a spec.
+
+    Raises:
+        ConfigError: as in `check_spec`.
+    """
+    found = []
+    for call in method_calls(spec):
+        if isinstance(call, Method):
+            found.append((call.name, to_dict(call)))
+            continue
+        name, options = call
+        if not isinstance(options, Mapping):
+            raise ConfigError(
+                f"options of {name} are {options!r}", expected="a mapping of option to value"
+            )
+        name = spelled_like(name, described_methods())
+        cls: type[Any] = described_method(name).options
+        found.append((name, to_dict(read_method_options(cls, name, options))))
+    return found

@@ -1,0 +1,1 @@
+"""What methods share: their base classes, specs, placement, tensor operations and experts."""
