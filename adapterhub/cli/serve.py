@@ -16,7 +16,7 @@ from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
-    from adapterhub.serving.http.service import Service
+    from adapterhub.serving.http.server_state import Service
     from adapterhub.serving.options import ServeOptions
 
 _what = several_options(
@@ -120,7 +120,7 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
 
 def _serve_on_ray(options: ServeOptions) -> None:
     from adapterhub.serving.http.lifecycle import HttpServer
-    from adapterhub.serving.replicas import open_replicas
+    from adapterhub.serving.ray_front import open_replicas
 
     with doing("starting replicas"):
         service, endpoints = open_replicas(options)

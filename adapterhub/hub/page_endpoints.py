@@ -62,8 +62,8 @@ from adapterhub.pages.site_pages import (
     front_page,
     list_page,
 )
-from adapterhub.web.headers import page_response
-from adapterhub.web.origins import is_own_form
+from adapterhub.web.connections import is_own_form
+from adapterhub.web.request_log import page_response
 
 _ON_A_PAGE = 50
 _MOST_CHOICES = 60

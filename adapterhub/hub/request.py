@@ -31,7 +31,7 @@ from adapterhub.hub.errors import (
 from adapterhub.hub.gate import CheckedFiles, changing
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
-from adapterhub.web.origins import client_address
+from adapterhub.web.connections import client_address
 
 if TYPE_CHECKING:
     from adapterhub.hub.mirror import Mirror

@@ -71,12 +71,13 @@ from adapterhub.web.connections import (
     BACKLOG,
     ConnectionLimits,
     address_of,
+    is_among,
+    is_loopback_address,
+    is_loopback_host,
     limited_protocol,
     listen,
 )
-from adapterhub.web.headers import SECURE_HEADERS
-from adapterhub.web.origins import is_among, is_loopback_address, is_loopback_host
-from adapterhub.web.request_log import log_request, logs_requests, trace_of
+from adapterhub.web.request_log import SECURE_HEADERS, log_request, logs_requests, trace_of
 from adapterhub.web.tokens import digest_of_token, is_token
 
 log = logging.getLogger("adapterhub.hub")

@@ -2,6 +2,7 @@
 
 There is no protocol here: `Engine` takes inputs and returns futures. It knows no task or method:
 what a row and a prediction are belongs in tasks/, which rows go through which adapter in adapters/.
+Texts are generated in generation/.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adapterhub.serving.engine import ServingEngine as Engine
-    from adapterhub.serving.generation import GenerationOptions
+    from adapterhub.serving.generation.request import GenerationOptions
 
 __all__ = ["Engine", "GenerationOptions"]
 _PLACES = {
     "Engine": ("engine", "ServingEngine"),
-    "GenerationOptions": ("generation", "GenerationOptions"),
+    "GenerationOptions": ("generation.request", "GenerationOptions"),
 }
 
 

@@ -1,8 +1,8 @@
 """The engine: requests in, futures out, and one thread that computes.
 
 The thread is the only one that computes with the models and changes them. As soon as it is free it
-takes the oldest request, with those that fit it (`batches.py`): there is no time in which it waits
-for more. Inputs are read and encoded in the threads that submit them, and adapters are loaded in
+takes the oldest request, with those that fit it (`choose_batch`), and never waits for more.
+Inputs are read and encoded in the threads that submit them, and adapters are loaded in
 another one, so that it has nothing else to do.
 """
 
@@ -25,12 +25,14 @@ import torch
 from adapterhub.errors import AdapterhubError, ConfigError, one_line
 from adapterhub.inference.inputs import EmptyInputError
 from adapterhub.inference.open import AdapterSource
-from adapterhub.serving.adapters import BareBackbone, ModelUse, ServedAdapters, Source
-from adapterhub.serving.batches import RequestSize, choose_batch
-from adapterhub.serving.generation import GenerationOptions, TextGeneration
-from adapterhub.serving.models import Answer, ClassModel, ServedAdapter, ServedModels
-from adapterhub.serving.prompts import Prompt, encode_prompt
-from adapterhub.serving.refusals import (
+from adapterhub.serving.adapter_cache import (
+    BareBackbone,
+    ModelUse,
+    ServedAdapters,
+    ServedModels,
+    Source,
+)
+from adapterhub.serving.errors import (
     DeadlineError,
     OverloadedError,
     StoppedError,
@@ -38,11 +40,21 @@ from adapterhub.serving.refusals import (
     TooLongError,
     is_out_of_memory,
 )
-from adapterhub.serving.requests import EncodedInput, read_example
-from adapterhub.serving.sampling import NextToken
-from adapterhub.serving.text_pieces import TextPieces
-from adapterhub.serving.writers import WriteRequest
-from adapterhub.serving.writing import Writers
+from adapterhub.serving.generation.batched import WriteRequest
+from adapterhub.serving.generation.detokenize import TextPieces
+from adapterhub.serving.generation.prompt import Prompt, encode_prompt
+from adapterhub.serving.generation.request import GenerationOptions, TextGeneration
+from adapterhub.serving.generation.sampling import NextToken
+from adapterhub.serving.generation.scheduler import Writers
+from adapterhub.serving.shared_backbone import (
+    Answer,
+    ClassModel,
+    EncodedInput,
+    RequestSize,
+    ServedAdapter,
+    choose_batch,
+    read_example,
+)
 from adapterhub.tasks._base import NoPrediction
 from adapterhub.tasks._writing import Writing
 

@@ -13,7 +13,7 @@ from adapterhub.config.quantities import seconds_of, size_in_bytes
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import ConfigError
 from adapterhub.registry.local import default_root
-from adapterhub.web.origins import is_loopback_address
+from adapterhub.web.connections import is_loopback_address
 
 _TIMES = ("refresh", "deadline", "generation_time", "drain", "write_timeout")
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")

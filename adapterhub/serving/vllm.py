@@ -90,7 +90,7 @@ def resolver_of(settings: ResolverSettings) -> Any:
     from vllm.lora.request import LoRARequest
     from vllm.lora.resolver import LoRAResolver
 
-    from adapterhub.serving.converted import ConvertedAdapters
+    from adapterhub.serving.lora_cache import ConvertedAdapters
 
     adapters = ConvertedAdapters(settings.allow, settings.max_rank, settings.max_lost)
 

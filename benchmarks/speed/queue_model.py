@@ -17,7 +17,7 @@ from serving import MINILM, WORDS
 
 import adapterhub as ah
 from adapterhub.data.docstrings import load_docstrings
-from adapterhub.serving.batches import BatchLimits, RequestSize, choose_batch
+from adapterhub.serving.shared_backbone import BatchLimits, RequestSize, choose_batch
 
 FIXED, POSITION = 20, 0.26e-3  # of a pass, in positions; seconds of a position
 LIMITS = BatchLimits(10 * FIXED, FIXED)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapterhub.cli import main
-from adapterhub.serving.models import Answer, SharedBody
+from adapterhub.serving.shared_backbone import Answer, SharedBody
 
 _compute, _answers = SharedBody.compute, list[Answer]()
 

@@ -16,12 +16,12 @@ from served import CONTEXT, EXAMPLES, TEXTS, TaskExample, expected_answers, writ
 
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
-from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.app import ENDPOINTS, make_app
-from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.lifecycle import HttpServer, open_service
-from adapterhub.serving.http.operations import operations
-from adapterhub.serving.http.service import Service
+from adapterhub.serving.http.request import Endpoint
+from adapterhub.serving.http.server_state import Service
 from adapterhub.serving.options import ServeOptions
 
 BACKBONE = "the-backbone"

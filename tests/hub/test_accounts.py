@@ -22,7 +22,7 @@ from adapterhub.hub.accounts import (
 from adapterhub.hub.database import now_text, sessions, tokens
 from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
-from adapterhub.web.origins import client_address
+from adapterhub.web.connections import client_address
 
 
 @pytest.fixture(scope="module")

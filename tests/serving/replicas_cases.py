@@ -27,7 +27,7 @@ from adapterhub.files.native import read_manifest
 from adapterhub.ray_cluster import connect_ray, import_serve
 from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
-from adapterhub.serving.replicas import open_replicas
+from adapterhub.serving.ray_front import open_replicas
 from adapterhub.web.tokens import TokenFile
 
 NAMES = tuple(f"polite-{number}" for number in range(8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.serving.batches import (
+from adapterhub.serving.shared_backbone import (
     PADDING,
     BatchLimits,
     RequestSize,

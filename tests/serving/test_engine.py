@@ -13,14 +13,14 @@ from served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 import adapterhub as ah
 from adapterhub.errors import DataError, FileError, RegistryError
 from adapterhub.serving import Engine
-from adapterhub.serving.models import SharedBody, by_kind
-from adapterhub.serving.refusals import (
+from adapterhub.serving.errors import (
     ComputationError,
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
 )
+from adapterhub.serving.shared_backbone import SharedBody, by_kind
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from served import EXAMPLES, TEXTS, TaskExample, expected_answers, same_answer, 
 import adapterhub as ah
 from adapterhub.inference.embed import embed
 from adapterhub.serving import Engine
-from adapterhub.serving.models import SharedBody
+from adapterhub.serving.shared_backbone import SharedBody
 
 THREADS = 16
 

@@ -30,16 +30,16 @@ from adapterhub.files.native import read_manifest
 from adapterhub.inference.open import open_adapter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, GenerationOptions
-from adapterhub.serving.continuous import ContinuousWriter, PackedModel
-from adapterhub.serving.generation import GeneratedText, Piece, TextGeneration
-from adapterhub.serving.paged import PAGE
-from adapterhub.serving.refusals import (
+from adapterhub.serving.errors import (
     ComputationError,
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
 )
+from adapterhub.serving.generation.continuous import ContinuousWriter, PackedModel
+from adapterhub.serving.generation.paged import PAGE
+from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
 from adapterhub.tasks import _language_models
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)

@@ -10,8 +10,8 @@ from written import METHODS
 
 import adapterhub as ah
 from adapterhub.adapters.route import TokenRun
-from adapterhub.serving.continuous import PackedModel
-from adapterhub.serving.paged import PAGE, PagedSteps, missing_names, paged_problem
+from adapterhub.serving.generation.continuous import PackedModel
+from adapterhub.serving.generation.paged import PAGE, PagedSteps, missing_names, paged_problem
 
 # Those that attend by the interface of transformers, with functions that know the paged cache.
 PACKED = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen3", "olmo2", "gemma3_text", "phi3",
@@ -21,7 +21,9 @@ BATCHED = ("gpt_neo", "bloom", "falcon", "mpt")
 
 def test_this_version_of_transformers_has_what_is_read():
     """The first release without it breaks packed steps: texts are written in batches then."""
-    assert not missing_names(), f"transformers {transformers.__version__} breaks serving/paged.py"
+    assert not missing_names(), (
+        f"transformers {transformers.__version__} breaks serving/generation/paged.py"
+    )
 
 
 @pytest.mark.parametrize("architecture", [*PACKED, *BATCHED])

@@ -9,7 +9,7 @@ import torch
 
 from adapterhub.errors import ConfigError
 from adapterhub.serving import GenerationOptions
-from adapterhub.serving.sampling import NextToken, choose_tokens
+from adapterhub.serving.generation.sampling import NextToken, choose_tokens
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -30.0])
 

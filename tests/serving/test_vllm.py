@@ -19,7 +19,7 @@ from vllm_stand_in import LoRARequest, Server, standing_in
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
-from adapterhub.serving import converted
+from adapterhub.serving import lora_cache
 from adapterhub.serving.vllm import ALLOW, MAX_LOST, MAX_RANK, int_id, register
 
 
@@ -154,15 +154,15 @@ class Conversions(list[Path]):
 @pytest.fixture
 def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversions:
     """List the adapters that are converted from here on; none is in the cache."""
-    found, convert = Conversions(), converted.in_vllm
+    found, convert = Conversions(), lora_cache.in_vllm
 
     def recorded(folder, **options):
         found.append(folder)
         found.go.wait(10)
         return convert(folder, **options)
 
-    monkeypatch.setattr(converted, "in_vllm", recorded)
-    monkeypatch.setattr(converted, "_FORM", str(tmp_path))
+    monkeypatch.setattr(lora_cache, "in_vllm", recorded)
+    monkeypatch.setattr(lora_cache, "_FORM", str(tmp_path))
     return found
 
 

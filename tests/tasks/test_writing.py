@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.serving import Engine, GenerationOptions
-from adapterhub.serving.generation import GeneratedToken
-from adapterhub.serving.text_pieces import TextPieces
+from adapterhub.serving.generation.detokenize import TextPieces
+from adapterhub.serving.generation.request import GeneratedToken
 from adapterhub.tasks._writing import WrittenPieces, cleans_up, written_text
 
 TEXTS = (

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from adapterhub.errors import AdapterhubError
-from adapterhub.serving.http.call import AdapterFacts, Answered, Call, Endpoint
+from adapterhub.serving.http.common import ClientRequest
 from adapterhub.serving.http.errors import (
     HeadError,
     LimitError,
@@ -45,14 +45,12 @@ from adapterhub.serving.http.metrics import OTHER
 from adapterhub.serving.http.openai_embeddings import ENDPOINTS as OPENAI_EMBEDDINGS
 from adapterhub.serving.http.openai_generation import ENDPOINTS as OPENAI_GENERATION
 from adapterhub.serving.http.predict import ENDPOINTS as PREDICT
+from adapterhub.serving.http.request import AdapterFacts, Answered, Call, Endpoint
 from adapterhub.serving.http.scoring import ENDPOINTS as SCORING
-from adapterhub.serving.http.service import Service
-from adapterhub.serving.http.shapes import ClientRequest
+from adapterhub.serving.http.server_state import Service
 from adapterhub.serving.http.text_embeddings import ENDPOINTS as TEXT_EMBEDDINGS
-from adapterhub.web.connections import MOST_HEADER_BYTES
-from adapterhub.web.headers import SECURE_HEADERS
-from adapterhub.web.origins import is_of_this_machine
-from adapterhub.web.request_log import log_request, logs_requests, trace_of
+from adapterhub.web.connections import MOST_HEADER_BYTES, is_of_this_machine
+from adapterhub.web.request_log import SECURE_HEADERS, log_request, logs_requests, trace_of
 
 log = logging.getLogger("adapterhub.serve")
 

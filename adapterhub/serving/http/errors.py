@@ -24,14 +24,14 @@ from adapterhub.errors import (
     SignatureError,
     YankedError,
 )
-from adapterhub.serving.http.allowed import UnknownAdapterError
-from adapterhub.serving.refusals import (
+from adapterhub.serving.errors import (
     ComputationError,
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
 )
+from adapterhub.serving.http.access import UnknownAdapterError
 
 
 class RequestError(ConfigError):

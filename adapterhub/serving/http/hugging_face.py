@@ -13,7 +13,16 @@ from typing import Any
 from pydantic import RootModel
 from starlette.responses import Response
 
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.common import (
+    gives_classes,
+    gives_scores,
+    gives_vectors,
+    printed_names,
+    ranked_classes,
+    refuse_unless,
+    writes_texts,
+    wrong_shape,
+)
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import (
     FOR_ALL,
@@ -28,16 +37,7 @@ from adapterhub.serving.http.openai_generation import (
     answer_chat,
     chat_example,
 )
-from adapterhub.serving.http.shapes import (
-    gives_classes,
-    gives_scores,
-    gives_vectors,
-    printed_names,
-    ranked_classes,
-    refuse_unless,
-    writes_texts,
-    wrong_shape,
-)
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.text_embeddings import EndpointInfo, endpoint_info
 from adapterhub.tasks.masked_lm import LISTED_FILLS
 

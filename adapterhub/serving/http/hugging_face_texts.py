@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from adapterhub.serving.http.call import AdapterFacts, Call
+from adapterhub.serving.http.common import refuse_unless
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import FOR_ALL, InferenceRequest, inference_inputs
-from adapterhub.serving.http.shapes import refuse_unless
+from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call
 from adapterhub.serving.http.text_generation import (
     event_stream,
     generation_options,
     start_texts,
     stop_texts,
 )
-from adapterhub.serving.http.waiting import AsyncGeneration
 
 if TYPE_CHECKING:
-    from adapterhub.serving.generation import GeneratedText, GeneratedToken
+    from adapterhub.serving.generation.request import GeneratedText, GeneratedToken
 
 
 async def written_texts(

@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from adapterhub import __version__
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.common import Items, refuse_unless
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.shapes import Items, refuse_unless
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
 
 _HEAD_LENGTH = "inference-header-content-length"
 _BINARY = "binary_data_size"

@@ -29,11 +29,11 @@ from adapterhub.registry.reference import NAME_RULE, Reference, is_name
 from adapterhub.registry.store import Query
 from adapterhub.registry.stores import named_reference, registry_at
 from adapterhub.serving.engine import ServingEngine
-from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.app import ENDPOINTS, make_app
-from adapterhub.serving.http.call import Endpoint
-from adapterhub.serving.http.operations import operations
-from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.request import Endpoint
+from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.connections import BACKLOG, address_of, limited_protocol, listen

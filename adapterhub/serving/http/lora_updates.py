@@ -9,9 +9,9 @@ from __future__ import annotations
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
-from adapterhub.serving.http.call import Call, Endpoint
+from adapterhub.serving.http.common import ClientRequest
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.shapes import ClientRequest
+from adapterhub.serving.http.request import Call, Endpoint
 
 
 class LoadLoraRequest(ClientRequest):

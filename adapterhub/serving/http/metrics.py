@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from adapterhub.serving.engine import ComputedBatch, ServingEngine
-    from adapterhub.serving.generation import GeneratedText
+    from adapterhub.serving.generation.request import GeneratedText
 
 OTHER = "other"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.serving.http.shapes import (
+from adapterhub.serving.http.common import (
     AdapterRequest,
     ModelUsage,
     TextsOrTokens,
@@ -21,6 +20,7 @@ from adapterhub.serving.http.shapes import (
     now,
     usage_of,
 )
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
 
 _STARTED = now()
 

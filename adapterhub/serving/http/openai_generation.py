@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from adapterhub.data.chat_formats import ARGUMENTS
-from adapterhub.serving.generation import MOST_LOGPROBS
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.shapes import (
+from adapterhub.serving.generation.detokenize import whole_text
+from adapterhub.serving.generation.request import MOST_LOGPROBS
+from adapterhub.serving.http.common import (
     ClientRequest,
     Items,
     ModelAnswer,
@@ -25,6 +24,8 @@ from adapterhub.serving.http.shapes import (
     writes_texts,
     writing_facts,
 )
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, Endpoint
 from adapterhub.serving.http.text_generation import (
     event_stream,
     events_of,
@@ -32,11 +33,14 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
-from adapterhub.serving.http.waiting import AsyncGeneration
-from adapterhub.serving.text_pieces import whole_text
 
 if TYPE_CHECKING:
-    from adapterhub.serving.generation import GeneratedText, GeneratedToken, Piece, PromptToken
+    from adapterhub.serving.generation.request import (
+        GeneratedText,
+        GeneratedToken,
+        Piece,
+        PromptToken,
+    )
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),

@@ -15,8 +15,8 @@ from pydantic_core import PydanticUndefined
 
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
-from adapterhub.serving.http.call import AdapterFacts, Endpoint
 from adapterhub.serving.http.errors import STATUSES, error_model
+from adapterhub.serving.http.request import AdapterFacts, Endpoint
 
 _SCHEMAS = "#/components/schemas/"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")

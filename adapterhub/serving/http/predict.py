@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.serving.http.shapes import ClientRequest
+from adapterhub.serving.http.common import ClientRequest
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
 
 _TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.", "It was full.")
 

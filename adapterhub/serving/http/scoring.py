@@ -11,10 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, Field, RootModel
 
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint, Predicted
-from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.openai_embeddings import in_base64
-from adapterhub.serving.http.shapes import (
+from adapterhub.serving.http.common import (
     AdapterRequest,
     ClientRequest,
     Items,
@@ -35,6 +32,9 @@ from adapterhub.serving.http.shapes import (
     ranked_classes,
     usage_of,
 )
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.openai_embeddings import in_base64
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint, Predicted
 
 TextsOrPairs = TextsOrTokens | Items[Annotated[Items[str], Field(min_length=2, max_length=2)]]
 _EXAMPLE = ("When does the train leave?", "It leaves at nine.")

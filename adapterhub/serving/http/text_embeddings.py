@@ -13,9 +13,7 @@ from pydantic import BaseModel, RootModel
 from starlette.responses import Response
 
 from adapterhub import __version__
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.shapes import (
+from adapterhub.serving.http.common import (
     ClientRequest,
     Items,
     TextsOrTokens,
@@ -28,6 +26,8 @@ from adapterhub.serving.http.shapes import (
     listed_inputs,
     ranked_classes,
 )
+from adapterhub.serving.http.errors import RequestError
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
 
 _LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
 

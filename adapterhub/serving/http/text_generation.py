@@ -9,13 +9,12 @@ from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError
-from adapterhub.serving.generation import GenerationOptions
-from adapterhub.serving.http.call import Call
+from adapterhub.serving.generation.request import GenerationOptions
 from adapterhub.serving.http.errors import LimitError, RequestError, body_of, problem_of
-from adapterhub.serving.http.waiting import AsyncGeneration
+from adapterhub.serving.http.request import AsyncGeneration, Call
 
 if TYPE_CHECKING:
-    from adapterhub.serving.generation import GeneratedText, Piece
+    from adapterhub.serving.generation.request import GeneratedText, Piece
 
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -12,9 +12,9 @@ from typing import Any
 from starlette.responses import Response
 
 from adapterhub.pages.page import framed_page
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
-from adapterhub.serving.http.shapes import writes_texts
-from adapterhub.web.headers import page_response
+from adapterhub.serving.http.common import writes_texts
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.web.request_log import page_response
 
 _TEXT = "A train was late again, and nobody said why."
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators

@@ -12,8 +12,8 @@ from http_service import NAMED, running, service_of, write_named
 from served import expected_answers
 
 from adapterhub.serving import Engine
-from adapterhub.serving.adapters import BareBackbone
-from adapterhub.serving.http.service import Service
+from adapterhub.serving.adapter_cache import BareBackbone
+from adapterhub.serving.http.server_state import Service
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from served import EXAMPLES, TEXTS, write_adapter
 import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
-from adapterhub.serving.http.allowed import AllowedAdapters
-from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.web.tokens import TokenFile
 
 TEXT = TEXTS[0]

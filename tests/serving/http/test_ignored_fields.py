@@ -8,7 +8,7 @@ from http_service import running, service_of
 from served import TEXTS, TaskExample, write_adapter
 
 from adapterhub.serving import Engine
-from adapterhub.serving.adapters import BareBackbone
+from adapterhub.serving.adapter_cache import BareBackbone
 
 CHAT = {"messages": [{"role": "user", "content": "a plot"}], "max_tokens": 4, "temperature": 0}
 TEXT = {"prompt": "a plot", "max_tokens": 4, "temperature": 0}

@@ -21,10 +21,10 @@ import adapterhub as ah
 from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving.http import lifecycle
-from adapterhub.serving.http.call import Endpoint
 from adapterhub.serving.http.lifecycle import HttpServer, check_all, open_service
-from adapterhub.serving.models import SharedBody
+from adapterhub.serving.http.request import Endpoint
 from adapterhub.serving.options import ServeOptions
+from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web import connections
 from adapterhub.web.tokens import TokenFile
 

@@ -14,9 +14,9 @@ from written import SEQ2SEQ, written_alone
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import read_manifest
 from adapterhub.serving import Engine
-from adapterhub.serving.adapters import BareBackbone
-from adapterhub.serving.http.waiting import AsyncGeneration
-from adapterhub.serving.refusals import StoppedError
+from adapterhub.serving.adapter_cache import BareBackbone
+from adapterhub.serving.errors import StoppedError
+from adapterhub.serving.http.request import AsyncGeneration
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8

@@ -18,10 +18,10 @@ from served import TEXTS, TaskExample, busy, write_adapter
 
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine
-from adapterhub.serving.http import service as services
+from adapterhub.serving.http import server_state as services
 from adapterhub.serving.http.app import ENDPOINTS
-from adapterhub.serving.http.service import RequestLimits
-from adapterhub.serving.models import ClassModel, SharedBody
+from adapterhub.serving.http.server_state import RequestLimits
+from adapterhub.serving.shared_backbone import ClassModel, SharedBody
 
 QUEUE = 60  # tokens
 EXAMPLES = {

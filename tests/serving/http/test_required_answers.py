@@ -27,9 +27,9 @@ from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
 from adapterhub.serving.http import app
-from adapterhub.serving.http.allowed import AllowedAdapters
-from adapterhub.serving.http.service import RequestLimits, Service
-from adapterhub.serving.models import SharedBody
+from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.server_state import RequestLimits, Service
+from adapterhub.serving.shared_backbone import SharedBody
 
 TEXT = TEXTS[0]
 
@@ -361,7 +361,7 @@ def test_a_dead_compute_thread_is_seen(url, service, monkeypatch):
 
 
 def test_a_compute_thread_that_is_stuck_is_seen(url, service, monkeypatch):
-    monkeypatch.setattr("adapterhub.serving.http.service.STUCK_SECONDS", 0.05)
+    monkeypatch.setattr("adapterhub.serving.http.server_state.STUCK_SECONDS", 0.05)
     with busy(service.engine):
         wait_until(lambda: ask(url, "/healthz").status == 503)
     wait_until(lambda: ask(url, "/healthz").status == 200)

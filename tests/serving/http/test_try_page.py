@@ -12,8 +12,8 @@ from served import TEXTS, expected_answers
 from starlette.testclient import TestClient
 
 from adapterhub.serving.http import try_page
+from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.app import ENDPOINTS, make_app
-from adapterhub.serving.http.operations import operations
 from adapterhub.web.tokens import TokenFile
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")

@@ -14,13 +14,13 @@ from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
-from adapterhub.serving.http.allowed import AllowedAdapters
-from adapterhub.serving.http.call import Endpoint
+from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.lifecycle import HttpServer, served_endpoints
-from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.request import Endpoint
+from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
-from adapterhub.serving.replicas import (
+from adapterhub.serving.ray_front import (
     ForwardedTokens,
     Front,
     Replica,

@@ -10,9 +10,8 @@ from adapterhub.data.chat_formats import ARGUMENTS, messages_of
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.inputs import empty_error, empty_inputs
 from adapterhub.inference.open import Predictor
-from adapterhub.serving.generation import GenerationOptions
-from adapterhub.serving.models import ServedAdapter
-from adapterhub.serving.requests import refuse_half_characters
+from adapterhub.serving.generation.request import GenerationOptions
+from adapterhub.serving.shared_backbone import ServedAdapter, refuse_half_characters
 from adapterhub.tasks import Setting
 from adapterhub.tasks._language_models import Generation
 from adapterhub.tasks._rows import Row

@@ -13,7 +13,7 @@ from served import TEXTS, expected_answers, same_answer, write_adapter
 import adapterhub as ah
 from adapterhub.errors import FileError, MismatchError, SignatureError
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.serving import Engine, adapters
+from adapterhub.serving import Engine, adapter_cache
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_signature_is_required(published, tmp_path):
 
 def test_others_are_answered_while_an_adapter_is_loaded(polite, backbone, tmp_path, monkeypatch):
     other = write_adapter(backbone, tmp_path / "other", seed=3)
-    read, go_on, begun = adapters.read_source, threading.Event(), threading.Event()
+    read, go_on, begun = adapter_cache.read_source, threading.Event(), threading.Event()
 
     def slow(source, *args, **options):
         if source.reference == other:
@@ -70,7 +70,7 @@ def test_others_are_answered_while_an_adapter_is_loaded(polite, backbone, tmp_pa
 
     with Engine() as engine:
         engine.pin(polite)
-        monkeypatch.setattr(adapters, "read_source", slow)
+        monkeypatch.setattr(adapter_cache, "read_source", slow)
         waiting = [engine.submit(other, "a plot") for _ in range(3)]
         begun.wait(30)
         assert answer(engine, polite)

@@ -41,11 +41,11 @@ from adapterhub.config.options import from_dict, to_dict
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ServingError
 from adapterhub.ray_cluster import connect_ray, import_serve, share_out
-from adapterhub.serving.adapters import ModelUse
+from adapterhub.serving.adapter_cache import ModelUse
 from adapterhub.serving.engine import ServingEngine
-from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.admin import METRICS_TYPE
 from adapterhub.serving.http.app import make_app
-from adapterhub.serving.http.call import Call, Endpoint
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.lifecycle import (
     load_and_warm,
@@ -53,10 +53,10 @@ from adapterhub.serving.http.lifecycle import (
     open_tokens,
     served_endpoints,
 )
-from adapterhub.serving.http.operations import METRICS_TYPE
-from adapterhub.serving.http.service import RequestLimits, Service
+from adapterhub.serving.http.request import Call, Endpoint
+from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
-from adapterhub.web.headers import SECURE_HEADERS
+from adapterhub.web.request_log import SECURE_HEADERS
 from adapterhub.web.tokens import AccessToken, TokenFile
 
 _TRIES = 3  # of a request: one that kills each replica must not kill all

@@ -24,26 +24,32 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import route
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import one_line
-from adapterhub.serving.batches import BatchLimits, RequestSize, choose_batch
-from adapterhub.serving.generation import (
+from adapterhub.serving.errors import DeadlineError, TooLargeError, is_out_of_memory
+from adapterhub.serving.generation.detokenize import TextPieces, texts_of_tokens
+from adapterhub.serving.generation.paged import own_processors
+from adapterhub.serving.generation.prompt import EncodedPrompt
+from adapterhub.serving.generation.request import (
     GeneratedText,
     GeneratedToken,
     Piece,
     PromptToken,
     TextGeneration,
 )
-from adapterhub.serving.models import ClassModel, ServedAdapter, numbers_not_finite
-from adapterhub.serving.paged import own_processors
-from adapterhub.serving.prompts import EncodedPrompt
-from adapterhub.serving.refusals import DeadlineError, TooLargeError, is_out_of_memory
-from adapterhub.serving.sampling import (
+from adapterhub.serving.generation.sampling import (
     ChosenToken,
     NextToken,
     ScoredToken,
     choose_tokens,
     score_tokens,
 )
-from adapterhub.serving.text_pieces import TextPieces, texts_of_tokens
+from adapterhub.serving.shared_backbone import (
+    BatchLimits,
+    ClassModel,
+    RequestSize,
+    ServedAdapter,
+    choose_batch,
+    numbers_not_finite,
+)
 from adapterhub.tasks._forward import on_device, without_gradients
 from adapterhub.tasks._language_models import head_apart, states_below, token_chunks
 from adapterhub.tasks._rows import pad

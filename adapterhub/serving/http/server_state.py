@@ -11,7 +11,7 @@ from typing import Any
 
 from adapterhub.errors import AdapterhubError, warn_user
 from adapterhub.serving.engine import ServingEngine
-from adapterhub.serving.http.allowed import AllowedAdapters, kind_of_pattern
+from adapterhub.serving.http.access import AllowedAdapters, kind_of_pattern
 from adapterhub.serving.http.errors import RateError
 from adapterhub.serving.http.metrics import ServerMetrics
 from adapterhub.web.tokens import AccessToken, TokenFile

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 
 from adapterhub.adapters.route import unpackable
-from adapterhub.serving.continuous import ContinuousWriter, continuous_writer
-from adapterhub.serving.models import ClassModel, ServedAdapter
-from adapterhub.serving.paged import PAGE
-from adapterhub.serving.writers import BatchWriter, Writer, WriteRequest, attached_adapter
+from adapterhub.serving.generation.batched import (
+    BatchWriter,
+    Writer,
+    WriteRequest,
+    attached_adapter,
+)
+from adapterhub.serving.generation.continuous import ContinuousWriter, continuous_writer
+from adapterhub.serving.generation.paged import PAGE
+from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 
 # The most tokens of a step, and those whose keys and values are kept: on a CPU, and elsewhere.
 BATCH_TOKENS, CACHE_TOKENS = (192, 2048), (1 << 14, 1 << 16)

@@ -19,7 +19,7 @@ from adapterhub.files.schema import canonical_json
 from adapterhub.merging.vllm import in_vllm
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.access import AllowedAdapters
 
 _MOST_BYTES = 64 << 30  # of all LoRAs in the cache: vLLM reads one again when it has left memory
 _LORA, _RECORD = "lora", "record.json"

@@ -30,11 +30,11 @@ from adapterhub.adapters.route import (
 )
 from adapterhub.backbones.same import same
 from adapterhub.errors import ServingError, warn_user
-from adapterhub.serving.models import ClassModel, ServedAdapter
-from adapterhub.serving.paged import PagedRow, PagedSteps, own_processors, paged_problem
-from adapterhub.serving.refusals import TooLargeError
-from adapterhub.serving.sampling import ChosenToken, choose_tokens
-from adapterhub.serving.writers import WriteRequest, fail_alone
+from adapterhub.serving.errors import TooLargeError
+from adapterhub.serving.generation.batched import WriteRequest, fail_alone
+from adapterhub.serving.generation.paged import PagedRow, PagedSteps, own_processors, paged_problem
+from adapterhub.serving.generation.sampling import ChosenToken, choose_tokens
+from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 from adapterhub.tasks._forward import without_gradients
 
 _TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried

@@ -7,10 +7,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from adapterhub.serving.http.call import AdapterFacts, Call, Endpoint
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.openapi import documentation, openapi, shown_path
-from adapterhub.web.headers import page_response
+from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.web.request_log import page_response
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from adapterhub.errors import AdapterhubError, BackboneError
-from adapterhub.serving.adapters import BareBackbone
-from adapterhub.serving.http.call import AdapterFacts, Call
+from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
 from adapterhub.serving.http.openapi import shown_path
+from adapterhub.serving.http.request import AdapterFacts, Call
 from adapterhub.tasks._writing import written_text
 
 BESIDE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})

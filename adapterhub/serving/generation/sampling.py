@@ -14,7 +14,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from adapterhub.serving.generation import GenerationOptions
+from adapterhub.serving.generation.request import GenerationOptions
 
 _COLDEST = 1e-6  # temperatures below it are 0: dividing by them is no arithmetic any more
 _LEAST = -9999.0  # log-probability: JSON has no infinity

@@ -12,68 +12,200 @@ that train parameters of the backbone, and those of which a model can have one o
 activated one after the other, and a batch has the requests of one adapter.
 
 Tensors with the same values in the same place of several models share their storage.
+
+The waiting requests that are computed together are the oldest, and others of about its length. A
+pass takes some time however little it computes, and then a time for each position. So more rows
+make a batch cheaper, and so does less padding. A batch has the rows with which most tokens are
+computed in a unit of time.
+
+A request is an input, encoded as its adapter's task does, and the outputs that are read for it.
+
+A task predicts by calling a model on rows. Here the rows of several requests were computed
+together, so each task gets an object that gives back the outputs for its own rows, in place of a
+model. What is predicted of them is then what the task predicts anywhere.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.activation import changes_shared_state
-from adapterhub.adapters.adapter import Adapter, HeldModules
 from adapterhub.adapters.route import activate, route
 from adapterhub.adapters.state import find_state
-from adapterhub.backbones.end_tokens import end_tokens, with_stops
-from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.newly_initialized import newly_initialized
-from adapterhub.backbones.pooling import vector_length
 from adapterhub.backbones.same import same
-from adapterhub.backbones.task_models import TASK_MODELS, TEXT_TO_IMAGE
-from adapterhub.data.options import DataOptions
 from adapterhub.errors import (
     AdapterhubError,
-    BackboneError,
-    ConfigError,
+    DataError,
     MismatchError,
     ServingError,
 )
-from adapterhub.files.heads import ONE_HEAD
-from adapterhub.inference.open import Predictor, PulledAdapter, predictor_of
-from adapterhub.inference.record import TrainingRecord, task_and_kind
-from adapterhub.methods.common.site_module import EmbeddingModule
-from adapterhub.methods.common.spec import restore_methods
-from adapterhub.serving.batches import BatchLimits, measure_limits
-from adapterhub.serving.refusals import ComputationError
-from adapterhub.serving.requests import (
-    MASK,
-    EncodedInput,
-    RowOutputs,
-    encode_input,
-    encode_rows,
-    predict_from,
-    read_example,
-)
+from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
+from adapterhub.inference.open import Predictor
+from adapterhub.serving.errors import ComputationError
+from adapterhub.tasks import Encoded
 from adapterhub.tasks._forward import CPU_TOKENS, on_device, without_gradients
-from adapterhub.tasks._rows import pad
-from adapterhub.training.loading import make_ready
+from adapterhub.tasks._lengths import lost_of_each
+from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks._rows import Row, pad
 
-_FEATURES, _EMBEDDING = "features", "embedding"  # kinds of models without a head
-_FRESH = ".fresh."  # in the names of tensors: parameters that the checkpoint of a backbone lacks
+PADDING = 0.25  # of the positions that a batch computes
+_SECONDS = 1.0  # that a measurement takes, at most
+_AGAIN, _LENGTH = 8, 16  # how often a size is measured once more, and the tokens of its rows
+_AS_CHEAP = 1.03  # a position that costs no more than the cheapest one times this
+_ENOUGH = 10  # positions that are computed at once, for each one of the fixed part
+_CHEAPER = 1.05  # larger batches are tried while a position costs less than before times this
+
+
+class RequestSize(NamedTuple):
+    """How large a request is: its rows, the longest of them, and the tokens of all."""
+
+    rows: int
+    longest: int
+    tokens: int
+
+
+class BatchLimits(NamedTuple):
+    """What is computed at once.
+
+    Attributes:
+        tokens: the most positions.
+        fixed: how many positions take as long as what each pass takes besides its positions.
+    """
+
+    tokens: int
+    fixed: float
+
+    @classmethod
+    def of_tokens(cls, tokens: int) -> BatchLimits:
+        """Return limits that were not measured."""
+        return cls(tokens, tokens / 8)
+
+
+def measure_limits(
+    run: Callable[[int, int], object], most: int, clock: Callable[[], float] = time.perf_counter
+) -> BatchLimits:
+    """Measure how many positions make a pass cheap for each of them.
+
+    These are as many as take ten times as long as what a pass costs besides, or fewer where so many
+    are dearer: larger batches gain little, and their answers come later.
+
+    Args:
+        run: computes a batch, and returns when it is computed: (rows, tokens of each).
+        most: the most positions.
+        clock: returns the seconds.
+    """
+
+    def timed(positions: int) -> float:
+        start = clock()
+        run(positions // _LENGTH, _LENGTH)
+        return clock() - start
+
+    timed(_LENGTH)  # the first pass is slower
+    start, measured = clock(), dict(_growing(timed, most))
+    for _ in range(_AGAIN):  # in turns, so that what disturbs one disturbs others too
+        for n, known in measured.items():
+            if clock() - start + known < _SECONDS:
+                measured[n] = min(known, timed(n))
+    each = {positions: seconds / positions for positions, seconds in measured.items()}
+    cheapest = min(each.values())
+    largest = max(n for n, cost in each.items() if cost <= _AS_CHEAP * cheapest)
+    if largest == _LENGTH:
+        return BatchLimits.of_tokens(largest)
+    fixed = _fixed({n: seconds for n, seconds in measured.items() if n <= largest})
+    return BatchLimits(max(min(largest, round(_ENOUGH * fixed)), _LENGTH), fixed)
+
+
+def _growing(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, float]]:
+    """Yield numbers of positions and their seconds, until more are no cheaper or take too long."""
+    before, positions, left = math.inf, _LENGTH, _SECONDS
+    while True:
+        seconds = timed(positions)
+        yield positions, seconds
+        left -= seconds
+        cheaper = seconds / positions < _CHEAPER * before
+        if not cheaper or 2 * positions > most or left < 2 * seconds:
+            return
+        before, positions = seconds / positions, 2 * positions
+
+
+def _fixed(measured: dict[int, float]) -> float:
+    """Return the part of the time that does not depend on the positions, in positions.
+
+    It is that of the line a + b n that is nearest to the seconds, each as a share of what was
+    measured: otherwise a disturbance of the largest sizes would decide.
+    """
+    positions, seconds = np.array([*measured.items()], dtype=np.float64).T
+    a, b = np.linalg.lstsq(np.stack([1 / seconds, positions / seconds], 1), np.ones(len(seconds)))[
+        0
+    ]
+    return max(float(a / b), 0.0) if b > 0 else float(max(measured))
+
+
+def choose_batch(
+    waiting: Sequence[RequestSize], limits: BatchLimits, padding: float = PADDING
+) -> list[int]:
+    """Choose what is computed next, of the requests that may share a batch.
+
+    The oldest request is always chosen, so that none waits forever. With it come those that are
+    next to it in length, the older ones first, as many as make the batch the fastest one for each
+    of its tokens, where
+
+     - the share of padding among the computed positions, rows times the longest row, stays below
+       `padding`, and
+     - there are at most `limits.tokens` computed positions.
+
+    A request that has more padding by itself, or more positions, is alone in its batch.
+
+    Args:
+        waiting: the requests, the oldest one first.
+        limits: the most positions that are computed at once, and what a pass costs.
+        padding: the share of padding that a batch stays below.
+
+    Returns:
+        The numbers of the chosen ones, 0 first.
+    """
+    length = waiting[0].longest
+    # By length, the older ones of one length nearer to the oldest request.
+    ordered = sorted(
+        range(len(waiting)),
+        key=lambda i: (waiting[i].longest, i if waiting[i].longest >= length else -i),
+    )
+    oldest = ordered.index(0)
+    sizes = np.array([waiting[n] for n in ordered], dtype=np.int64)
+    # Of the requests before each one: all runs from one at or before the oldest (in a column) to
+    # one at or after it (in a row) are differences of these.
+    before = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
+    rows, _, tokens = (before[oldest + 1 :, None] - before[None, : oldest + 1]).transpose(2, 0, 1)
+    computed = rows * sizes[oldest:, None, 1]
+    fits = (computed <= limits.tokens) & (computed - tokens < padding * computed)
+    rates = np.where(fits, tokens / (limits.fixed + computed), 0.0)
+    if not rates.any():
+        return [0]
+    more, first = np.unravel_index(rates.argmax(), rates.shape)
+    return [0, *sorted(n for n in ordered[first : oldest + int(more) + 1] if n)]
+
+
 _TRIED = ("a b", "a b c d e f g")  # texts of different lengths
 _PROMPTS = 16  # prompts share batches with those of lengths up to the same multiple of this
-_UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most, not on a CPU
+UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most, not on a CPU
 _STATES = frozenset({"last_hidden_state"})
 Answer = dict[str, Any] | Exception
+
+
+class NotSharedError(MismatchError):
+    """An adapter that cannot share the body, which only attaching it has shown."""
 
 
 class ServedModel(Protocol):
@@ -488,326 +620,185 @@ def _detach(model: PreTrainedModel, name: str) -> None:
         state.detach(name)
 
 
-class NotSharedError(MismatchError):
-    """An adapter that cannot share the body, which only attaching it has shown."""
+MASK = "attention_mask"
+
+
+def read_example(given: Any, predictor: Predictor) -> Any:
+    """Return one input as an example of the task.
+
+    Raises:
+        DataError: it is of another form, lacks a column or a text, or there are several.
+    """
+    refuse_half_characters(given)
+    examples, single = examples_of(given, predictor.task, predictor.data)
+    if not single:
+        raise DataError(
+            f"a list of {len(examples)} inputs",
+            expected="one input for each request: a text, a tuple of texts, or a row",
+            hint="submit each of them; they are computed together",
+        )
+    return examples[0]
+
+
+def refuse_half_characters(given: Any) -> None:
+    """Refuse texts with a part of a character, which no tokenizer takes.
+
+    Raises:
+        DataError: there is one.
+    """
+    if isinstance(given, str):
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"a text with half a character, U+{ord(given[error.start]):04X}",
+                expected="text of whole characters",
+            ) from None
+    elif isinstance(given, Mapping):
+        refuse_half_characters([*given, *given.values()])
+    elif isinstance(given, list | tuple):
+        for each in given:
+            refuse_half_characters(each)
 
 
 @dataclass(frozen=True)
-class PlannedAdapter:
-    """An adapter whose models are loaded; `attach` puts it on them.
+class EncodedInput:
+    """An example, its rows for the task, and for each of these the rows that a model reads.
 
-    `name` is its name there. `reason` says why it does not share the body.
+    `batches` has the inputs of each row of the task, `rows` the same without padding. `virtual` is
+    how many tokens the adapter puts in front of each row: with one of 20, all are computed for each
+    row of its batch. `lost` is how many tokens were cut.
     """
 
-    pulled: PulledAdapter
-    name: str
-    model: SharedBody | ClassModel
-    reason: str = ""
-    head: StateHead | None = None
-    max_length: int | None = None
-    held: list[HeldModules] = field(default_factory=list)
+    example: Any
+    encoded: Encoded
+    batches: tuple[dict[str, Tensor], ...] = ()
+    rows: tuple[tuple[Row, ...], ...] = ()
+    virtual: int = 0
+    lost: int = 0
 
-    def attach(self) -> ServedAdapter:
-        """Attach the adapter, inactive. Called between batches.
+    @property
+    def size(self) -> RequestSize:
+        """How large the request is."""
+        if not self.rows:
+            lengths = self.encoded.lengths or [1]
+            return RequestSize(len(lengths), max(lengths), sum(lengths))
+        lengths = [self.virtual + len(row[MASK]) for rows in self.rows for row in rows]
+        return RequestSize(len(lengths), max(lengths), sum(lengths))
 
-        Raises:
-            NotSharedError: it cannot share the body.
-            MismatchError: it does not fit the backbone.
-        """
-        if isinstance(self.model, ClassModel):
-            adapter = self._inactive(self.model.model)
-            return self._served([adapter], adapter.labels)
-        attached: list[Adapter] = []
-        try:
-            if self.head is not None:
-                self.head.replace_states(self.model)
-                attached.append(self._inactive(self.head.model, modules=False))
-            labels = attached[0].labels if attached else ()
-            if has_modules(self.pulled):
-                attached.append(self._inactive(self.model.model, head=False))
-                if changes_shared_state(attached[-1]):
-                    raise NotSharedError("it changes what all rows of a batch share")
-            return self._served(attached, labels)
-        except BaseException:
-            for each in attached:
-                each.detach()
-            raise
 
-    def _inactive(self, model: PreTrainedModel, **part: bool) -> Adapter:
-        """Attach a part of the adapter, and leave the model bare where no route is open.
+def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
+    """Encode an example for its task alone.
 
-        Weights are compared once with each record of a backbone: nothing changes them here, and the
-        models of a body have the same ones.
-        """
-        trained_on = repr(self.pulled.manifest.backbone)
-        known = self.model.trained_on
-        any_backbone = trained_on in known
-        adapter = self.pulled.attach_to(model, self.name, any_backbone=any_backbone, **part)
-        activate(model)
-        if isinstance(self.model, SharedBody):
-            self.held.append(adapter.hold())
-        known.add(trained_on)
-        return adapter
+    Raises:
+        EmptyInputError: it has no text.
+    """
+    if empty_inputs(predictor.task, [example], predictor.tokenizer):
+        raise empty_error([0], ["the input"], 1)
+    encoded = predictor.task.encode([example], predictor.setting, labelled=False)
+    return EncodedInput(example, encoded, lost=sum(lost_of_each(encoded)))
 
-    def _served(self, attached: Sequence[Adapter], labels: tuple[str, ...]) -> ServedAdapter:
-        model = self.head.model if self.head else self.model.model
-        on_model = any(each.model is self.model.model for each in attached)
-        return ServedAdapter(
-            reference=self.pulled.reference,
-            digest=self.pulled.digest or "",
-            model=self.model,
-            predictor=predictor_of(
-                model,
-                labels,
-                self.model.tokenizer,
-                self.pulled.record,
-                attached,
-                self.max_length,
-            ),
-            name=self.name,
-            row=self.name if on_model else None,
-            reason=self.reason,
-            head=self.head,
-            bytes=sum(t.nbytes for a in attached for t in a.tensors().values())
-            + sum(each.bytes for each in self.held),
-            kinds=frozenset().union(*(each.kinds for each in self.held)),
-            virtual=sum(map(_virtual_tokens, attached)),
-            ends=_ends(model, attached),
-            alone=bool(self.pulled.needs_own_model),
+
+def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> EncodedInput:
+    """Encode an example, and list its rows, for a batch with those of other tasks.
+
+    `virtual` is how many tokens its adapter puts in front of each row.
+
+    Raises:
+        DataError: a row has no tokens.
+        ServingError: the inputs of the task are not rows of tokens with a mask.
+    """
+    whole = encode_input(example, predictor)
+    batches = tuple(whole.encoded.batch([number]) for number in range(len(whole.encoded.rows)))
+    rows = tuple(map(_rows_of, batches))
+    if not all(row[MASK] for own in rows for row in own):
+        raise DataError(
+            "a text without tokens: it is empty, or the tokenizer leaves all of it out",
+            expected="a text of one token or more",
         )
+    return replace(whole, batches=batches, rows=rows, virtual=virtual)
 
 
-@torch.no_grad()
-def _virtual_tokens(adapter: Adapter) -> int:
-    placed = (each.module for each in adapter.placed if isinstance(each.module, EmbeddingModule))
-    return sum(len(module()) for module in placed)
+def _rows_of(batch: Mapping[str, Tensor]) -> tuple[Row, ...]:
+    """Return the inputs of a model as rows of different lengths."""
+    inputs = model_inputs(batch)
+    mask = inputs.get(MASK)
+    if mask is None or any(each.shape != mask.shape for each in inputs.values()):
+        shapes = [f"{name}: {list(each.shape)}" for name, each in inputs.items()]
+        raise ServingError(
+            "this input cannot share a batch with others",
+            offenders=shapes,
+            expected="rows of tokens, with an attention_mask",
+        )
+    lists = {name: each.tolist() for name, each in inputs.items()}
+    kept = [[i for i, real in enumerate(row) if real] for row in lists[MASK]]
+    return tuple(
+        {name: [values[n][i] for i in places] for name, values in lists.items()}
+        for n, places in enumerate(kept)
+    )
 
 
-def _ends(model: PreTrainedModel, attached: Sequence[Adapter]) -> tuple[int, ...]:
-    """Return the tokens at which generation stops while adapters apply."""
-    state = find_state(model)
-    own = end_tokens(model) if state is None else state.own_ends
-    return tuple(with_stops(own, [stop for each in attached for stop in each.stops]))
+@dataclass
+class RowOutputs:
+    """The outputs for the rows of one request, in place of a model that a task calls.
 
-
-def has_modules(pulled: PulledAdapter) -> bool:
-    """Return whether an adapter has more than a head."""
-    return any(not name.startswith(ONE_HEAD) for name in pulled.manifest.tensors)
-
-
-class ServedModels:
-    """All models that are loaded, and how an adapter is placed on them.
-
-    `backbone` is where all adapters' backbone is loaded from, if not from where they record;
-    `dtype` and `quantize` are those of all models, if not those of each adapter's training.
-    `batch_tokens` is the most that is computed at once; None: as measured. `max_length` is the
-    longest input; None: what each backbone reads.
+    Attributes:
+        fields: the outputs of a batch by name, (rows, ...).
+        rows: for each row of the task, the rows of the batch that are its own.
+        by_token: the names of outputs whose second dimension is that of tokens.
+        left: whether rows are padded on the left.
+        asked: the rows that the task has just collated.
     """
 
-    def __init__(
-        self,
-        backbone: str | None = None,
-        dtype: str | None = None,
-        quantize: str | None = None,
-        batch_tokens: int | None = None,
-        max_length: int | None = None,
-    ) -> None:
-        self.max_length = max_length
-        self.backbone, self.dtype, self.quantize = backbone, dtype, quantize
-        self.measured = batch_tokens is not None
-        self.limits = BatchLimits.of_tokens(batch_tokens or _UNMEASURED)
-        self.fingerprints: set[str] = set()  # of the backbones of all planned adapters
-        self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
-        self.classes: dict[tuple[Hashable, ...], ClassModel] = {}
-        self.tensors: dict[Hashable, SharedTensors] = {}
+    fields: Mapping[str, Tensor]
+    rows: Sequence[Sequence[int]]
+    by_token: frozenset[str]
+    left: bool
+    asked: list[int] = field(default_factory=list)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def plan(self, pulled: PulledAdapter, name: str) -> PlannedAdapter:
-        """Load the models that an adapter needs, unless they are loaded.
+    def eval(self) -> None:
+        """Do nothing: it has been computed."""
 
-        Raises:
-            BackboneError: its backbone cannot be loaded, and no other one is served.
-            MismatchError: its backbone cannot be loaded, and another one is served.
-            ServingError: it makes pictures.
-        """
-        backbone = pulled.manifest.backbone
-        try:
-            planned = self._planned(pulled, name)
-        except BackboneError as error:
-            if not self.fingerprints or backbone.fingerprint in self.fingerprints:
-                raise
-            raise MismatchError(
-                f"{pulled.reference} was trained on a backbone that this server does not have",
-                offenders=[f"served: {each}" for each in sorted(self.fingerprints)],
-                expected=f"{backbone.id}, {backbone.fingerprint}",
-                hint="a server of its own for that backbone",
-            ) from error
-        self.fingerprints.add(backbone.fingerprint)
-        return planned
+    def __call__(self, **inputs: Tensor) -> OutputFields:
+        """Return the outputs for the rows that were collated last, as wide as these inputs."""
+        own = [row for number in self.asked for row in self.rows[number]]
+        width = inputs[MASK].shape[1]
+        return OutputFields({name: self._cut(name, own, width) for name in self.fields})
 
-    def _planned(self, pulled: PulledAdapter, name: str) -> PlannedAdapter:
-        if pulled.record.kind == TEXT_TO_IMAGE:
-            raise ServingError(
-                f"{pulled.reference} makes pictures, which this server does not answer with",
-                hint='adapterhub predict ADAPTER "a prompt" --output picture.png',
-            )
-        if reason := _apart(pulled):
-            return self.plan_apart(pulled, name, reason)
-        body = self._body(pulled)
-        if isinstance(body, str):
-            return self.plan_apart(pulled, name, body)
-        head = self._head(body, pulled)
-        if isinstance(head, str):
-            return self.plan_apart(pulled, name, head)
-        return PlannedAdapter(pulled, name, body, head=head, max_length=self.max_length)
-
-    def plan_apart(self, pulled: PulledAdapter, name: str, reason: str) -> PlannedAdapter:
-        """Load a model of the adapter's class, unless it is loaded.
-
-        Raises:
-            BackboneError: it cannot be loaded.
-        """
-        alone = name if pulled.needs_own_model else None
-        auto, *form = pulled.model_class
-        key = (pulled.location, auto, tuple(form), alone)
-        if key not in self.classes:
-            model, tokenizer = self._loaded(pulled)
-            self._tensors(self._form(pulled)).share(model)
-            self.classes[key] = ClassModel(model, tokenizer, self.limits)
-        own = self.classes[key]
-        return PlannedAdapter(pulled, name, own, reason, max_length=self.max_length)
-
-    def forget(self, served: ServedAdapter) -> None:
-        """Let go of a model that an adapter had for itself, once it was removed."""
-        if served.alone:
-            self.classes = {k: m for k, m in self.classes.items() if m is not served.model}
-
-    def bare(self) -> ServedAdapter:
-        """Return the backbone without an adapter, which gives the vectors of texts.
-
-        Raises:
-            ConfigError: there is no backbone of all adapters.
-            BackboneError: it cannot be loaded.
-        """
-        backbone = self._named_backbone()
-        form = ((backbone, None), *self._stored_form(None, None))
-        if form not in self.bodies:
-            model, tokenizer = load_backbone(
-                backbone, task=_FEATURES, dtype=self.dtype, quantize=self.quantize
-            )
-            make_ready(model)
-            self.bodies[form] = self._new_body(form, model, tokenizer)
-        body = self.bodies[form]
-        if isinstance(body, str):
-            raise ConfigError(f"{backbone} does not give vectors: {body}")
-        task, kind = task_and_kind(_FEATURES)
-        length = vector_length(body.model, body.tokenizer)
-        record = TrainingRecord(task, DataOptions(), length, kind=kind)
-        predictor = predictor_of(body.model, (), body.tokenizer, record, (), length)
-        return ServedAdapter("", "", body, predictor, pinned=True)
-
-    def bare_writer(self) -> ServedAdapter:
-        """Return the backbone without an adapter, which writes texts.
-
-        Raises:
-            ConfigError: there is no backbone of all adapters.
-            BackboneError: it cannot be loaded, or writes no texts.
-        """
-        backbone = self._named_backbone()
-        location = (backbone, None)
-        for kind in _WRITERS:
-            auto = TASK_MODELS[kind].auto
-            for (place, name, _, alone), known in self.classes.items():
-                if (place, name, alone) == (location, auto, None):
-                    return _bare(known, kind)
-        form: Any = {"dtype": self.dtype, "quantize": self.quantize}
-        try:
-            kind, loaded = _WRITERS[0], load_backbone(backbone, task=_WRITERS[0], **form)
-        except BackboneError:
-            kind, loaded = _WRITERS[1], load_backbone(backbone, task=_WRITERS[1], **form)
-        model, tokenizer = loaded
-        make_ready(model)
-        self._tensors((location, *self._stored_form(None, None))).share(model)
-        task, _ = task_and_kind(kind)
-        key = (location, TASK_MODELS[kind].auto, (task.pooling, None, None), None)
-        self.classes[key] = ClassModel(model, tokenizer, self.limits)
-        return _bare(self.classes[key], kind)
-
-    def _named_backbone(self) -> str:
-        if self.backbone is None:
-            raise ConfigError(
-                "the backbone without an adapter, and none is named",
-                hint='Engine("sentence-transformers/all-MiniLM-L6-v2")',
-            )
-        return self.backbone
-
-    def _body(self, pulled: PulledAdapter) -> SharedBody | str:
-        form = self._form(pulled)
-        if form not in self.bodies:
-            model, tokenizer = self._loaded(pulled, _FEATURES)
-            if newly_initialized(model):  # a pooler: without it, no row computes a random one
-                model, tokenizer = self._loaded(pulled, _EMBEDDING)
-            self.bodies[form] = self._new_body(form, model, tokenizer)
-        return self.bodies[form]
-
-    def _new_body(self, form: Hashable, model: Any, tokenizer: Any) -> SharedBody | str:
-        if model.config.is_encoder_decoder:
-            return "an encoder-decoder has no states of the text alone"
-        if newly_initialized(model):
-            return "its checkpoint lacks parameters of the backbone"
-        self._tensors(form).share(model)
-        return SharedBody(model, tokenizer, self.limits, self.measured)
-
-    def _head(self, body: SharedBody, pulled: PulledAdapter) -> StateHead | str | None:
-        if pulled.manifest.head is None:
-            return None
-        auto = TASK_MODELS[pulled.record.kind].auto
-        if auto not in body.heads:
-            model, _ = self._loaded(pulled)
-            self._tensors(self._form(pulled)).share(model)
-            body.heads[auto] = StateHead(model)
-        head = body.heads[auto]
-        return head.problem or head
-
-    def _loaded(self, pulled: PulledAdapter, kind: str | None = None) -> tuple[Any, Any]:
-        return pulled.load_model(self.backbone, kind, self.dtype, self.quantize)
-
-    def _form(self, pulled: PulledAdapter) -> Hashable:
-        """Return what identifies the weights of a backbone: its place, dtype and quantization."""
-        return (pulled.location, *self._stored_form(*pulled.stored_form))
-
-    def _stored_form(self, dtype: str | None, quantize: str | None) -> tuple[Any, Any]:
-        """Return a dtype and a quantization, after those of all models."""
-        if self.dtype or self.quantize:
-            dtype, quantize = self.dtype, self.quantize
-        return dtype or (None if quantize else "fp32"), quantize
-
-    def _tensors(self, form: Hashable) -> SharedTensors:
-        return self.tensors.setdefault(form, SharedTensors())
+    def _cut(self, name: str, rows: list[int], width: int) -> Tensor:
+        whole = self.fields[name]
+        first = rows[0]
+        consecutive = rows == list(range(first, first + len(rows)))
+        own = whole[first : first + len(rows)] if consecutive else whole[rows]
+        if name not in self.by_token:
+            return own
+        return own[:, -width:] if self.left else own[:, :width]
 
 
-def _bare(model: ClassModel, kind: str) -> ServedAdapter:
-    """Return a model without an adapter, which writes texts."""
-    task, kind = task_and_kind(kind)
-    record = TrainingRecord(task, DataOptions(), kind=kind)
-    predictor = predictor_of(model.model, (), model.tokenizer, record)
-    return ServedAdapter("", "", model, predictor, ends=_ends(model.model, ()), pinned=True)
+class OutputFields(dict[str, Any]):
+    """The outputs of a model, by name or as attributes."""
+
+    __getattr__ = dict.__getitem__
 
 
-_WRITERS = ("causal-lm", "seq2seq")  # kinds of models that write texts
+@dataclass(frozen=True)
+class _ComputedRows(Encoded):
+    """Encoded rows that are collated already, and tell the outputs which of them are asked for."""
+
+    batches: tuple[dict[str, Tensor], ...] = ()
+    outputs: RowOutputs | None = None
+
+    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
+        assert self.outputs is not None
+        self.outputs.asked = list(indices)
+        return self.batches[indices[0]] if len(indices) == 1 else super().batch(indices, epoch)
 
 
-def _apart(pulled: PulledAdapter) -> str:
-    """Return why an adapter cannot share the body, as far as its files show; "" if it can."""
-    kind = pulled.record.kind
-    if reason := pulled.needs_own_model:
-        return reason
-    if not TASK_MODELS[kind].reads_states:
-        return f"{kind} needs more than the states of a text"
-    methods = restore_methods(pulled.manifest.methods, f"the adapter {pulled.manifest.name!r}")
-    if any(part.trains_backbone for method in methods for part in method.parts()):
-        return "it trains parameters of the backbone"
-    if any(_FRESH in name for name in pulled.manifest.tensors):
-        return "it has parameters that the checkpoint of the backbone lacks"
-    if not TASK_MODELS[kind].has_head and not has_modules(pulled):
-        return "it has no tensors"
-    return ""
+def predict_from(outputs: RowOutputs, request: EncodedInput, predictor: Predictor) -> Any:
+    """Return the prediction of a task for the outputs that were computed for a request."""
+    given = request.encoded
+    parts = (given.task, given.setting, given.examples, given.rows, given.owners)
+    computed = _ComputedRows(*parts, batches=request.batches, outputs=outputs)
+    model: Any = outputs
+    return predictor.task.predict(model, computed, len(given.rows))[0]

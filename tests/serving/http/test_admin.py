@@ -15,11 +15,11 @@ from served import EXAMPLES, TEXTS, write_adapter
 from adapterhub.errors import ConfigError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
-from adapterhub.serving.http.allowed import AllowedAdapters
+from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.app import ENDPOINTS, make_app
 from adapterhub.serving.http.lifecycle import served_endpoints
-from adapterhub.serving.http.operations import operations
-from adapterhub.serving.http.service import Service
+from adapterhub.serving.http.server_state import Service
 from adapterhub.serving.options import ServeOptions, read_serve_options
 from adapterhub.web.tokens import TokenFile
 

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from adapterhub.serving.generation import GeneratedToken
-from adapterhub.serving.text_pieces import TextPieces
+from adapterhub.serving.generation.detokenize import TextPieces
+from adapterhub.serving.generation.request import GeneratedToken
 
 
 @pytest.fixture(scope="module")
