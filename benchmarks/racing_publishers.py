@@ -20,8 +20,7 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import sample_adapters
 
-from adapterhub.files.native import MANIFEST_FILE
-from adapterhub.registry.published_files import digest_of
+from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.registry.store import Publication
 from adapterhub.registry.stores import registry_at
 
@@ -42,7 +41,7 @@ def publish(registry: str, process: int, each: int, names: int) -> list[tuple[st
             assert (made / MANIFEST_FILE).is_file()
             name = f"race-{number % names}"
             entry = store.put(made, Publication(name))
-            published.append((name, entry.version, digest_of(made)))
+            published.append((name, entry.version, Saved.at(made).digest))
     return published
 
 

@@ -43,7 +43,6 @@ from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, who
 from adapterhub.errors import AttachError, ConfigError, OutputError, one_line
 from adapterhub.files.atomic import write_files
 from adapterhub.files.card import export_card
-from adapterhub.files.foundation import Foundation, write_copies
 from adapterhub.files.manifest import (
     FAMILY,
     HEAD_MODULES,
@@ -52,7 +51,13 @@ from adapterhub.files.manifest import (
     Manifest,
     TaskHead,
 )
-from adapterhub.files.native import adapter_files, check_writable, write_adapter
+from adapterhub.files.native import (
+    Foundation,
+    adapter_files,
+    check_writable,
+    write_adapter,
+    write_copies,
+)
 from adapterhub.files.schema import shorten
 from adapterhub.hooks.composition import Composition, ModelScope, adapter_names
 from adapterhub.hooks.head import HeadPooling, activation_between

@@ -34,13 +34,13 @@ from adapterhub.backbones.tokenizer import (
 )
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.files.manifest import UNNAMED, Manifest
-from adapterhub.files.native import adapter_folder, find_adapter, read_manifest, read_tensors
+from adapterhub.files.native import Saved, adapter_folder, find_adapter
 from adapterhub.hooks.head import default_pooling
 from adapterhub.methods.common.base import METHODS, Method, TrainedSource
 from adapterhub.methods.common.projections import PartialSitesError
 from adapterhub.methods.common.spec import Spec, restore_methods, with_options
 
-Saved = tuple[Manifest, Mapping[str, Tensor]]
+_Trained = tuple[Manifest, Mapping[str, Tensor]]
 
 
 def attach(
@@ -206,12 +206,12 @@ def build_from_sources(
     return adapter
 
 
-def _read_saved(folder: Path, state: ModelState) -> Saved:
+def _read_saved(folder: Path, state: ModelState) -> _Trained:
     """Read an adapter of this backbone."""
-    manifest = read_manifest(folder)
-    check_backbone(manifest, state)
-    check_size(manifest, (), state)
-    return manifest, read_tensors(folder, manifest)
+    saved = Saved.at(folder)
+    check_backbone(saved.manifest, state)
+    check_size(saved.manifest, (), state)
+    return saved.read()
 
 
 def _refuse_missing(names: Sequence[str], attached: Mapping[str, Adapter]) -> None:
@@ -226,7 +226,7 @@ def _refuse_missing(names: Sequence[str], attached: Mapping[str, Adapter]) -> No
 
 
 def _refuse_foundations(
-    names: Sequence[str], attached: Mapping[str, Adapter], saved: Mapping[str, Saved]
+    names: Sequence[str], attached: Mapping[str, Adapter], saved: Mapping[str, _Trained]
 ) -> None:
     """Refuse sources that get the outputs of adapters below them, which a copy would not."""
     on = [n for n in names if (attached[n].on if n in attached else saved[n][0].on)]
@@ -239,7 +239,7 @@ def _refuse_foundations(
 
 
 def _trained_source(
-    name: str, attached: Mapping[str, Adapter], saved: Mapping[str, Saved]
+    name: str, attached: Mapping[str, Adapter], saved: Mapping[str, _Trained]
 ) -> TrainedSource:
     if name in attached:
         adapter = attached[name]

@@ -34,7 +34,7 @@ from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, to_peft, try_peft
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
@@ -57,7 +57,7 @@ class PeftExport:
     kind: str | None
 
 
-def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
+def in_peft(source: Path | Saved, backbone: str | None = None) -> PeftExport:
     """Convert the adapter of a folder to peft's format; problems are returned, not raised.
 
     Where peft is installed, its outputs are compared with those of the adapter, on a stand-in for
@@ -69,8 +69,9 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
         FileError: the folder has no valid adapter.
         BackboneError: `backbone` is given and cannot be read.
     """
-    manifest = read_manifest(folder)
-    location, revision = backbone_of_adapter(folder, manifest, backbone)
+    saved = Saved.at(source)
+    manifest = saved.manifest
+    location, revision = backbone_of_adapter(saved.folder, manifest, backbone)
     if location == manifest.backbone.id:
         revision = manifest.backbone.revision
     kind = model_kind(manifest)
@@ -81,14 +82,14 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     try:
         kind = kind or kind_of_checkpoint(location, revision)
         options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
-        result = _export_without_weights(meta_model(location, **options), folder, manifest)
+        result = _export_without_weights(meta_model(location, **options), saved)
         if result is None:
             model, _ = load_backbone(location, **options)
-            result = _export(load_folder(model, folder), manifest)
+            result = _export(load_folder(model, saved), manifest)
         files, problems = result
         if not problems and peft_is_installed():
             bare = meta_model(location, **options)
-            problems = compare(lambda: _on_a_stand_in(bare, folder, manifest))
+            problems = compare(lambda: _on_a_stand_in(bare, saved))
     except AdapterhubError as error:
         if isinstance(error, BackboneError) and backbone is not None:
             raise
@@ -135,12 +136,12 @@ def attached_for_a_check(model: PreTrainedModel, method: Spec) -> Iterator[Adapt
 
 
 def _export_without_weights(
-    model: PreTrainedModel, folder: Path, manifest: Manifest
+    model: PreTrainedModel, saved: Saved
 ) -> tuple[PeftFiles, Sequence[str]] | None:
     """Export from a model without weights; None if peft's files need some of them."""
-    adapter = attach_without_weights(model, folder, manifest)
+    adapter = attach_without_weights(model, saved)
     try:
-        files, problems = _export(adapter, manifest)
+        files, problems = _export(adapter, saved.manifest)
     except RuntimeError:  # torch does not compute with weights on the meta device
         return None
     needs_weights = not problems and any(t.is_meta for t in files.tensors.values())
@@ -164,15 +165,15 @@ def kind_of_checkpoint(location: str, revision: str | None) -> str:
     return "features"
 
 
-def attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
+def attach_without_weights(model: PreTrainedModel, saved: Saved) -> Adapter:
     """Attach an adapter, with its tensors, to a backbone on the meta device.
 
     Raises:
         MismatchError: it does not fit.
     """
-    _mark_newly_initialized(model, manifest)
+    _mark_newly_initialized(model, saved.manifest)
     with torch.device("meta"):
-        adapter = load_folder(model, folder, any_backbone=True, any_tokenizer=True)
+        adapter = load_folder(model, saved, any_backbone=True, any_tokenizer=True)
     activate(model)
     modules: list[nn.Module] = [placed.module for placed in adapter.placed]
     modules += adapter.head.own.values() if adapter.head else []
@@ -180,18 +181,18 @@ def attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Manif
         module.to_empty(device="cpu")
     for changed in adapter.changed:
         changed.kept = nn.Parameter(torch.empty_like(changed.kept, device="cpu"))
-    saved = read_tensors(folder, manifest)
+    values = saved.tensors()
     with torch.no_grad():
         for name, tensor in adapter.tensors().items():
-            tensor.copy_(saved[name])
+            tensor.copy_(values[name])
     return adapter
 
 
-def _on_a_stand_in(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
+def _on_a_stand_in(model: PreTrainedModel, saved: Saved) -> Adapter:
     """Attach an adapter, with its tensors, to a stand-in for a backbone on the meta device."""
     replacement = stand_in(model)
-    _mark_newly_initialized(replacement, manifest)
-    return load_folder(replacement, folder, any_backbone=True, any_tokenizer=True)
+    _mark_newly_initialized(replacement, saved.manifest)
+    return load_folder(replacement, saved, any_backbone=True, any_tokenizer=True)
 
 
 def _mark_newly_initialized(model: PreTrainedModel, manifest: Manifest) -> None:

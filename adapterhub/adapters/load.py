@@ -34,10 +34,9 @@ from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
-from adapterhub.files.foundation import Foundation, check_foundations
 from adapterhub.files.heads import name_in_file, only_head, with_head, without_heads
 from adapterhub.files.manifest import FAMILY, HEAD_MODULES, BackboneRef, Manifest, TaskHead
-from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.files.native import Foundation, Saved, check_foundations
 from adapterhub.files.tensors import tensor_info
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.translation import ImportedAdapter
@@ -47,7 +46,7 @@ from adapterhub.methods.common.spec import parse_methods, restore_methods
 
 def load_folder(
     model: nn.Module,
-    folder: str | Path,
+    source: str | Path | Saved,
     *,
     name: str | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -56,20 +55,17 @@ def load_folder(
     allow_pickle: bool = False,
     head: bool | str = True,
     modules: bool = True,
-    sha256: str | None = None,
-    on: Sequence[Foundation] = (),
     foundation: Foundation | None = None,
 ) -> Adapter:
-    """Attach the adapter of a folder, with its head and labels, and make it the active one.
+    """Attach a saved adapter, with its head and labels, and make it the active one.
 
     The folder of another library is imported; such files record their backbone by name only.
 
     `tokenizer` is the model's, unless `load_backbone` loaded it; it gets new tokens and template.
     `allow_pickle` reads tensors of other libraries from a pickle, without running code. `head`
     loads the task head, or the one of this name of several; False leaves the model its own, and
-    without `modules` the head is loaded alone. `sha256` is the digest of the manifest, if the files
-    were verified before. `on` are the adapters that it was trained on, with their files.
-    `foundation` loads it frozen, without its head, for others to be on; it is what to record of it.
+    without `modules` the head is loaded alone. `foundation` loads it frozen, without its head, for
+    others to be on; it is what to record of it.
 
     Raises:
         ConfigError: the adapter has several heads and none is named, or it has not this one.
@@ -77,18 +73,19 @@ def load_folder(
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
-    folder, model = Path(folder), as_model(model)
-    if sha256 is None and (form := detect(folder)):
-        imported = _translate(form, folder, model, allow_pickle, bool(head))
+    model = as_model(model)
+    if not isinstance(source, Saved) and (form := detect(Path(source))):
+        imported = _translate(form, Path(source), model, allow_pickle, bool(head))
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
-    manifest = read_manifest(folder, sha256)
-    check_foundations(manifest, on)
+    saved = Saved.at(source)
+    manifest = saved.manifest
+    check_foundations(saved)
     snapshot = snapshot_for(model, tokenizer)
     if not any_tokenizer:
         check_processor(manifest, model, snapshot)
     part = frozen_part(manifest) if foundation else _with_one_head(manifest, head, modules)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
-    family, brought = adopted_family(model, manifest), _brought(model, on, checks)
+    family, brought = adopted_family(model, manifest), _brought(model, saved.on, checks)
     with STRUCTURE_LOCK, family, brought as below, _bare(model, manifest) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
@@ -99,7 +96,7 @@ def load_folder(
         else:
             adapter.template = manifest.chat_template
         check_tensors(part, adapter)
-        _copy(_tensors_of(part, read_tensors(folder, manifest), head), adapter)
+        _copy(_tensors_of(part, saved.tensors(), head), adapter)
         adapter.on = below
         state.add(adapter)
     if not any_backbone:
@@ -251,12 +248,8 @@ def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: A
     state = find_state(model)
     if state and (found := attached_foundation(state.adapters, foundation)):
         return found
-    ref, on = foundation.ref, foundation.on
-    name = f"{ref.name}@{ref.digest[:8]}"
-    folder = foundation.folder
-    adapter = load_folder(
-        model, folder, name=name, sha256=ref.digest, on=on, foundation=foundation, **checks
-    )
+    name = f"{foundation.ref.name}@{foundation.ref.digest[:8]}"
+    adapter = load_folder(model, foundation.saved, name=name, foundation=foundation, **checks)
     adapter.brought = True
     return adapter
 

@@ -20,7 +20,7 @@ from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.files.native import Saved
 from adapterhub.hooks.head import activation_between
 from adapterhub.methods.common.spec import method_text, restore_methods
 
@@ -33,24 +33,23 @@ class StartedHead:
     reason: str = ""
 
 
-def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> StartedHead:
+def start_from(adapter: Adapter, source: str | Path | Saved) -> StartedHead:
     """Copy the tensors of a saved adapter into a new one, with its head if the labels are the same.
-
-    `sha256` is the digest of the saved manifest, if the files were verified before.
 
     Raises:
         MismatchError: it has another backbone, tokenizer, method, sizes or sites; nothing is
             changed.
         FileError: its files are broken.
     """
-    manifest = read_manifest(folder, sha256)
+    saved = Saved.at(source)
+    manifest = saved.manifest
     check_backbone(manifest, get_state(adapter.model))
     check_processor(manifest, adapter.model, snapshot_for(adapter.model, None))
     _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
     check_size(manifest, (), get_state(adapter.model))
     found = _head(manifest, adapter)
-    tensors = read_tensors(folder, manifest)
+    tensors = saved.tensors()
     own = adapter.tensors()
     kept = {
         n: t

@@ -33,7 +33,7 @@ from adapterhub.bench.baselines import BagOfWords, predict_by_words
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, warn_user
-from adapterhub.files.foundation import Foundation
+from adapterhub.files.native import Saved
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
 from adapterhub.tasks import Encoded, Task
@@ -51,12 +51,10 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Candidate:
-    """An adapter that may be a start: how to name it, its verified files, and those below it."""
+    """An adapter that may be a start: how to name it, and its verified files."""
 
     reference: str
-    folder: Path
-    digest: str | None = None
-    on: tuple[Foundation, ...] = ()
+    source: Saved | Path
 
 
 @dataclass(frozen=True)
@@ -173,11 +171,9 @@ def _load(
     try:
         adapter = load_folder(
             model,
-            candidate.folder,
+            candidate.source,
             name=name,
             head=False,
-            sha256=candidate.digest,
-            on=candidate.on,
         )
     except AdapterhubError as error:
         unusable[candidate.reference] = error.problem

@@ -60,7 +60,6 @@ def command(
     """
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
-    from adapterhub.files.native import read_manifest
     from adapterhub.registry.pull import pull_verified
 
     if backbone:
@@ -70,7 +69,7 @@ def command(
     if head is not None and head not in references:
         raise ConfigError(f"--head {head} is not combined", expected=", ".join(references))
     sources = [pull_verified(reference, registry=registry) for reference in references]
-    names = [f"{n}: {read_manifest(s.folder).name}" for n, s in enumerate(sources, start=1)]
+    names = [f"{n}: {s.own().manifest.name}" for n, s in enumerate(sources, start=1)]
     with doing("loading torch"):
         from adapterhub.adapters.load import load_folder
         from adapterhub.inference.open import load_for_merging
@@ -78,9 +77,7 @@ def command(
 
     first, _ = load_for_merging(references[0], backbone, name=names[0], registry=registry)
     for source, source_name in zip(sources[1:], names[1:], strict=True):
-        load_folder(
-            first.model, source.folder, name=source_name, sha256=source.digest, on=source.on
-        )
+        load_folder(first.model, source.source, name=source_name)
     options = {"how": how, "weights": numbers, "density": density, "seed": seed}
     options |= {"rank": rank, "energy": energy}
     owner = None if head is None else names[references.index(head)]

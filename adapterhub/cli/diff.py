@@ -17,10 +17,8 @@ from adapterhub.cli._options import (
 from adapterhub.files.shown_table import ShownTable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from adapterhub.files.compare import TensorDifference
-    from adapterhub.files.manifest import Manifest
+    from adapterhub.files.native import Saved
 
 _MOST_TENSORS = 12  # rows: those that differ most
 _MOST_TEXT = 40  # characters of a value
@@ -40,13 +38,13 @@ def command(
     Each ADAPTER is a run folder, an adapter folder or a published name. The distance of two tensors
     is the norm of their difference, relative to the norm of the first.
     """
-    from adapterhub.files.native import read_manifest
+    from adapterhub.files.native import Saved
     from adapterhub.registry.pull import pull
 
     if len(references) < 2:
         raise click.UsageError("Missing argument 'ADAPTER': two are compared.")
     folders = [pull(r, backbone=backbone, registry=registry) for r in references]
-    first, *others = [(folder, read_manifest(folder)) for folder in folders]
+    first, *others = map(Saved.at, folders)
     for number, (reference, second) in enumerate(zip(references[1:], others, strict=True)):
         if number and not as_json:
             say("")
@@ -55,14 +53,14 @@ def command(
 
 def _print_differences(
     references: tuple[str, str],
-    first: tuple[Path, Manifest],
-    second: tuple[Path, Manifest],
+    first: Saved,
+    second: Saved,
     *,
     as_json: bool,
 ) -> None:
     from adapterhub.files.compare import field_row, manifest_differences, tensor_differences
 
-    fields = manifest_differences(first[1], second[1])
+    fields = manifest_differences(first.manifest, second.manifest)
     tensors = tensor_differences(first, second)
     if as_json:
         told = {name: vars(difference) for name, difference in tensors.items()}

@@ -111,13 +111,12 @@ def _export(
 ) -> None:
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.heads import with_head
-    from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.inference.record import training_record
     from adapterhub.registry.pull import pull_verified
 
     fetched = pull_verified(source, registry=registry)
-    manifest = with_head(read_manifest(fetched.folder), head)
+    manifest = with_head(fetched.own().manifest, head)
     place, revision = backbone_of_adapter(fetched.folder, manifest, backbone)
     check_backbone_options(place)
     with doing("loading torch"):
@@ -128,7 +127,7 @@ def _export(
     with doing(f"loading {place}"):
         model, _ = load_backbone(place, task=kind, labels=manifest.labels, revision=revision)
     chosen = head or True
-    adapter = load_folder(model, fetched.folder, sha256=fetched.digest, head=chosen, on=fetched.on)
+    adapter = load_folder(model, fetched.own(), head=chosen)
     adapter.export(output, format=form, overwrite=overwrite)
     say(f"{output}: {manifest.name} in {form} format")
 
@@ -143,17 +142,15 @@ def _export_to_vllm(
     max_rank: int,
     max_lost: float,
 ) -> None:
-    from adapterhub.files.native import read_manifest
     from adapterhub.registry.pull import pull_verified
 
-    fetched = pull_verified(source, registry=registry)
-    manifest = read_manifest(fetched.folder)
+    saved = pull_verified(source, registry=registry).own()
+    manifest = saved.manifest
     with doing("loading torch"):
         from adapterhub.merging.vllm import in_vllm
 
     export = in_vllm(
-        fetched.folder,
-        sha256=fetched.digest,
+        saved,
         backbone=backbone,
         head=head,
         max_rank=max_rank,
@@ -234,12 +231,12 @@ def _subject(
             )
         return method, backbone, task_and_kind(task or "causal-lm")[1], ()
     if not (is_file(source) or source.endswith((".yaml", ".yml"))):
-        from adapterhub.files.native import read_manifest
+        from adapterhub.files.native import Saved
         from adapterhub.files.run_folder import backbone_of_adapter
         from adapterhub.registry.pull import pull
 
         folder = pull(source, registry=registry)
-        manifest = read_manifest(folder)
+        manifest = Saved.at(folder).manifest
         place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, training_record(manifest, task).kind, manifest.labels
     from adapterhub.recipe.recipe import read

@@ -47,18 +47,17 @@ def command(
     REFERENCE is a run folder, an adapter folder or a published name.
     """
     from adapterhub.files.card import built_from, started_from
-    from adapterhub.files.foundation import chain_text
     from adapterhub.files.heads import heads_text
     from adapterhub.files.manifest import to_json
-    from adapterhub.files.native import read_card, read_manifest
+    from adapterhub.files.native import chain_text, read_card
     from adapterhub.registry.published_files import name_to_publish
     from adapterhub.registry.pull import pull_verified
     from adapterhub.registry.stores import read_reference, store_of
 
     parsed = read_reference(reference, registry)
     fetched = pull_verified(parsed, backbone=backbone, registry=registry)
-    folder = fetched.folder
-    manifest = read_manifest(folder)
+    saved, folder = fetched.own(), fetched.folder
+    manifest = saved.manifest
     if as_json:
         print_json(json.loads(to_json(manifest)), indent=2)
         return
@@ -70,7 +69,7 @@ def command(
         store = store_of(parsed, registry)
         entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
         versions = store.versions(parsed.name, backbone=backbone)
-    say(_title(entry) if entry else f"{name_to_publish(folder, manifest)}, in {folder}")
+    say(_title(entry) if entry else f"{name_to_publish(saved)}, in {folder}")
     facts = {
         "versions": _versions_text(versions),
         "about": manifest.description or "",
@@ -78,7 +77,7 @@ def command(
         "heads": heads_text(manifest),
         "method": methods_text(manifest.methods),
         "starts from": started_from(manifest),
-        "on top of": chain_text(fetched.on),
+        "on top of": chain_text(saved.on),
         "built from": "; ".join(built_from(manifest)),
         "backbone": _backbone_text(manifest),
         "scores": _scores_text(manifest),

@@ -129,7 +129,7 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
     found = []
     for reference in adapters:
         fetched = pull_verified(reference, registry=registry)
-        found.append(Candidate(reference, fetched.folder, fetched.digest, fetched.on))
+        found.append(Candidate(reference, fetched.source))
     return found
 
 

@@ -12,13 +12,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adapterhub.files.manifest import Manifest, TensorInfo
-from adapterhub.files.tensor_file import TensorFile, open_tensors
+from adapterhub.files.native import Saved
+from adapterhub.files.tensor_file import TensorFile
 
 # Long, or compared by value; the method is in `methods`, with all its options.
 _LEFT_OUT = ("tensors", "files", "backbone.identity", "training.recipe.method")
@@ -71,16 +71,14 @@ def value_text(value: Any, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def tensor_differences(
-    first: tuple[Path, Manifest], second: tuple[Path, Manifest]
-) -> dict[str, TensorDifference]:
-    """Compare the tensors of two adapters, each given as its folder and manifest.
+def tensor_differences(first: Saved, second: Saved) -> dict[str, TensorDifference]:
+    """Compare the tensors of two adapters.
 
     Raises:
         FileError: the files of an adapter do not match its manifest.
     """
     differences = {}
-    with open_tensors(*first) as a, open_tensors(*second) as b:
+    with first.open_tensors() as a, second.open_tensors() as b:
         a.check()
         b.check()
         for name in sorted(a.infos.keys() | b.infos.keys()):

@@ -5,7 +5,7 @@
       adapter.json          the manifest (see `adapterhub.files.manifest`)
       README.md             the model card, for people; readers do not open it
       adapter.sig           optional: signatures (see `adapterhub.files.signature`)
-      on/                   optional: adapters below this one (see `adapterhub.files.foundation`)
+      on/                   optional: adapters below this one (see `adapterhub.files.native`)
 
 A writer MUST
  - write all three files; `adapter.json` contains the sha256 of the tensor file and the dtype and
@@ -35,7 +35,7 @@ A reader MUST
    with "needs a newer adapterhub". A later version therefore gives a new field or option such a
    value where it has no effect, and sets `requires` to itself where it has one;
  - use that neutral value for a missing method option.
-A reader MAY read `adapter.json` alone (`read_manifest`), to list adapters fast.
+A reader MAY read `adapter.json` alone (`Saved.at`), to list adapters fast.
 
 Limits and their reasons
  - 1 MiB for the manifest, 32 levels deep: room for about 8000 tensors, and bounded parsing.
@@ -54,8 +54,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,7 @@ from adapterhub.files.atomic import (
 from adapterhub.files.card import card as card_of
 from adapterhub.files.manifest import (
     MAX_MANIFEST_BYTES,
+    FoundationRef,
     Manifest,
     TensorInfo,
     from_json,
@@ -82,7 +84,7 @@ from adapterhub.files.manifest import (
 )
 from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import shorten
-from adapterhub.files.tensor_file import COPY_AGAIN, TENSORS_FILE, open_tensors
+from adapterhub.files.tensor_file import COPY_AGAIN, TENSORS_FILE, TensorFile, open_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +98,7 @@ PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
 FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, SIGNATURE_FILE, *PEFT_FILES})
 ON_FOLDER = "on"  # copies of the adapters that this one was trained on
+_COPY_DIGITS = 16  # of the digest of one, in the name of its folder
 
 
 def write_adapter(
@@ -214,89 +217,103 @@ def adapter_folder(folder: Path) -> Path:
     raise no_adapter(folder)
 
 
-def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """Read the manifest and the tensors (on the CPU, sorted by name) of the adapter in `folder`.
+@dataclass(frozen=True)
+class Saved:
+    """The adapter in a folder: its manifest, read once, and its other files when they are used.
 
-    Raises:
-        FileError: the files are not exactly as written; lists every problem.
+    Whoever got one loads, copies and signs the bytes that it verified: files that change afterwards
+    are refused, as they have not the digests of this manifest.
+
+    Attributes:
+        folder: its files.
+        manifest: what it is.
+        digest: the sha256 of the manifest, which contains the sha256 of the tensors.
+        data: the bytes of the manifest.
+        on: the adapters that it was trained on, once they are found.
     """
-    manifest = read_manifest(folder)
-    return manifest, read_tensors(folder, manifest)
+
+    folder: Path
+    manifest: Manifest
+    digest: str
+    data: bytes = field(repr=False)
+    on: tuple[Foundation, ...] = ()
+
+    @classmethod
+    def at(cls, folder: str | Path | Saved, sha256: str | None = None) -> Saved:
+        """Read and verify the manifest of the adapter in `folder`; open no other file.
+
+        Its bytes must have the digest `sha256`, if given. What was read already is returned.
+
+        Raises:
+            FileError: the manifest is missing or invalid, or the folder contains symbolic links.
+        """
+        if isinstance(folder, Saved):
+            return folder
+        folder = Path(folder)
+        _check_folder(folder)
+        try:
+            data = read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, sha256)
+        except UnreadableError as error:
+            peft = (folder / PEFT_FILES[0]).is_file()
+            raise FileError(
+                f"{folder / MANIFEST_FILE}: {error}",
+                expected="an adapter folder with its manifest",
+                hint=f"this is a peft checkpoint: adapterhub import {folder} --output OUT"
+                if peft
+                else COPY_AGAIN,
+            ) from None
+        manifest = _complete(from_json(data, str(folder / MANIFEST_FILE)), folder)
+        return cls(folder, manifest, hashlib.sha256(data).hexdigest(), data)
+
+    def open_tensors(self) -> AbstractContextManager[TensorFile]:
+        """Open the tensor file; no value is read yet.
+
+        Raises:
+            FileError: it is missing, or has other sizes or tensors than the manifest.
+        """
+        return open_tensors(self.folder, self.manifest)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Read the tensors (on the CPU, sorted by name).
+
+        Raises:
+            FileError: the tensors do not match the manifest; lists every problem.
+        """
+        from adapterhub.files.tensors import verified_tensors  # needs torch
+
+        with self.open_tensors() as file:
+            return verified_tensors(file)
+
+    def read(self) -> tuple[Manifest, dict[str, torch.Tensor]]:
+        """Return the manifest and the tensors, as `tensors`."""
+        return self.manifest, self.tensors()
+
+    def check(self) -> Saved:
+        """Check the tensors, without torch and in little memory; return the adapter itself.
+
+        Raises:
+            FileError: the tensors do not match the manifest; lists every problem.
+        """
+        with self.open_tensors() as file:
+            file.check()
+        return self
+
+    def copy_to(self, target: Path, files: Mapping[str, bytes]) -> None:
+        """Write a copy of the tensors into `target`, with the other files, given by name.
+
+        The bytes that are written are those that were verified, so the source may change at any
+        time.
+
+        Raises:
+            FileError: the tensors do not match the manifest; `target` is then incomplete.
+        """
+        with self.open_tensors() as file:
+            file.check()  # before a file of holes takes space on the disk
+            write_files(target, {**files, TENSORS_FILE: file.pieces()})
 
 
-def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Read the tensors (on the CPU, sorted by name) of the adapter with this manifest.
-
-    Raises:
-        FileError: the tensors do not match the manifest; lists every problem.
-    """
-    from adapterhub.files.tensors import verified_tensors  # needs torch
-
-    with open_tensors(Path(folder), manifest) as file:
-        return verified_tensors(file)
-
-
-def check_adapter(folder: Path) -> Manifest:
-    """Check the manifest and the tensors of the adapter in `folder`, without torch.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        FileError: the files are not exactly as written; lists every problem.
-    """
-    manifest = read_manifest(folder)
-    check_tensor_file(folder, manifest)
-    return manifest
-
-
-def check_tensor_file(folder: Path, manifest: Manifest) -> None:
-    """Check the tensors of the adapter with this manifest, without torch and in little memory.
-
-    Raises:
-        FileError: the tensors do not match the manifest; lists every problem.
-    """
-    with open_tensors(Path(folder), manifest) as file:
-        file.check()
-
-
-def write_copy(target: Path, source: Path, manifest: Manifest, beside: Mapping[str, bytes]) -> None:
-    """Write a copy of the tensors of the adapter with this manifest, with other files.
-
-    The bytes that are written are those that were verified, so `source` may change at any time.
-
-    `beside` has the other files by name.
-
-    Raises:
-        FileError: the tensors do not match the manifest; `target` is then incomplete.
-    """
-    with open_tensors(source, manifest) as file:
-        file.check()  # before a file of holes takes space on the disk
-        write_files(target, {**beside, TENSORS_FILE: file.pieces()})
-
-
-def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
-    """Read and verify the manifest of the adapter in `folder`; open no other file.
-
-    Its bytes must have the digest `sha256`, if given.
-
-    Raises:
-        FileError: the manifest is missing or invalid, or the folder contains symbolic links.
-    """
-    folder = Path(folder)
-    _check_folder(folder)
-    try:
-        data = read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, sha256)
-    except UnreadableError as error:
-        peft = (folder / "adapter_config.json").is_file()
-        raise FileError(
-            f"{folder / MANIFEST_FILE}: {error}",
-            expected="an adapter folder with its manifest",
-            hint=f"this is a peft checkpoint: adapterhub import {folder} --output OUT"
-            if peft
-            else COPY_AGAIN,
-        ) from None
-    manifest = from_json(data, str(folder / MANIFEST_FILE))
+def _complete(manifest: Manifest, folder: Path) -> Manifest:
+    """Refuse the manifest of an adapter that was not saved."""
     problems = []
     if TENSORS_FILE not in manifest.files:
         problems.append(f"files: {TENSORS_FILE} is not listed")
@@ -310,6 +327,104 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
             offenders=problems,
         )
     return manifest
+
+
+@dataclass(frozen=True)
+class Foundation:
+    """An adapter that others were trained on, with its files here.
+
+    Attributes:
+        ref: what a manifest records of it.
+        saved: its files, and the adapters that it was trained on itself.
+    """
+
+    ref: FoundationRef
+    saved: Saved
+
+
+def copy_of(folder: Path, ref: FoundationRef) -> Path:
+    """Return where the folder of an adapter has the copy of one that it was trained on."""
+    return folder / ON_FOLDER / ref.digest[:_COPY_DIGITS]
+
+
+def write_copies(folder: Path, foundations: Sequence[Foundation]) -> None:
+    """Write verified copies of adapters, and of those below them, into the folder of another one.
+
+    Raises:
+        FileError: the files of one changed since they were found.
+    """
+    for each in foundations:
+        target = copy_of(folder, each.ref)
+        if target.exists():  # named twice
+            continue
+        target.mkdir(parents=True)
+        _write_copy(target, each)
+        write_copies(target, each.saved.on)
+
+
+def check_foundations(saved: Saved) -> None:
+    """Check that the adapters which an adapter was trained on were found, in order.
+
+    Raises:
+        FileError: others, or none.
+    """
+    manifest = saved.manifest
+    if tuple(each.ref.digest for each in saved.on) == tuple(ref.digest for ref in manifest.on):
+        return
+    raise FileError(
+        f"the adapter {manifest.name!r} was trained on other adapters, which are not here",
+        offenders=[f"{ref}, sha256 {ref.digest[:12]}" for ref in manifest.on],
+        expected="the adapter with those below it",
+        hint="ah.load(model, REFERENCE), which brings them along",
+    )
+
+
+def all_below(foundations: Sequence[Foundation]) -> Iterator[Foundation]:
+    """Yield adapters and those below them, the lowest of each first."""
+    for each in foundations:
+        yield from all_below(each.saved.on)
+        yield each
+
+
+def chain_text(foundations: Sequence[Foundation]) -> str:
+    """Name adapters with those below them: `domain@v1 (sha256 ...), which is on lang@v1 (...)`."""
+    texts = []
+    for each in foundations:
+        on = each.saved.on
+        below = f", which is on {chain_text(on)}" if on else ""
+        texts.append(f"{each.ref} (sha256 {each.ref.digest[:12]}){below}")
+    return "; ".join(texts)
+
+
+def copy_problems(saved: Saved) -> list[str]:
+    """List the copies that the folder of an adapter lacks, or that were altered."""
+    problems = []
+    for ref in saved.manifest.on:
+        copy = copy_of(saved.folder, ref)
+        try:
+            below = Saved.at(copy, ref.digest).check()
+        except FileError as error:
+            problems.append(f"{ref}: {error.problem}")
+        else:
+            problems += copy_problems(below)
+    return problems
+
+
+def _write_copy(target: Path, foundation: Foundation) -> None:
+    """Copy the files of an adapter, if they have the digests that are expected."""
+    saved = foundation.saved
+    try:
+        files = {MANIFEST_FILE: saved.data}
+        for name in (CARD_FILE, SIGNATURE_FILE):
+            if (saved.folder / name).is_file():
+                files[name] = read_file(saved.folder / name, 0, MAX_CARD_BYTES, None)
+        saved.copy_to(target, files)
+    except (UnreadableError, FileError) as error:
+        raise FileError(
+            f"{saved.folder} is not what {foundation.ref.name!r} was when it was found: {error}",
+            expected=f"a manifest with sha256 {saved.digest}, and its tensors",
+            hint="load the adapter again",
+        ) from None
 
 
 def read_card(folder: Path) -> str:
@@ -344,7 +459,7 @@ def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) 
 
     problems: list[str] = []
     try:
-        written, read = read_adapter(staged)
+        written, read = Saved.at(staged).read()
     except FileError as error:
         problems = [error.problem, *error.offenders]
     else:

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from adapterhub.errors import AdapterhubError
 from adapterhub.files import schema
 from adapterhub.files.atomic import file_digest
-from adapterhub.files.native import MANIFEST_FILE, read_manifest
+from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.hub.accounts import Owner, create_namespace, require_owner
 from adapterhub.hub.blobs import MAX_REGULAR_LISTED, BlobFolder, BlobInfo, git_sha1_of
 from adapterhub.hub.commits import CommitChange, grant, write_commit
@@ -133,7 +133,7 @@ class RegistryView:
     def _link(self, path: str, entry: Entry) -> dict[str, BlobInfo]:
         """Let the hub find the files of a version where the registry has them."""
         place = self._registry.root / path / entry.version
-        manifest = read_manifest(place, entry.digest)
+        manifest = Saved.at(place, entry.digest).manifest
         found = {}
         for file in PUBLISHED:
             source = place / file

@@ -28,7 +28,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, MergeError, MismatchError, one_line, warn_user
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import FAMILY, Manifest
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.scores import ScoreError
 from adapterhub.inference.embed import embed
@@ -36,7 +36,6 @@ from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
@@ -370,15 +369,13 @@ def open_adapter(
     backbone = None if backbone is None else os.fspath(backbone)
     if max_length is not None and max_length < 1:
         raise ConfigError(f"max_length is {max_length}", expected="1 or more tokens")
-    fetched = pull_verified(reference, registry=registry)
-    folder = fetched.folder
-    record = training_record(with_head(read_manifest(folder), head), task)
+    saved = pull_verified(reference, registry=registry).own()
+    record = training_record(with_head(saved.manifest, head), task)
     model, tokenizer = load_bare_backbone(
-        folder, backbone, dtype_name(dtype), head=head, task=task, device=device
+        saved, backbone, dtype_name(dtype), head=head, task=task, device=device
     )
     make_ready(model, move=device is None)
-    digest = fetched.digest
-    adapter = load_folder(model, folder, sha256=digest, head=head or True, on=fetched.on)
+    adapter = load_folder(model, saved, head=head or True)
     return predictor_of(model, adapter.labels, tokenizer, record, [adapter], max_length)
 
 
@@ -462,9 +459,8 @@ def load_for_merging(
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
-    fetched = pull_verified(folder, registry=registry)
-    files = fetched.folder
-    quantize = None if dtype else read_manifest(files).backbone.quantization
+    saved = pull_verified(folder, registry=registry).own()
+    quantize = None if dtype else saved.manifest.backbone.quantization
     if dtype is None and quantize is None:
         raise MergeError(
             f"{folder} was trained on a backbone that is not quantized: there is nothing to "
@@ -472,14 +468,12 @@ def load_for_merging(
             hint="adapterhub merge without --requantize",
         )
     computed = dtype and without_slow_bf16(dtype)
-    model, tokenizer = load_bare_backbone(files, backbone, computed, quantize, head, task)
-    chosen, digest = head or True, fetched.digest
-    adapter = load_folder(model, files, name=name, sha256=digest, head=chosen, on=fetched.on)
-    return adapter, tokenizer
+    model, tokenizer = load_bare_backbone(saved, backbone, computed, quantize, head, task)
+    return load_folder(model, saved, name=name, head=head or True), tokenizer
 
 
 def load_bare_backbone(
-    folder: Path,
+    saved: Saved,
     backbone: str | None = None,
     dtype: str | None = None,
     quantize: str | None = None,
@@ -498,8 +492,8 @@ def load_bare_backbone(
         ConfigError: the adapter has several heads and none is named, or it has not this one.
         BackboneError: the backbone cannot be loaded.
     """
-    manifest = with_head(read_manifest(folder), head)
-    location, revision = backbone_of_adapter(folder, manifest, backbone)
+    manifest = with_head(saved.manifest, head)
+    location, revision = backbone_of_adapter(saved.folder, manifest, backbone)
     recipe = {} if dtype else manifest.training.get("recipe", {})
     trained = recipe.get("dtype")
     if trained and without_slow_bf16(trained) != trained:
@@ -543,7 +537,6 @@ class PulledAdapter:
     Attributes:
         source: what was asked for.
         fetched: its folder, and the adapters that it was trained on.
-        digest: the sha256 of its manifest; None for another library's.
         manifest: that of the adapter with the chosen head alone.
         record: its training record.
         location: the folder or Hub id of its backbone, and its revision.
@@ -551,10 +544,14 @@ class PulledAdapter:
 
     source: AdapterSource
     fetched: Fetched
-    digest: str | None
     manifest: Manifest
     record: TrainingRecord
     location: tuple[str, str | None]
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its manifest."""
+        return self.fetched.own().digest
 
     @property
     def reference(self) -> str:
@@ -569,7 +566,7 @@ class PulledAdapter:
         """
         if self.manifest.tokens:
             return "it has new tokens"
-        if self.fetched.on:
+        if self.fetched.own().on:
             return "it is on top of other adapters"
         return "it has a row of sites of its own" if FAMILY in self.manifest.training else ""
 
@@ -597,7 +594,7 @@ class PulledAdapter:
         of the model, if not the adapter's; `dtype` and `quantize` replace those of its training.
         """
         model, tokenizer = load_bare_backbone(
-            self.fetched.folder,
+            self.fetched.own(),
             backbone,
             dtype,
             quantize,
@@ -620,13 +617,11 @@ class PulledAdapter:
         """Attach the adapter under a name, without its head or its modules if these are False."""
         return load_folder(
             model,
-            self.fetched.folder,
+            self.fetched.own(),
             name=name,
             any_backbone=any_backbone,
             head=head and (self.source.head or True),
             modules=modules,
-            sha256=self.digest,
-            on=self.fetched.on,
         )
 
 
@@ -658,17 +653,17 @@ def read_source(
         signed=signed,
         refuse_yanked=refuse_yanked,
     )
-    if source.digest and digest_of(fetched.folder) != source.digest:
+    saved = fetched.own()
+    if source.digest and saved.digest != source.digest:
         raise MismatchError(
             f"{source.reference} is another adapter here than where the job was started",
             expected="the same version in the registry, or folder, of every machine",
             hint="a reference with a version, such as sst2@v3",
         )
-    digest = source.digest or fetched.digest
-    manifest = with_head(read_manifest(fetched.folder, digest), source.head)
+    manifest = with_head(saved.manifest, source.head)
     record = training_record(manifest, source.task)
-    location = backbone_of_adapter(fetched.folder, manifest, backbone)
-    return PulledAdapter(source, fetched, digest, manifest, record, location)
+    location = backbone_of_adapter(saved.folder, manifest, backbone)
+    return PulledAdapter(source, fetched, manifest, record, location)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.recipe.recipe import DATA_SOURCES
 from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Task, parse_task
@@ -62,7 +62,7 @@ def read_training_record(
             in `training_record`.
         FileError: the adapter is missing, or its files or its training record are broken.
     """
-    manifest = read_manifest(pull(reference, registry=registry))
+    manifest = Saved.at(pull(reference, registry=registry)).manifest
     return training_record(with_head(manifest, head), task)
 
 

@@ -33,11 +33,11 @@ from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError, TrainingError
 from adapterhub.files.atomic import finished_names, replace_file
+from adapterhub.files.native import Saved
 from adapterhub.inference.inputs import without_missing
 from adapterhub.inference.open import AdapterSource, open_several
 from adapterhub.inference.record import read_training_record
 from adapterhub.ray_cluster import connect_ray, import_ray, share_out
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
 from adapterhub.status import doing
 
@@ -112,7 +112,8 @@ def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) 
     folders = {name: pull(each.reference, registry=job.registry) for name, each in
                job.adapters.items()}  # fmt: skip
     adapters = {
-        name: replace(each, digest=digest_of(folders[name])) for name, each in job.adapters.items()
+        name: replace(each, digest=Saved.at(folders[name]).digest)
+        for name, each in job.adapters.items()
     }
     options = {
         name: _options(job, each, parts[0], text, pair) for name, each in job.adapters.items()

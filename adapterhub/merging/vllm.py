@@ -36,7 +36,7 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.card import model_kind
 from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import ExportSource
@@ -101,9 +101,8 @@ class VllmExport:
 
 
 def in_vllm(
-    folder: Path,
+    source: str | Path | Saved,
     *,
-    sha256: str | None = None,
     backbone: str | None = None,
     head: str | None = None,
     max_rank: int = DEFAULT_RANK,
@@ -112,8 +111,7 @@ def in_vllm(
     """Convert the adapter of a folder to a LoRA for vLLM.
 
     Args:
-        folder: the folder of the adapter.
-        sha256: the digest of its manifest, if the files were verified before.
+        source: the adapter, or its folder.
         backbone: where to find its backbone, if not where its run or its manifest says.
         head: which head, of an adapter with several.
         max_rank: the server's `--max-lora-rank`.
@@ -125,15 +123,16 @@ def in_vllm(
         FileError: the folder has no valid adapter.
         BackboneError: the backbone cannot be loaded.
     """
-    manifest = with_head(read_manifest(folder, sha256), head)
+    saved = Saved.at(source)
+    manifest = with_head(saved.manifest, head)
     _refuse([NEW_TOKENS] if manifest.tokens else [])
     _refuse([on_others(ref.name for ref in manifest.on)] if manifest.on else [])
     if backbone is not None:
         check_backbone_files(manifest, backbone)
-    location, revision = backbone_of_adapter(folder, manifest, backbone)
+    location, revision = backbone_of_adapter(saved.folder, manifest, backbone)
     kind = model_kind(manifest) or kind_of_checkpoint(location, revision)
     options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
-    adapter = attach_without_weights(meta_model(location, **options), folder, manifest)
+    adapter = attach_without_weights(meta_model(location, **options), saved)
     _refuse(_problems(adapter))
     template = _own_template(manifest, location, revision)
     if _is_exact(adapter):
@@ -142,7 +141,7 @@ def in_vllm(
         return VllmExport(files, template=template)
     with doing(f"loading {location}"):
         model, _ = load_backbone(location, **options)
-    adapter = load_folder(model, folder, sha256=sha256, head=head or True)
+    adapter = load_folder(model, saved, head=head or True)
     with doing(f"converting {manifest.name}"):
         converted, missed = _converted(adapter, max_rank)
     files, problems = try_vllm(_named(converted, manifest), max_rank)

@@ -14,7 +14,7 @@ from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
-from adapterhub.files.native import find_adapter, read_manifest
+from adapterhub.files.native import Saved, find_adapter
 from adapterhub.files.scores import ERRORS, ScoreError, recorded_errors
 from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predictions
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
@@ -135,7 +135,7 @@ def read_run(folder: str | Path) -> RunFiles:
     return RunFiles(
         folder=folder,
         recipe=_recipe(folder / "recipe.yaml"),
-        manifest=read_manifest(adapter) if adapter else None,
+        manifest=Saved.at(adapter).manifest if adapter else None,
         training=[line for line in lines if line["event"] == "train"],
         evaluations=[line for line in lines if line["event"] == "eval"],
         timings=list(_lines(folder / "timings.jsonl", _TIMINGS)),

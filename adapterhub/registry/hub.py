@@ -37,13 +37,7 @@ from adapterhub.files.manifest import (
     MAX_TENSOR_BYTES,
     from_json,
 )
-from adapterhub.files.native import (
-    CARD_FILE,
-    MANIFEST_FILE,
-    MAX_CARD_BYTES,
-    SIGNATURE_FILE,
-    check_adapter,
-)
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE, Saved
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     Signature,
@@ -74,7 +68,6 @@ from adapterhub.registry.published_files import (
     SIGNATURES_FOLDER,
     YANKED_FILE,
     copy_adapter,
-    digest_of,
     entry_of,
     is_intact,
     merged_signatures,
@@ -162,7 +155,7 @@ class HubStore:
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
-        check_adapter(folder)
+        Saved.at(folder).check()
         read_signatures(folder)
         check_tags(publication.tags)
         texts, tensors = _checked_files(folder, publication)
@@ -403,7 +396,7 @@ class HubStore:
                     optional = signatures_to_json(own) if own else None
                 if optional is not None:
                     (staged / file).write_bytes(optional)
-            check_adapter(staged)
+            Saved.at(staged).check()
             sync_files(staged)
 
     def _download_foreign(self, entry: Entry) -> None:
@@ -538,7 +531,7 @@ def _checked_files(
 def _version_for(
     folder: Path, publication: Publication, refs: Refs, entries: Sequence[Entry]
 ) -> tuple[str, bool]:
-    digest = digest_of(folder)
+    digest = Saved.at(folder).digest
     known = next((entry.version for entry in entries if entry.digest == digest), None)
     if known is not None:
         return known, True

@@ -15,9 +15,7 @@ from adapterhub.adapters.compatibility import backbone_differences
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.state import find_state, new_state
 from adapterhub.errors import FileError, RegistryError
-from adapterhub.files.foundation import Foundation
-from adapterhub.files.native import read_manifest
-from adapterhub.registry.published_files import digest_of
+from adapterhub.files.native import Foundation, Saved
 from adapterhub.registry.pull import Fetched, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.registry import Registry
@@ -76,10 +74,10 @@ def load(
     chosen = _backbone_of(model, parsed, registry) if in_registry else None
     store = {"backbone": chosen, "registry": registry, "allow_pickle": allow_pickle}
     fetched = pull_verified(parsed, signed=signed, **store)  # type: ignore[arg-type]
+    name = name or _published_name(parsed, fetched.saved)
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
-    name = name or _published_name(parsed, fetched.folder, fetched.digest)
-    options |= {"on": fetched.on, "foundation": _foundation(fetched) if frozen else None}
-    return load_folder(model, fetched.folder, name=name, sha256=fetched.digest, **options)
+    options["foundation"] = _foundation(fetched) if frozen else None
+    return load_folder(model, fetched.source, name=name, **options)
 
 
 def _foundation(fetched: Fetched) -> Foundation:
@@ -88,21 +86,19 @@ def _foundation(fetched: Fetched) -> Foundation:
     Raises:
         FileError: it is another library's.
     """
-    if fetched.reference is None:
+    if fetched.reference is None or fetched.saved is None:
         raise FileError(
             f"{fetched.folder} is another library's adapter, which has no digest",
             hint=f"adapterhub import {fetched.folder} --output DIR, and load that",
         )
-    digest = fetched.digest or digest_of(fetched.folder)
-    return foundation_of(fetched.reference, fetched.folder, digest, fetched.on)
+    return foundation_of(fetched.reference, fetched.saved)
 
 
-def _published_name(reference: Reference, folder: Path, digest: str | None) -> str | None:
+def _published_name(reference: Reference, saved: Saved | None) -> str | None:
     """Return the name that an adapter which was trained without one was published by, or None."""
-    if reference.kind == "folder" or digest is None:
+    if reference.kind == "folder" or saved is None or not saved.manifest.is_unnamed:
         return None
-    is_unnamed = read_manifest(folder, digest).is_unnamed
-    return reference.name.rpartition("/")[2] if is_unnamed else None
+    return reference.name.rpartition("/")[2]
 
 
 def _backbone_of(model: nn.Module, reference: Reference, registry: str | Path | None) -> str | None:
@@ -117,7 +113,7 @@ def _backbone_of(model: nn.Module, reference: Reference, registry: str | Path | 
         return None
     state = find_state(model) or new_state(model)
     for entry in _newest_first(store, reference, fingerprints):
-        if not backbone_differences(read_manifest(store.get(entry)), state):
+        if not backbone_differences(Saved.at(store.get(entry)).manifest, state):
             return entry.fingerprint
     return state.fingerprint()
 

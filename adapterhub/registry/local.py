@@ -34,14 +34,13 @@ from adapterhub.files.atomic import (
     read_file,
     replace_file,
 )
-from adapterhub.files.native import check_adapter, read_card
+from adapterhub.files.native import Saved, read_card
 from adapterhub.registry.index_file import MAX_INDEX_BYTES, entry_of_row, row_of, without_collection
 from adapterhub.registry.names_file import NAMES_FILE, Contents
 from adapterhub.registry.published_files import (
     check_digest,
     check_stamp,
     copy_adapter,
-    manifest_bytes,
 )
 from adapterhub.registry.reference import is_backbone_folder, is_name
 from adapterhub.registry.registry import Registry, line_of
@@ -331,8 +330,7 @@ class Folder(Storage):
         """Read all files of a version."""
         folder = self.root / path
         self._check_folders(folder)
-        check_adapter(folder)
-        check_digest(folder, manifest_bytes(folder), digest)
+        check_digest(folder, Saved.at(folder).check().data, digest)
         check_stamp(folder, digest)
 
     @contextlib.contextmanager

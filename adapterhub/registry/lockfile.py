@@ -33,12 +33,11 @@ from adapterhub.errors import (
 )
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
-from adapterhub.files.foundation import Foundation, all_below, copy_problems, write_copies
 from adapterhub.files.manifest import Sha256
-from adapterhub.files.native import check_adapter, read_manifest
+from adapterhub.files.native import Foundation, Saved, all_below, copy_problems, write_copies
 from adapterhub.files.signature import PublicKey, key_problems
 from adapterhub.registry.local import LocalRegistry, default_root
-from adapterhub.registry.published_files import copy_adapter, digest_of
+from adapterhub.registry.published_files import copy_adapter
 from adapterhub.registry.pull import Origins, check_copy, fetch
 from adapterhub.registry.reference import (
     DEFAULT_HUB,
@@ -240,7 +239,7 @@ def pin(
         )
     fetched = fetch(parsed, store, entry, find_signers=True)
     resolved = replace(parsed, version=entry.version)
-    below = all_below(Origins(resolved, registry).bring(fetched.folder, entry.digest))
+    below = all_below(Origins(resolved, registry).bring(fetched.own()))
     own_name = name or entry.name.rpartition("/")[2]
     old = (before or {}).get(own_name)
     signer = next(iter(fetched.signers), None)
@@ -382,15 +381,16 @@ def _pulled(
     if entry.digest != pinned.digest:
         return Path(), (), [f"{pinned.reference} changed since it was locked"]
     fetched = fetch(parsed, store, entry, find_signers=pinned.signer is not None)
-    on = Origins(parsed, registry, pinned=True, hub=other).bring(fetched.folder, pinned.digest)
+    on = Origins(parsed, registry, pinned=True, hub=other).bring(fetched.own())
     return fetched.folder, on, _signer_problems(pinned, fetched.signers)
 
 
 def _target_problems(target: Path, pinned: Pin) -> list[str]:
     """Return how an adapter in the project's folder differs from its pin."""
-    if _verified_digest(target) != pinned.digest:
+    saved = Saved.at(target).check()
+    if saved.digest != pinned.digest:
         return [f"{target} is not {pinned.reference}"]
-    if problems := copy_problems(target, read_manifest(target, pinned.digest)):
+    if problems := copy_problems(saved):
         return [f"{target} lacks what {pinned.reference} is on: {each}" for each in problems]
     parsed = parse_reference(pinned.reference)
     signers = check_copy(parsed, target, pinned.digest, find=bool(pinned.signer))
@@ -436,11 +436,6 @@ def _other_hub(pinned: Pin) -> Store | None:
     from adapterhub.registry.hub import HubStore
 
     return HubStore(pinned.endpoint)
-
-
-def _verified_digest(folder: Path) -> str:
-    check_adapter(folder)
-    return digest_of(folder)
 
 
 def _unversioned(pinned: Pin) -> Reference:

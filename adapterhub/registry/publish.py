@@ -23,13 +23,12 @@ from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, RegistryError, warn_user
 from adapterhub.files import native
 from adapterhub.files.card import InPeft, card
-from adapterhub.files.foundation import copy_of
 from adapterhub.files.manifest import (
     FoundationRef,
     Manifest,
     to_json,
 )
-from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
+from adapterhub.files.native import MANIFEST_FILE, Saved, adapter_folder, copy_of
 from adapterhub.files.signature import PrivateKey, read_signatures
 from adapterhub.interchange.peft.files import CONFIG_FILE, kind_of_config, peft_bytes
 from adapterhub.registry.local import LocalRegistry
@@ -121,14 +120,14 @@ def publish(
             on is not in the registry.
     """
     source = adapter_folder(expanded(folder))
-    manifest, store = read_manifest(source), registry_at(registry)
-    name = name or name_to_publish(source, manifest)
-    on = published_foundations(source, manifest, store, Reference("local", name))
+    saved, store = Saved.at(source), registry_at(registry)
+    name = name or name_to_publish(saved)
+    on = published_foundations(saved, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
-    files, in_peft = _files_of_peft(source, peft, backbone, sign, note)
+    files, in_peft = _files_of_peft(saved, peft, backbone, sign, note)
     words = in_peft if files or peft else None  # for the card
     info = listing or PublicationInfo()
-    with prepared_folder(source, info, name, words, on, files) as prepared:
+    with prepared_folder(saved, info, name, words, on, files) as prepared:
         entry = put_signed(store, prepared, publication, source, sign)
         if version and version.lstrip("v") != entry.version.lstrip("v"):
             warn_user(
@@ -186,14 +185,15 @@ def push(
     parsed = _hub_reference(reference, folder)
     source = adapter_folder(expanded(folder))
     store = _writable(parsed)
-    on = published_foundations(source, read_manifest(source), store, parsed)
-    files, in_peft = _files_of_peft(source, peft, backbone, sign, note)
+    saved = Saved.at(source)
+    on = published_foundations(saved, store, parsed)
+    files, in_peft = _files_of_peft(saved, peft, backbone, sign, note)
     if not files and peft is None and in_peft.problems == (_NOT_REQUESTED,):
         note(f"without peft's files: adapterhub push {folder} {reference} --peft adds them")
     allowed = tuple(allow_findings)
     publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, allowed)
     target, info = str(replace(parsed, version=None)), listing or PublicationInfo()
-    with prepared_folder(source, info, target, in_peft, on, files) as prepared:
+    with prepared_folder(saved, info, target, in_peft, on, files) as prepared:
         return put_signed(store, prepared, publication, source, sign)
 
 
@@ -223,7 +223,7 @@ def _hub_reference(reference: str, folder: str | Path) -> Reference:
 
 
 def _files_of_peft(
-    source: Path,
+    saved: Saved,
     make: bool | None,
     backbone: str | None,
     key: str | Path | PrivateKey | None,
@@ -236,13 +236,13 @@ def _files_of_peft(
     if make is False:
         return {}, InPeft(None, (_NOT_REQUESTED,))
     make = make or backbone is not None
-    files = {} if make else files_beside(source)
+    files = {} if make else files_beside(saved.folder)
     if not make and not files.keys() >= set(native.PEFT_FILES):
         return {}, InPeft(None, (_NOT_REQUESTED,))
-    if key is None and BESIDE_SIGNATURE not in files and read_signatures(source):
+    if key is None and BESIDE_SIGNATURE not in files and read_signatures(saved.folder):
         files, in_peft = {}, InPeft(None, (_NOT_SIGNED,))
     elif make:
-        files, in_peft = peft_files(source, backbone)
+        files, in_peft = peft_files(saved, backbone)
     else:
         in_peft = InPeft(kind_of_config(files.get(CONFIG_FILE, b"")))
     note(_peft_note(in_peft, compared=not make or bool(find_spec("peft"))))
@@ -259,7 +259,7 @@ def _peft_note(in_peft: InPeft, *, compared: bool) -> str:
 
 @contextmanager
 def prepared_folder(
-    source: Path,
+    saved: Saved,
     info: PublicationInfo,
     reference: str,
     peft: InPeft | None = None,
@@ -272,16 +272,16 @@ def prepared_folder(
     `beside` are peft's files to publish with it, by name.
 
     Raises:
-        FileError: `source` holds no valid adapter.
+        FileError: the tensors are not those of the manifest.
         OutputError: the metadata is invalid.
     """
-    manifest = native.read_manifest(source)  # whoever copies the tensors checks them
+    manifest = saved.manifest
     published = replace(info.apply(manifest), on=on)
     is_own_name = reference.rpartition("/")[2] == manifest.name  # which is the title of its card
     if published == manifest and peft is None and is_own_name:
-        yield source
+        yield saved.folder
         return
-    text = card(published, native.read_card(source), reference=reference, peft=peft)
+    text = card(published, native.read_card(saved.folder), reference=reference, peft=peft)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         files = {
@@ -289,12 +289,12 @@ def prepared_folder(
             native.CARD_FILE: native.card_bytes(text),
             **(beside or {}),
         }
-        native.write_copy(folder, source, manifest, files)
+        saved.copy_to(folder, files)
         yield folder
 
 
-def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
-    """Convert the adapter in `source` to peft's files.
+def peft_files(saved: Saved, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
+    """Convert an adapter to peft's files.
 
     `backbone` is its folder or Hub id, if not the one in the manifest.
 
@@ -303,12 +303,12 @@ def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], In
         card.
 
     Raises:
-        FileError: `source` holds no valid adapter.
+        FileError: the tensors are not those of the manifest.
         BackboneError: `backbone` cannot be read.
     """
     from adapterhub.adapters.export import in_peft  # imports torch and transformers
 
-    conversion = in_peft(source, backbone)
+    conversion = in_peft(saved, backbone)
     summary = InPeft(conversion.kind, conversion.problems)
     if conversion.files is None:
         return {}, summary
@@ -316,7 +316,7 @@ def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], In
 
 
 def published_foundations(
-    source: Path, manifest: Manifest, store: Store, target: Reference
+    saved: Saved, store: Store, target: Reference
 ) -> tuple[FoundationRef, ...]:
     """Return what a published manifest records of the adapters below one.
 
@@ -326,23 +326,22 @@ def published_foundations(
         RegistryError: an adapter below is not published there, or is yanked.
         FileError: the files of one cannot be read.
     """
-    return tuple(_published_ref(source, manifest, ref, store, target) for ref in manifest.on)
+    return tuple(_published_ref(saved, ref, store, target) for ref in saved.manifest.on)
 
 
 def _published_ref(
-    source: Path, manifest: Manifest, ref: FoundationRef, store: Store, target: Reference
+    saved: Saved, ref: FoundationRef, store: Store, target: Reference
 ) -> FoundationRef:
-    copy, content = copy_of(source, ref), None
+    manifest = saved.manifest
+    copy, content = copy_of(saved.folder, ref), None
     if (copy / MANIFEST_FILE).is_file():
-        content = _content(read_manifest(copy, ref.digest))
+        content = _content(Saved.at(copy, ref.digest).manifest)
     for entry in _candidates(manifest, ref, store, target):
         if entry.yanked is not None or not entry.fingerprint:
             continue
         if entry.digest != ref.digest:
             parsed = parse_reference(entry.reference)
-            if content is None or content != _content(
-                read_manifest(fetch(parsed, store, entry).folder, entry.digest)
-            ):
+            if content is None or content != _content(fetch(parsed, store, entry).own().manifest):
                 continue
         return FoundationRef(entry.name, entry.digest, entry.version, entry.reference)
     command = _command(ref, target)

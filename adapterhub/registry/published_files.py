@@ -28,10 +28,8 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.manifest import (
-    MAX_MANIFEST_BYTES,
     MAX_TENSOR_BYTES,
     MAX_TENSOR_FILE_BYTES,
-    Manifest,
     from_json,
 )
 from adapterhub.files.native import (
@@ -40,9 +38,7 @@ from adapterhub.files.native import (
     MAX_CARD_BYTES,
     PEFT_FILES,
     SIGNATURE_FILE,
-    check_adapter,
-    read_manifest,
-    write_copy,
+    Saved,
 )
 from adapterhub.files.schema import CRLF, with_lf
 from adapterhub.files.signature import Signature, parse_signatures, signatures_to_json
@@ -206,34 +202,20 @@ def parse_date(data: bytes) -> str | None:
     return text
 
 
-def digest_of(folder: Path) -> str:
-    """Compute the sha256 of an adapter's manifest, which contains the sha256 of its tensors."""
-    return hashlib.sha256(manifest_bytes(folder)).hexdigest()
-
-
 def is_intact(folder: Path, digest: str) -> bool:
     """Return whether a folder still has the files of an adapter that were verified."""
     try:
-        check_adapter(folder)
-        return digest_of(folder) == digest
+        Saved.at(folder, digest).check()
     except FileError:
         return False
+    return True
 
 
-def name_to_publish(folder: Path, manifest: Manifest) -> str:
+def name_to_publish(saved: Saved) -> str:
     """Return an adapter's name to publish it by: its own, or that of its run if it has none."""
-    path = folder.resolve()
+    path, manifest = saved.folder.resolve(), saved.manifest
     run = path.parent.name if path.name == "adapter" else path.name
     return run if manifest.is_unnamed and is_name(run) else manifest.name
-
-
-def manifest_bytes(folder: Path) -> bytes:
-    """Read the bytes of an adapter's manifest.
-
-    Raises:
-        FileError: it is missing, not a regular file, or too large.
-    """
-    return _read(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
 
 
 def copy_adapter(
@@ -249,11 +231,17 @@ def copy_adapter(
         OutputError: `folder` exists or cannot be written.
         FileError: `source` holds no valid adapter, or not the published one.
     """
-    files = _small_files(source, digest) | ({DATE_FILE: date} if date else {})
+    saved = Saved.at(source)
+    check_digest(source, saved.data, digest)
+    files = {MANIFEST_FILE: saved.data} | ({DATE_FILE: date} if date else {})
+    for name in (CARD_FILE, SIGNATURE_FILE):
+        if os.path.lexists(source / name):
+            files[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
+    if SIGNATURE_FILE in files:
+        parse_signatures(files[SIGNATURE_FILE], str(source / SIGNATURE_FILE))
     files |= files_beside(source) if beside else {}
-    manifest = from_json(files[MANIFEST_FILE], str(source / MANIFEST_FILE))
     with _new_copy(folder) as staged:
-        write_copy(staged, source, manifest, files)
+        saved.copy_to(staged, files)
     return folder
 
 
@@ -292,23 +280,6 @@ def copy_files(source: Path, folder: Path, names: Sequence[str]) -> Path:
         with _refused(source), _new_copy(folder) as staged:
             write_files(staged, payload)
     return folder
-
-
-def _small_files(source: Path, digest: str) -> dict[str, bytes]:
-    """Read the files of an adapter except the tensors, each at most as large as a valid one.
-
-    Raises:
-        FileError: the folder holds no valid adapter, or not the published one.
-    """
-    read_manifest(source)  # refuses links in the folder
-    files = {MANIFEST_FILE: manifest_bytes(source)}
-    check_digest(source, files[MANIFEST_FILE], digest)
-    for name in PUBLISHED:
-        if name not in (MANIFEST_FILE, TENSORS_FILE) and os.path.lexists(source / name):
-            files[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
-    if SIGNATURE_FILE in files:
-        parse_signatures(files[SIGNATURE_FILE], str(source / SIGNATURE_FILE))
-    return files
 
 
 def check_digest(folder: Path | str, manifest: bytes, digest: str) -> None:

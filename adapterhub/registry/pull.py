@@ -29,14 +29,15 @@ from adapterhub.errors import (
     one_line,
     warn_user,
 )
-from adapterhub.files.foundation import Foundation, copy_of, write_copies
 from adapterhub.files.manifest import MOST_FOUNDATIONS, FoundationRef, Manifest
 from adapterhub.files.native import (
     MANIFEST_FILE,
     SIGNATURE_FILE,
+    Foundation,
+    Saved,
     adapter_folder,
-    check_tensor_file,
-    read_manifest,
+    copy_of,
+    write_copies,
 )
 from adapterhub.files.signature import (
     MAX_SIGNATURES,
@@ -46,7 +47,7 @@ from adapterhub.files.signature import (
 )
 from adapterhub.interchange.pipeline_files import is_diffusers
 from adapterhub.registry.other_formats import CONFIG_FILE, copy_foreign
-from adapterhub.registry.published_files import copy_adapter, digest_of
+from adapterhub.registry.published_files import copy_adapter
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, Store, version_number
@@ -122,37 +123,35 @@ def pull_verified(
             raise YankedError(f"{entry.reference} was yanked: {one_line(entry.yanked)}")
         is_there = folder is not None and _holds(folder, entry.digest)
         source = fetch(parsed, store, entry, None if is_there else folder, signed=signed)
-        found = replace(source, folder=folder) if is_there and folder is not None else source
+        found = source.copied_to(folder) if is_there and folder is not None else source
         asked = replace(parsed, version=entry.version)  # also where it was named by a tag
-    if not (found.folder / MANIFEST_FILE).is_file():
+    if found.saved is None or source.saved is None:
         return found  # another library's
     try:
-        on = Origins(asked, registry).bring(source.folder, source.digest)
+        on = Origins(asked, registry).bring(source.saved)
         if folder is not None and not is_there:
             write_copies(folder, on)
     except BaseException:
         if folder is not None and not is_there:
             shutil.rmtree(folder, ignore_errors=True)  # it is new
         raise
-    return replace(found, reference=asked, on=on)
+    return replace(found, reference=asked, saved=replace(found.saved, on=on))
 
 
 def _holds(folder: Path, digest: str) -> bool:
     """Return whether a folder has the files of a version, with nothing below it."""
     try:
-        manifest = read_manifest(folder, digest)
-        check_tensor_file(folder, manifest)
+        return not Saved.at(folder, digest).check().manifest.on
     except FileError:
         return False
-    return not manifest.on
 
 
 def _copied(fetched: Fetched, folder: Path, allow_pickle: bool) -> Fetched:
     """Copy the adapter of a folder to a new one, as `Store.get` does."""
-    if not (fetched.folder / MANIFEST_FILE).is_file():
+    if fetched.saved is None:
         return Fetched(copy_foreign(fetched.folder, folder, allow_pickle=allow_pickle))
-    digest = fetched.digest or digest_of(fetched.folder)
-    return Fetched(copy_adapter(fetched.folder, folder, digest), digest, fetched.signers)
+    copy_adapter(fetched.folder, folder, fetched.saved.digest)
+    return fetched.copied_to(folder)
 
 
 @dataclass(frozen=True)
@@ -171,37 +170,33 @@ class Origins:
     pinned: bool = False
     hub: Store | None = None
 
-    def bring(self, folder: Path, digest: str | None = None) -> tuple[Foundation, ...]:
-        """Find the adapters that the one in a folder was trained on, and verify them.
+    def bring(self, saved: Saved) -> tuple[Foundation, ...]:
+        """Find the adapters that one was trained on, and verify them.
 
         Raises:
             RegistryError: one is missing or yanked, or its store cannot be reached.
             FileError: the files of one were altered, or they are on each other in a circle.
         """
-        return self._below(folder, read_manifest(folder, digest), (digest or "", str(self.asked)))
+        return self._below(saved, (saved.digest, str(self.asked)))
 
-    def _below(
-        self, folder: Path, manifest: Manifest, above: tuple[str, ...]
-    ) -> tuple[Foundation, ...]:
+    def _below(self, saved: Saved, above: tuple[str, ...]) -> tuple[Foundation, ...]:
         """Find what one adapter was trained on; `above` are digests and references on the way."""
-        found = []
+        found, manifest = [], saved.manifest
         for ref in manifest.on:
             _refuse_circle(manifest, ref, above)
             try:
-                own = self._files(folder, ref)
-                below = read_manifest(own, ref.digest)
+                below = self._files(saved.folder, ref)
             except AdapterhubError as error:
                 raise _in_context(error, manifest, ref) from error
             way = (*above, ref.digest, *([ref.reference] if ref.reference else []))
-            found.append(Foundation(ref, own, self._below(own, below, way)))
+            found.append(Foundation(ref, replace(below, on=self._below(below, way))))
         return tuple(found)
 
-    def _files(self, folder: Path, ref: FoundationRef) -> Path:
+    def _files(self, folder: Path, ref: FoundationRef) -> Saved:
         """Return the verified files of an adapter: a copy in the folder above, or published."""
         copy = copy_of(folder, ref)
         if (copy / MANIFEST_FILE).is_file():
-            check_tensor_file(copy, read_manifest(copy, ref.digest))
-            return copy
+            return Saved.at(copy, ref.digest).check()
         if ref.reference is None:
             raise RegistryError(
                 f"{copy} is missing, and {ref.name!r} was not published when it was used",
@@ -218,7 +213,7 @@ class Origins:
                 f"{entry.reference} was yanked: {one_line(entry.yanked)}",
                 hint="ask the publisher for a version that is on another one",
             )
-        return fetch(parsed, store, entry).folder
+        return fetch(parsed, store, entry).own()
 
     def _refuse_other_host(self, parsed: Reference) -> None:
         """Refuse to call a host because an adapter of another one names it."""
@@ -231,17 +226,12 @@ class Origins:
             )
 
 
-def foundation_of(
-    reference: Reference, folder: Path, digest: str, on: tuple[Foundation, ...]
-) -> Foundation:
-    """Return an adapter as one that others are trained on.
-
-    It was found at `reference`, which has a version; `on` is what it was trained on itself.
-    """
+def foundation_of(reference: Reference, saved: Saved) -> Foundation:
+    """Return an adapter, found at `reference` with a version, as one that others are trained on."""
     if reference.kind == "folder":
-        return Foundation(FoundationRef(read_manifest(folder, digest).name, digest), folder, on)
-    ref = FoundationRef(reference.name, digest, reference.version, str(reference))
-    return Foundation(ref, folder, on)
+        return Foundation(FoundationRef(saved.manifest.name, saved.digest), saved)
+    ref = FoundationRef(reference.name, saved.digest, reference.version, str(reference))
+    return Foundation(ref, saved)
 
 
 def _published(store: Store, parsed: Reference, ref: FoundationRef) -> Entry:
@@ -294,19 +284,40 @@ def _in_context(error: AdapterhubError, manifest: Manifest, ref: FoundationRef) 
 
 @dataclass(frozen=True)
 class Fetched:
-    """The folder of an adapter, the sha256 of its manifest, and its valid signers.
+    """The folder of an adapter, what was read of it, and its valid signers.
 
-    `digest` is None if nothing was verified yet: a plain folder, or another library's adapter.
-    `signers` are public keys, trusted ones first; empty unless signatures were checked. `reference`
-    is where it was found, with its version; `on` are the adapters that it was trained on: both are
-    set by `pull_verified`.
+    `saved` is None for another library's. `signers` are public keys, trusted ones first; empty
+    unless signatures were checked. `pull_verified` sets `reference`, where it was found, with its
+    version, and the adapters that it was trained on.
     """
 
     folder: Path
-    digest: str | None = None
+    saved: Saved | None = None
     signers: tuple[str, ...] = ()
     reference: Reference | None = None
-    on: tuple[Foundation, ...] = ()
+
+    @property
+    def digest(self) -> str | None:
+        """The sha256 of its manifest."""
+        return self.saved.digest if self.saved else None
+
+    @property
+    def source(self) -> Saved | Path:
+        """What `load_folder` takes."""
+        return self.saved or self.folder
+
+    def own(self) -> Saved:
+        """Return what was read of an adapter of adapterhub.
+
+        Raises:
+            FileError: it is another library's.
+        """
+        return self.saved or Saved.at(self.folder)
+
+    def copied_to(self, folder: Path) -> Fetched:
+        """Return the same adapter with its files in another folder."""
+        saved = self.saved and replace(self.saved, folder=folder)
+        return replace(self, folder=folder, saved=saved)
 
 
 def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
@@ -324,11 +335,12 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
         _refuse_foreign(str(path), trust)
         return Fetched(path)
     folder = adapter_folder(path)
+    saved = Saved.at(folder)
     if not trust.required:
-        return Fetched(folder)
-    subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
+        return Fetched(folder, saved)
+    subject = SignedSubject(Reference("folder", str(folder)), saved.digest)
     checked = checked_signatures(read_signatures(folder), subject, trust)
-    return Fetched(folder, subject.digest, check_enough(checked, subject, trust))
+    return Fetched(folder, saved, check_enough(checked, subject, trust))
 
 
 def fetch(
@@ -357,12 +369,12 @@ def fetch(
     if not entry.fingerprint:
         _refuse_foreign(entry.reference, trust)
         return Fetched(store.get(entry, folder))
-    if not (trust.required or find_signers):
-        return Fetched(store.get(entry, folder), entry.digest)
-    path = store.get(entry)
-    checked = published_signatures(asked, store, entry, path, trust)
-    signers = check_enough(checked, _subject(asked, entry), trust)
-    return Fetched(path if folder is None else store.get(entry, folder), entry.digest, signers)
+    signers: tuple[str, ...] = ()
+    if trust.required or find_signers:
+        checked = published_signatures(asked, store, entry, store.get(entry), trust)
+        signers = check_enough(checked, _subject(asked, entry), trust)
+    path = store.get(entry, folder)
+    return Fetched(path, Saved.at(path, entry.digest), signers)
 
 
 def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> tuple[str, ...]:

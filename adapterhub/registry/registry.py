@@ -35,14 +35,7 @@ from adapterhub.errors import (
     warn_user,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
-from adapterhub.files.native import (
-    MANIFEST_FILE,
-    PEFT_FILES,
-    SIGNATURE_FILE,
-    check_adapter,
-    find_adapter,
-    read_manifest,
-)
+from adapterhub.files.native import MANIFEST_FILE, PEFT_FILES, SIGNATURE_FILE, Saved, find_adapter
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     Signature,
@@ -74,7 +67,6 @@ from adapterhub.registry.published_files import (
     PUBLISHED,
     date_bytes,
     date_now,
-    digest_of,
     entry_of,
     files_beside,
     merged_signatures,
@@ -217,13 +209,14 @@ class Registry(Store):
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder."""
-        self.storage.check_room(read_manifest(folder).nbytes)  # before all of it is read
-        manifest, name = check_adapter(folder), publication.name
+        saved, name = Saved.at(folder), publication.name
+        self.storage.check_room(saved.manifest.nbytes)  # before all of it is read
+        saved.check()
         read_signatures(folder)
         check_name(name)
         check_tags(publication.tags)
         refuse_leaks(published_texts(folder, (*PUBLISHED, *BESIDE)), publication.allowed)
-        path, digest = f"{backbone_folder(manifest.backbone.id)}/{name}", digest_of(folder)
+        path, digest = f"{backbone_folder(saved.manifest.backbone.id)}/{name}", saved.digest
         with self.storage.writing(path):
             entries = self.contents(path).entries
             version = next((entry.version for entry in entries if entry.digest == digest), None)
@@ -244,8 +237,9 @@ class Registry(Store):
     def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
         """Return the version that `put` would answer with, and whether it is published already."""
         check_name(publication.name)
-        backbone = read_manifest(folder).backbone.id
-        path, digest = f"{backbone_folder(backbone)}/{publication.name}", digest_of(folder)
+        saved = Saved.at(folder)
+        path = f"{backbone_folder(saved.manifest.backbone.id)}/{publication.name}"
+        digest = saved.digest
         entries = self.contents(path).entries
         if known := next((entry.version for entry in entries if entry.digest == digest), None):
             return known, True

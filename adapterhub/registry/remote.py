@@ -18,13 +18,7 @@ from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file
 from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import (
-    CARD_FILE,
-    MANIFEST_FILE,
-    MAX_CARD_BYTES,
-    SIGNATURE_FILE,
-    check_adapter,
-)
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE, Saved
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES
 from adapterhub.files.tensor_file import TENSORS_FILE
 from adapterhub.registry.published_files import check_digest, copy_adapter, is_intact
@@ -96,7 +90,7 @@ class RemoteStorage(Storage):
     def check(self, path: str, digest: str) -> None:
         """Read all files of a version."""
         with self._downloaded(path, digest) as staged:
-            check_adapter(staged)
+            Saved.at(staged).check()
 
     @contextmanager
     def _downloaded(self, path: str, digest: str) -> Iterator[Path]:

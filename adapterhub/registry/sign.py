@@ -19,9 +19,8 @@ from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import (
     PEFT_FILES,
     SIGNATURE_FILE,
+    Saved,
     adapter_folder,
-    check_tensor_file,
-    read_manifest,
 )
 from adapterhub.files.signature import (
     PrivateKey,
@@ -38,7 +37,6 @@ from adapterhub.registry.published_files import (
     BESIDE_SIGNATURE,
     PUBLISHED,
     beside_bytes,
-    digest_of,
     files_beside,
     merged_signatures,
     name_to_publish,
@@ -121,7 +119,7 @@ def put_signed(
         FileError: the folder holds no valid adapter, or the key cannot be read.
     """
     private = None if key is None else _private(key)
-    digest, found = digest_of(folder), read_signatures(source)
+    digest, found = Saved.at(folder).digest, read_signatures(source)
     carried = [s for s in found if _is_about(s.statement, digest, publication.name)]
     if private is None and len(carried) < len(found):
         raise SignatureError(
@@ -147,13 +145,11 @@ def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str |
     if version is not None and version_number(version) is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
     number = version and f"v{version_number(version)}"
-    digest = digest_of(folder)
-    manifest = read_manifest(folder, digest)
-    check_tensor_file(folder, manifest)
-    called = name or name_to_publish(folder, manifest)
-    signature = sign_statement(Statement(digest, called, number), key)
+    saved = Saved.at(folder).check()
+    called = name or name_to_publish(saved)
+    signature = sign_statement(Statement(saved.digest, called, number), key)
     with explained(folder):
-        data = merged_signatures(read_signatures(folder), [signature], digest)
+        data = merged_signatures(read_signatures(folder), [signature], saved.digest)
         replace_file(folder / SIGNATURE_FILE, data)
     return signature
 
@@ -184,7 +180,7 @@ def _put_with(
         if key is not None and beside:
             for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # those of an earlier publication
                 (copy / file).unlink(missing_ok=True)
-            data = beside_bytes(digest_of(copy), beside)
+            data = beside_bytes(Saved.at(copy).digest, beside)
             called = Statement(
                 hashlib.sha256(data).hexdigest(), publication.name, publication.version
             )
@@ -242,10 +238,9 @@ def verify(
     parsed = read_reference(reference, registry)
     if parsed.kind == "folder":
         folder = adapter_folder(expanded(parsed.name))
-        digest = digest_of(folder)
-        check_tensor_file(folder, read_manifest(folder, digest))
+        saved = Saved.at(folder).check()
         checked = signatures_beside(parsed, folder)
-        return Verification(str(folder), digest, tuple(checked))
+        return Verification(str(folder), saved.digest, tuple(checked))
     store = store_of(parsed, registry)
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
     if not entry.fingerprint:
@@ -266,7 +261,7 @@ def signatures_beside(
         ConfigError: there are signatures, and cryptography is not installed.
     """
     if entry is None:
-        subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
+        subject = SignedSubject(Reference("folder", str(folder)), Saved.at(folder).digest)
     else:
         subject = signed_subject(reference, entry.digest, entry.name, entry.version)
     return checked_signatures(read_signatures(folder), subject, current_trust())

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
@@ -58,7 +58,6 @@ from adapterhub.inference.open import (
 from adapterhub.inference.record import TrainingRecord, task_and_kind
 from adapterhub.methods.common.site_module import EmbeddingModule
 from adapterhub.methods.common.spec import restore_methods
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import fetch_folder
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, choose_version
@@ -321,7 +320,7 @@ class ServedAdapters:
         """
         reference = read_reference(source.reference, self.registry, signed=self.signed)
         if reference.kind == "folder":
-            return digest_of(fetch_folder(expanded(reference.name), signed=self.signed).folder)
+            return fetch_folder(expanded(reference.name), signed=self.signed).own().digest
         store = store_of(reference, self.registry)
         entry = self._of_backbone(
             source,
@@ -350,7 +349,6 @@ class ServedAdapters:
                 among=among,
             ),
         )
-        pulled = replace(pulled, digest=pulled.digest or digest_of(pulled.fetched.folder))
         # The same bytes under another reference are another adapter: an answer names the own one.
         asked = sha256(pulled.reference.encode()).hexdigest()[:8]
         name = "-".join(filter(None, (pulled.digest, asked, source.head, source.task)))

@@ -14,7 +14,6 @@ from adapterhub.adapters.compatibility import check_backbone_files
 from adapterhub.config.user_folders import KeyedFiles, user_folder
 from adapterhub.errors import MismatchError
 from adapterhub.files.atomic import explained, file_digest
-from adapterhub.files.native import read_manifest
 from adapterhub.files.schema import canonical_json
 from adapterhub.merging.vllm import in_vllm
 from adapterhub.registry.pull import Fetched, pull_verified
@@ -112,7 +111,7 @@ class ConvertedAdapters:
         if not is_unchanged(path):
             shutil.rmtree(path, ignore_errors=True)
             return None
-        check_backbone_files(read_manifest(fetched.folder, digest), base)
+        check_backbone_files(fetched.own().manifest, base)
         return _read(path, fetched, digest)
 
     def _converted(self, base: str, fetched: Fetched, digest: str) -> ConvertedAdapter:
@@ -131,8 +130,7 @@ class ConvertedAdapters:
 
     def _write(self, draft: Path, base: str, fetched: Fetched) -> None:
         export = in_vllm(
-            fetched.folder,
-            sha256=fetched.digest,
+            fetched.own(),
             backbone=base,
             max_rank=self.max_rank,
             max_lost=self.max_lost,

@@ -20,7 +20,7 @@ from adapterhub.data.split import SHARE, TooFewGroups, hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub, read_table
 from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.loop.processes import readers
 from adapterhub.recipe.recipe import Recipe
@@ -135,7 +135,7 @@ def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
     """Choose a backbone: that of the adapter to start from or to be on top of, or by the task."""
     if trained := [name for name in (recipe.from_, *recipe.on) if name]:
         folder = pull(trained[0])
-        backbone, place = backbone_of_adapter(folder, read_manifest(folder))[0], trained[0]
+        backbone, place = backbone_of_adapter(folder, Saved.at(folder).manifest)[0], trained[0]
     else:
         first = next(iter(data.parts.values()), data)
         backbone, place = default_backbone(first.task.head)

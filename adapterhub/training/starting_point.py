@@ -16,13 +16,10 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import bring_foundation
 from adapterhub.adapters.start import start_from
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.files.foundation import Foundation
-from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Foundation
 from adapterhub.methods.common.base import Method
 from adapterhub.methods.common.spec import parse_methods, restore_methods
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.stores import read_reference, registry_at
@@ -47,7 +44,7 @@ class StartingPoint:
         Raises:
             MismatchError: it is for another backbone, or has another method, sizes or sites.
         """
-        started = start_from(adapter, self.found.folder, sha256=self.digest)
+        started = start_from(adapter, self.found.saved)
         text = f"starts from {self.reference}"
         if adapter.head is None:
             return text
@@ -66,18 +63,17 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
     """
     if recipe.from_ is None:
         return None
-    found, manifest = _found(recipe.from_, recipe)
+    found = _found(recipe.from_, recipe)
+    manifest = found.saved.manifest
     methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
     return StartingPoint(recipe.from_, found, methods)
 
 
-def _found(text: str, recipe: Recipe) -> tuple[Foundation, Manifest]:
+def _found(text: str, recipe: Recipe) -> Foundation:
     """Find and verify an adapter that a recipe names."""
     parsed = read_reference(text)
     fetched = pull_verified(parsed, backbone=_backbone_of(parsed, recipe))
-    digest = fetched.digest or digest_of(fetched.folder)
-    found = foundation_of(fetched.reference or parsed, fetched.folder, digest, fetched.on)
-    return found, read_manifest(fetched.folder, digest)
+    return foundation_of(fetched.reference or parsed, fetched.own())
 
 
 def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:
@@ -152,8 +148,8 @@ def run_origins(recipe: Recipe) -> tuple[RunOrigins, tuple[Method, ...]]:
         methods = start.methods
     else:
         methods = parse_methods(recipe.method)  # type: ignore[arg-type]
-    found = tuple(_found(text, recipe)[0] for text in dict.fromkeys(recipe.on))
-    sources = [str(each.folder) for each in found]
+    found = tuple(_found(text, recipe) for text in dict.fromkeys(recipe.on))
+    sources = [str(each.saved.folder) for each in found]
     for number, method in enumerate(methods if found else ()):
         if (built := method.with_sources(sources)) is not None:
             methods = (*methods[:number], built, *methods[number + 1 :])

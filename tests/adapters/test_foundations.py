@@ -17,7 +17,7 @@ import adapterhub as ah
 from adapterhub.adapters.foundations import with_foundations
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AttachError, FileError, MergeError, MismatchError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
 
 # What cannot be below others, and what cannot be on top of `bitfit`, which changes the backbone.
@@ -203,7 +203,7 @@ def test_layers_above_that_the_checkpoint_lacks_belong_to_the_one_on_top(tmp_pat
     lang = ah.attach(backbone(), "lora(rank=2)", name="lang")
     tiny_models.scramble(lang)
     lang.save(tmp_path / "lang")
-    assert any(".fresh." in name for name in read_manifest(tmp_path / "lang").tensors)
+    assert any(".fresh." in name for name in Saved.at(tmp_path / "lang").manifest.tensors)
     model = backbone()
     ah.load(model, tmp_path / "lang", frozen=True)
     task = ah.attach(model, "lora(rank=2)", name="task", on=["lang"])

@@ -16,7 +16,7 @@ from selection import ALL, long_table
 import adapterhub as ah
 from adapterhub.adapters.start import start_from
 from adapterhub.errors import MismatchError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import restore_methods
 
@@ -45,7 +45,7 @@ def test_every_method_starts_where_the_other_ended(
     outputs = saved(tmp_path / "first", matrix.example(method), architecture)
     model = tiny_models.model(architecture)
     torch.manual_seed(7)
-    methods = restore_methods(read_manifest(tmp_path / "first").methods, "it")
+    methods = restore_methods(Saved.at(tmp_path / "first").manifest.methods, "it")
     adapter = ah.attach(model, list(methods), name="second")
     found = start_from(adapter, tmp_path / "first")
     assert found.taken == (adapter.head is not None)

@@ -20,7 +20,7 @@ from adapterhub.anatomy.build import (
     use_family,
 )
 from adapterhub.errors import BackboneError, ConfigError, FileError, MismatchError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 SITES = {
     "attn.qkv": "self_attn.query_key_value",
@@ -122,7 +122,7 @@ def test_an_adapter_brings_its_row(model, tmp_path):
     loaded = ah.load(model, tmp_path / "own")
     assert torch.equal(logits(model), expected)
     loaded.save(tmp_path / "again")
-    again, first = (read_manifest(tmp_path / name).training for name in ("again", "own"))
+    again, first = (Saved.at(tmp_path / name).manifest.training for name in ("again", "own"))
     assert again["family"] == first["family"] == family_data(ROW)
     loaded.detach()
     assert torch.equal(logits(model), bare)

@@ -161,7 +161,7 @@ def check_adapter(place: Path) -> str:
     visible = [p.name for p in place.parent.iterdir() if not p.name.startswith(".")]
     assert visible in ([], [place.name]), visible
     try:
-        outcome = which(native.read_adapter(place)[1])
+        outcome = which(native.Saved.at(place).tensors())
     except AdapterhubError:
         assert not place.exists(), "an incomplete adapter"
         outcome = "none"
@@ -324,7 +324,7 @@ def full_disk(place: Path, most: int) -> dict[str, Any]:
                 break
             left = [p.name for p in place.parent.iterdir()]
             assert left == [place.name] * (not first or place.exists()), left
-            outcome = which(native.read_adapter(place)[1]) if left else "none"
+            outcome = which(native.Saved.at(place).tensors()) if left else "none"
             outcomes[f"{'first' if first else 'over'}: {counted[-1]}: {outcome}"] += 1
     return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
 
@@ -355,7 +355,7 @@ def file_size_limit(place: Path, most: int) -> dict[str, Any]:
 
             code = in_a_child(limited)
             assert code in (0, 3), (name, limit, code)
-            tensors = native.read_adapter(place)[1] if target is place else None
+            tensors = native.Saved.at(place).tensors() if target is place else None
             outcome = which(tensors or dict(checkpoint.load_checkpoint(checkpoint_place).tensors))
             assert outcome == ("old" if code else "new"), (name, limit, code, outcome)
             names = sorted(p.name for p in target.parent.iterdir())

@@ -44,7 +44,7 @@ import adapterhub as ah
 from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
-from adapterhub.files.native import CARD_FILE, read_adapter
+from adapterhub.files.native import CARD_FILE, Saved
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop import checkpoint
 from adapterhub.methods import METHODS
@@ -106,7 +106,7 @@ class Fuzzer:
         before = files[name]
         files[name] = mutate_bytes(rng, before)
         self._put(files)
-        read_adapter(self.place)
+        Saved.at(self.place).read()
         assert files[name] == before, "a changed file was read"
 
     def read_numbers(self, rng: random.Random) -> None:
@@ -114,7 +114,7 @@ class Fuzzer:
         self._put(files := rng.choice(self.adapters))
         data = mutate_bytes(rng, files[TENSORS])
         forge_file(self.place, TENSORS, data)
-        _, tensors = read_adapter(self.place)
+        _, tensors = Saved.at(self.place).read()
         assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
 
     def read_headers(self, rng: random.Random) -> None:
@@ -124,7 +124,7 @@ class Fuzzer:
         length = rng.choice([None] * 20 + [0, 7, 10**6, 10**8, 2**63, 2**64 - 1])
         data = join_header(mutate_tree(rng, header), numbers, length)
         forge_file(self.place, TENSORS, data)
-        _, tensors = read_adapter(self.place)
+        _, tensors = Saved.at(self.place).read()
         assert all(t.numel() for t in tensors.values())
 
     def read_manifest_bytes(self, rng: random.Random) -> None:

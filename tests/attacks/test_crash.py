@@ -56,7 +56,7 @@ def test_the_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> 
     from crash import MANIFEST, OLD, save
 
     from adapterhub.files.atomic import _prefix
-    from adapterhub.files.native import read_adapter, write_adapter
+    from adapterhub.files.native import Saved, write_adapter
 
     place = tmp_path / "a"
     whole = tmp_path / f"{_prefix(place)}0123"
@@ -65,7 +65,7 @@ def test_the_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> 
     other.mkdir()
     (tmp_path / ".hidden").mkdir()
     with pytest.raises(Exception, match="there is no folder"):
-        read_adapter(place)
+        Saved.at(place).read()
     write_adapter(place, MANIFEST, OLD)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([place.name, other.name, ".hidden"]), (

@@ -16,7 +16,7 @@ from selection import ALL
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import from_json, to_json
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.tasks import parse_task
 
@@ -84,7 +84,7 @@ def test_changed_bytes_of_a_safetensors_file_are_refused(
     changed = data[:start] + junk + data[start + len(junk) :]
     (saved / TENSORS).write_bytes(changed)
     if changed == data:
-        read_adapter(saved)
+        Saved.at(saved).read()
         return
     with pytest.raises(AdapterhubError, match=r"sha256|bytes"):
-        read_adapter(saved)
+        Saved.at(saved).read()

@@ -30,7 +30,7 @@ from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, OutputError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 
 Header = Callable[[Tree], "Tree | None"]
 
@@ -279,7 +279,7 @@ def test_a_forged_file_is_refused(saved, model, attack) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_values_are_refused_on_load_and_save(saved, model, tmp_path, value) -> None:
-    tensors = read_adapter(saved)[1]
+    tensors = Saved.at(saved).read()[1]
     name = sorted(tensors)[-1]
     tensors[name].view(-1)[0] = value
     header, _ = split_header((saved / TENSORS).read_bytes())

@@ -37,7 +37,7 @@ from adapterhub.errors import (
     OutputError,
     RegistryError,
 )
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.lockfile import Pin, pin, sync
@@ -192,7 +192,7 @@ def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
     hub.attack = ATTACKS[name]
     refused(lambda: ah.pull(hub.reference, home / "mine"), home)
     hub.attack = None
-    assert read_adapter(ah.pull(hub.reference, home / "mine"))
+    assert Saved.at(ah.pull(hub.reference, home / "mine")).read()
 
 
 def test_a_reason_has_no_terminal_escapes(hub, home):
@@ -226,7 +226,7 @@ def test_headers_have_no_effect(hub, home, headers, capfd):
     hub.attack = hostile.honest_but(**{k.replace("-", "_"): v for k, v in headers.items()})
     before = outside(home)
     copy = ah.pull(hub.reference, home / "mine")
-    assert read_adapter(copy)
+    assert Saved.at(copy).read()
     assert outside(home).keys() - before.keys() == {path for path in copy.iterdir()}
     assert "hacked" not in capfd.readouterr().err
 
@@ -235,7 +235,7 @@ def test_headers_have_no_effect(hub, home, headers, capfd):
 def test_a_redirect_elsewhere_has_no_token_and_may_not_lead_back(hub, home, other, file):
     other.repositories = hub.repositories
     hub.attack = hostile.on(EVERY[file], hostile.redirect(lambda h: f"{other.address}{h.path}"))
-    assert read_adapter(ah.pull(hub.reference, home / "mine"))
+    assert Saved.at(ah.pull(hub.reference, home / "mine")).read()
     assert other.requests
     assert set(other.authorizations) == {None}
     assert set(hub.authorizations) == {f"Bearer {TOKEN}"}
@@ -247,7 +247,7 @@ def test_a_redirect_elsewhere_has_no_token_and_may_not_lead_back(hub, home, othe
         "Authorization" in h.headers
         and hostile.on(EVERY[file], hostile.redirect(lambda h: f"{other.address}{h.path}"))(h)
     )
-    assert read_adapter(ah.pull(hub.reference, home / "again"))
+    assert Saved.at(ah.pull(hub.reference, home / "again")).read()
     assert hub.authorizations.count(None) == 1
 
 
@@ -343,7 +343,7 @@ def test_a_tag_that_moves_during_a_pull_does_not_poison_the_cache(hub, home, whe
         got = ah.pull(hub.reference, home / "mine")
         expected = files if when == CARD else theirs
         assert (got / "adapter.json").read_bytes() == expected["adapter.json"]
-        assert read_adapter(got)
+        assert Saved.at(got).read()
         shutil.rmtree(got)
     hub.attack = None
     honest.commits = [(honest.commits[0][0], files)]

@@ -17,7 +17,7 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError, MismatchError
-from adapterhub.files.native import read_adapter, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 METHODS = ("lora", "full", "prefix", "bitfit", "prompt", "ia3", "pfeiffer", "compacter", "head")
 # (dtype of the file, number, dtype of the backbone) and whether it is refused.
@@ -54,7 +54,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def with_number(source: Path, target: Path, dtype: str, number: float) -> str:
     """Save an adapter with one number changed; return the name of its tensor."""
-    manifest, tensors = read_adapter(source)
+    manifest, tensors = Saved.at(source).read()
     name = next((n for n in tensors if not n.startswith("head.")), next(iter(tensors)))
     changed = tensors[name].to(DTYPES[dtype])
     changed.view(-1)[-1] = number

@@ -27,10 +27,10 @@ from selection import cases_of, long_table
 import adapterhub as ah
 from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError, RegistryError
+from adapterhub.files.native import Saved
 from adapterhub.registry import local, lockfile
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication, Query
@@ -130,7 +130,7 @@ def test_swaps_at_any_moment_never_land(registry, tmp_path):
             with contextlib.suppress(AdapterhubError):
                 sync({name: pinned}, target, registry.root)
             if (target / "polite").exists():
-                assert digest_of(target / "polite") == pinned.digest
+                assert Saved.at(target / "polite").digest == pinned.digest
     finally:
         stop.set()
         thread.join()
@@ -224,8 +224,8 @@ def test_a_link_never_leads_out_of_the_registry(registry, tmp_path, place):
     text = everything(registry, tmp_path / "mine")
     assert SECRET not in text
     assert "task='secret'" not in text
-    assert digest_of(made) not in text
-    assert private.resolve("polite", "v1").digest == digest_of(made)
+    assert Saved.at(made).digest not in text
+    assert private.resolve("polite", "v1").digest == Saved.at(made).digest
     assert registry.verify(), "it is reported"
 
 

@@ -21,7 +21,7 @@ from selection import long_table
 from training_runs import OPTIONS, fit, lines, scores
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_run
 from adapterhub.loop import checkpoint
 from adapterhub.loop.report import JsonLines, PlainLines, Reporter, Several, reporter_for
@@ -315,14 +315,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(copied: 
 def test_a_flipped_bit_of_a_finished_adapter_is_refused(finished: Path, tmp_path: Path) -> None:
     """Only the card, which no reader opens, may change."""
     folder = shutil.copytree(finished / "adapter", tmp_path / "adapter")
-    manifest, _ = read_adapter(folder)
+    manifest, _ = Saved.at(folder).read()
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
         silent = []
         for bit, damaged_bytes in flips(whole, seed=1):
             path.write_bytes(damaged_bytes)
             try:
-                assert read_adapter(folder)[0] == manifest
+                assert Saved.at(folder).read()[0] == manifest
             except FileError as error:
                 assert path.name in str(error)  # noqa: PT017
             else:

@@ -25,7 +25,7 @@ from selection import long_table
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
-from adapterhub.files.native import read_adapter, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 # None: each line of the package that an operation runs, up to three times.
 INTERRUPTS, ERRORS = (None, None) if tiny_models.FULL_MATRIX else (2, 1)
@@ -213,7 +213,7 @@ def folders(tmp_path_factory) -> Path:
     adapter = ah.attach(model, "lora(rank=2)", name="stranger", tokenizer=tokenizer)
     tiny_models.scramble(adapter)
     adapter.save(folder / "stranger")
-    manifest, tensors = read_adapter(folder / "stranger")
+    manifest, tensors = Saved.at(folder / "stranger").read()
     assert len(manifest.tokens) == len(NEW)
     other = replace(manifest.backbone, fingerprint="v1-" + "0" * 64)
     write_adapter(folder / "refused", replace(manifest, backbone=other), tensors)

@@ -22,7 +22,7 @@ from test_hostile_registry import limited, sparse
 
 from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.native import read_manifest, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
@@ -111,7 +111,7 @@ def agreeing_holes(folder: Path, size: int = LARGE) -> None:
     """Declare so many bytes in manifest and header, with the digest of something else."""
     count = size // 4
     forge(folder, lambda tree: next(iter(tree["tensors"].values())).update(shape=[count]))
-    (name,) = read_manifest(folder).tensors
+    (name,) = Saved.at(folder).manifest.tensors
     info = {"dtype": "F32", "shape": [count], "data_offsets": [0, size]}
     header = join_header({name: info}, b"")
     (folder / TENSORS).write_bytes(header)

@@ -26,7 +26,7 @@ from adapterhub.adapters.state import find_state
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.manifest import NewToken
-from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 A, B, AB = ("<a>",), ("<b>",), ("<a>", "<b>")
 
@@ -74,7 +74,7 @@ class Place:
         ah.attach(place.model, "lora(rank=1)", name=name, tokenizer=place.tokenizer).save(
             self.folder / name
         )
-        assert [t.id for t in read_manifest(self.folder / name).tokens] == [
+        assert [t.id for t in Saved.at(self.folder / name).manifest.tokens] == [
             *range(size, size + len(tokens))
         ]
         return self.folder / name
@@ -354,11 +354,11 @@ def test_an_own_adapter_is_saved_with_the_users_template(words, tmp_path):
     ah.detach(words.model, "a")
     own.save(tmp_path / "after")
     for folder in ("while", "after"):
-        assert read_manifest(tmp_path / folder).chat_template == CHAT_TEMPLATE
+        assert Saved.at(tmp_path / folder).manifest.chat_template == CHAT_TEMPLATE
 
 
 def forged(folder: Path, into: str, **changes: Any) -> str:
-    manifest, tensors = read_adapter(folder / "a")
+    manifest, tensors = Saved.at(folder / "a").read()
     if changes.pop("tensors", False):
         tensors = {key: torch.cat([value, value]) for key, value in tensors.items()}
     backbone = replace(manifest.backbone, **changes.pop("backbone", {}))
@@ -399,7 +399,7 @@ def test_low_ids_of_an_attached_adapter_deny_no_sound_one(words):
     """An adapter that names a word as its token is one of another tokenizer, for itself only."""
     words.save("a", A)
     words.save("sound", B)
-    manifest, tensors = read_adapter(words.folder / "a")
+    manifest, tensors = Saved.at(words.folder / "a").read()
     own = tuple(NewToken(word, i) for i, word in enumerate(("<unk>",)))
     write_adapter(words.folder / "low", replace(manifest, tokens=own), tensors)
     with pytest.raises(MismatchError, match="different tokenizer"):

@@ -19,7 +19,7 @@ from transformers import (
 import adapterhub as ah
 from adapterhub.backbones.end_tokens import end_tokens, set_end_tokens, with_stops
 from adapterhub.data.examples import Example
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._rows import IGNORED
@@ -71,7 +71,7 @@ def test_what_ends_an_answer_is_kept_or_missed_aloud(
 ) -> None:
     folder, printed = trained(template, form)
     stop = word_tokenizer().convert_tokens_to_ids(MARK)
-    recorded = read_manifest(folder / "adapter").training.get("stops")
+    recorded = Saved.at(folder / "adapter").manifest.training.get("stops")
     assert recorded == ([stop] if template == "own token" else None)
     endless = template in ("a text", "nothing")
     assert ("no token ends an answer" in printed) == endless
@@ -124,7 +124,7 @@ def test_a_continued_run_keeps_where_answers_end(trained: Any, adapterhub: Any) 
     )
     assert code == 0, err
     stops = [
-        read_manifest(f / "adapter").training["stops"] for f in (folder, folder.parent / "more")
+        Saved.at(f / "adapter").manifest.training["stops"] for f in (folder, folder.parent / "more")
     ]
     assert stops[0] == stops[1]
 
@@ -153,7 +153,7 @@ def test_without_a_run_the_tokenizer_says_where_answers_end(
     else:
         folder = tmp_path / "mine"
         adapter.save(folder)
-    manifest = read_manifest(folder)
+    manifest = Saved.at(folder).manifest
     assert (manifest.training.get("stops") or []) == stops
     assert manifest.chat_template == TEMPLATES[form]
     adapter.export(tmp_path / "peft")

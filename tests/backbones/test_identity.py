@@ -13,7 +13,7 @@ import adapterhub as ah
 from adapterhub.backbones.find import find_backbone, is_hub_id, is_local_name
 from adapterhub.backbones.identity import local_name, name_and_revision, origin_of
 from adapterhub.errors import BackboneError, MismatchError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 COMMIT = "a" * 40
 DIGEST = "0123456789ab"
@@ -80,7 +80,7 @@ def test_weights_have_one_name_and_other_weights_another(backbone, tmp_path):
     for folder, model in zip(("one", "two", "other"), models, strict=True):
         ah.attach(model, "lora", name=folder).save(tmp_path / f"saved-{folder}")
         ah.activate(model)
-    ids = [read_manifest(tmp_path / f"saved-{f}").backbone.id for f in ("one", "two", "other")]
+    ids = [Saved.at(tmp_path / f"saved-{f}").manifest.backbone.id for f in ("one", "two", "other")]
     assert ids[0] == ids[1] != ids[2]
     assert [name.partition("--")[0] for name in ids] == ["model"] * 3
     one, two, other = models

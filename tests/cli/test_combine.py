@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_combine_then_predict_and_merge(folders, adapterhub, backbone, tmp_path)
     )
     assert code == 0, err
     assert "linear of 2 adapters" in out
-    manifest = read_manifest(tmp_path / "sum")
+    manifest = Saved.at(tmp_path / "sum").manifest
     assert manifest.name == "combined"
     assert manifest.labels == ("bad", "good")
     assert manifest.training["combined"]["weights"] == [0.5, -0.25]
@@ -52,7 +52,7 @@ def test_ties_in_a_rank(folders, adapterhub, backbone, tmp_path):
     facts = json.loads(out)
     assert (facts["how"], facts["density"], facts["rank"]) == ("ties", 0.2, 4)
     assert 0 < facts["lost"] < 1
-    assert read_manifest(tmp_path / "both").name == "both"
+    assert Saved.at(tmp_path / "both").manifest.name == "both"
 
 
 def test_a_head_is_chosen_where_labels_differ(folders, adapterhub, backbone, tmp_path):
@@ -67,7 +67,7 @@ def test_a_head_is_chosen_where_labels_differ(folders, adapterhub, backbone, tmp
     assert not (tmp_path / "new").exists()
     code, _, err = adapterhub(*words, tmp_path / "new", "--head", tmp_path / "three")
     assert code == 0, err
-    assert read_manifest(tmp_path / "new").labels == tuple(labels)
+    assert Saved.at(tmp_path / "new").manifest.labels == tuple(labels)
 
 
 def test_bad_input(folders, adapterhub, backbone, tmp_path):

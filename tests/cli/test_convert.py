@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
     assert float(lines["difference"].split()[0]) < 1e-4
     after, before = lines["accuracy"].replace(" before", "").split(", ")
     assert after == before
-    assert set(read_manifest(tmp_path / "new").methods[0]) == {"lora"}
+    assert set(Saved.at(tmp_path / "new").manifest.methods[0]) == {"lora"}
     code, out, err = adapterhub(
         "resize", tmp_path / "new", "--output", tmp_path / "small", "--rank", 2, "--json", *where
     )
@@ -46,7 +46,7 @@ def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
     assert facts["ranks"] == [2, 2]
     assert 0 < facts["lost"] < 1
     assert facts["parameters"] < facts["parameters before"]
-    assert read_manifest(tmp_path / "small").labels == ("bad", "good")
+    assert Saved.at(tmp_path / "small").manifest.labels == ("bad", "good")
 
 
 @pytest.mark.parametrize(

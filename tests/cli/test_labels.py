@@ -7,7 +7,7 @@ import json
 import pytest
 from fixtures import json_lines, sentences, write_json_lines, write_tsv
 
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 NAMES = {"0": "bad film", "1": "good film"}
 LEARN = ("train.epochs=8", "train.learning_rate=5e-3", "train.tensorboard=false")
@@ -35,7 +35,7 @@ def test_names_are_shown_and_values_are_read(trained, adapterhub, tmp_path):
     code, _, err = trained("classification", numbers, "0=bad film,1=good film")
     assert code == 0, err
     assert "--labels" not in err
-    manifest = read_manifest(tmp_path / "run/adapter")
+    manifest = Saved.at(tmp_path / "run/adapter").manifest
     assert manifest.labels == ("bad film", "good film")
     assert manifest.training["recipe"]["data"]["labels"] == NAMES
     named = write_tsv(tmp_path / "named.tsv", rows(("bad film", "good film")))
@@ -59,7 +59,7 @@ def test_a_list_is_the_order_of_the_logits(trained, tmp_path):
     file = write_tsv(tmp_path / "a.tsv", sentences(48))
     code, _, err = trained("classification", file, "pos,neg", "train.max_steps=1")
     assert code == 0, err
-    assert read_manifest(tmp_path / "run/adapter").labels == ("pos", "neg")
+    assert Saved.at(tmp_path / "run/adapter").manifest.labels == ("pos", "neg")
 
 
 def test_tags_may_be_numbers(trained, tmp_path):
@@ -67,7 +67,7 @@ def test_tags_may_be_numbers(trained, tmp_path):
     file = write_json_lines(tmp_path / "tags.jsonl", [sentence] * 8)
     code, _, err = trained("tagging", file, "0=O,1=B-thing,2=I-thing", "train.max_steps=1")
     assert code == 0, err
-    assert read_manifest(tmp_path / "run/adapter").labels == ("O", "B-thing", "I-thing")
+    assert Saved.at(tmp_path / "run/adapter").manifest.labels == ("O", "B-thing", "I-thing")
     code, _, err = trained("tagging", file, "0=O,2=B-thing", "train.max_steps=1")
     assert code == 2
     assert "the tag '1' has no name in --labels" in err
@@ -88,6 +88,6 @@ def test_bare_numbers_get_a_note_and_other_tasks_an_error(trained, tmp_path):
 def test_an_adapter_without_names_has_no_new_option(trained, tmp_path):
     file = write_tsv(tmp_path / "a.tsv", sentences(48))
     trained("classification", file, "", "train.max_steps=1")
-    recorded = read_manifest(tmp_path / "run/adapter").training["recipe"]
+    recorded = Saved.at(tmp_path / "run/adapter").manifest.training["recipe"]
     assert "labels" not in recorded["data"]
     assert recorded["task"] == "classification"

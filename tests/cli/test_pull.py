@@ -8,14 +8,14 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import AdapterhubError
-from adapterhub.registry.published_files import digest_of
+from adapterhub.files.native import Saved
 
 
 def test_pull_copies_the_verified_files(typed, tmp_path):
     sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     assert typed("pull polite@best --to mine").strip() == "mine"
-    digest = digest_of(tmp_path / "mine")
+    digest = Saved.at(tmp_path / "mine").digest
     record = json.loads(typed("pull polite --to other --json").splitlines()[-1])
     assert record == {"folder": "other", "reference": "polite@v1", "digest": digest}
     for file in (tmp_path / "run" / "adapter").iterdir():

@@ -12,7 +12,7 @@ from mixed_tasks import write_tasks
 from selection import long_table
 from task_cases import CASES
 
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 TO = "\N{EN DASH}"
 ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+( in \d+ groups?)?\)"
@@ -38,7 +38,7 @@ def test_each_task_prints_and_records_the_error_of_each_score(
         "train.report=false",
     )
     assert code == 0, err
-    manifest = read_manifest(output / "adapter")
+    manifest = Saved.at(output / "adapter").manifest
     errors = manifest.training["errors"]
     assert errors.keys() == manifest.metrics.keys()
     own = {n: v for n, v in manifest.metrics.items() if not n.startswith("test/")}
@@ -64,7 +64,7 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     rows = {"file": 26, "share": 15}[kind]
     assert f"{rows} test rows: the scores say little; --test FILE, or more rows" in err
     assert "22 evaluation rows: the scores say little; --eval FILE, or more rows" in err
-    data = read_manifest(run / "adapter").training["data"]
+    data = Saved.at(run / "adapter").manifest.training["data"]
     assert (data["train"], data["test"]) == ({"file": 64, "share": 49}[kind], rows)
     shown = [out, (run / "report.html").read_text(encoding="utf-8")]
     shown.append(adapterhub("compare", run, plain, "--list")[1])
@@ -111,7 +111,7 @@ def test_each_of_several_tasks_has_test_rows(adapterhub, backbone, tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     code, out, err = adapterhub("train", tmp_path / "r.yaml", "--quiet")
     assert code == 0, err
-    metrics = read_manifest(tmp_path / "run" / "adapter").metrics
+    metrics = Saved.at(tmp_path / "run" / "adapter").manifest.metrics
     assert {"test/mean", "test/mood/accuracy", "test/thing-2/accuracy"} < metrics.keys()
     assert "test/length/pearson" not in metrics
     assert re.search(rf" mood/accuracy {metrics['mood/accuracy']:.4f} {ERROR}", out), out

@@ -16,7 +16,7 @@ from selection import cases_of
 
 from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.recipe.recipe import NAMES, read
 from adapterhub.recipe.recipe_text import recipe_schema
 
@@ -158,7 +158,7 @@ def test_new_tokens_are_trained_saved_and_predicted_with(adapterhub, backbone, t
     more = ("--method", "lora(rank=2)", "new_tokens=[<x>, <y>]", "train.tensorboard=false")
     code, _, err = adapterhub("train", *words, *more, "train.batch_size=4", "train.epochs=6")
     assert code == 0, err
-    manifest = read_manifest(tmp_path / "run" / "adapter")
+    manifest = Saved.at(tmp_path / "run" / "adapter").manifest
     assert [token.content for token in manifest.tokens] == ["<x>", "<y>"]
     assert manifest.training["data"]["sha256"]
     assert manifest.versions.keys() == {"adapterhub", "torch", "transformers"}
@@ -197,7 +197,7 @@ def test_other_names_are_recorded_in_normal_form(train, tmp_path):
     assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
     assert "  learning_rate: 0.001\n" in text
     assert not re.search(r"\b(lr|bs|num_train_epochs):", text)
-    training = read_manifest(tmp_path / "run" / "adapter").training["recipe"]
+    training = Saved.at(tmp_path / "run" / "adapter").manifest.training["recipe"]
     assert training["train"]["batch_size"] == 8
     (method,) = training["method"]
     assert (method["lora"]["rank"], method["lora"]["alpha"]) == (2, 4.0)

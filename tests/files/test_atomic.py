@@ -36,7 +36,7 @@ from adapterhub.files.atomic import (
     sync_files,
     write_files,
 )
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.interchange.checkpoint_files import read_json_object, read_tensor_file
 from adapterhub.interchange.peft.files import tensor_shapes
 
@@ -223,8 +223,8 @@ def _table(name: str, folder: Path) -> None:
 
 
 _READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "manifest": ("adapter.json", read_adapter),
-    "tensors": ("adapter.safetensors", read_adapter),
+    "manifest": ("adapter.json", lambda folder: Saved.at(folder).read()),
+    "tensors": ("adapter.safetensors", lambda folder: Saved.at(folder).read()),
     "peft": (
         "adapter_model.safetensors",
         lambda folder: read_tensor_file(folder, "adapter_model.safetensors", "x.bin"),

@@ -18,15 +18,15 @@ from adapterhub.files.compare import (
     tensor_differences,
 )
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.native import read_manifest, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 
 def saved(folder, tensors, **fields):
-    """Write an adapter; return its folder and manifest."""
+    """Write an adapter, and read it."""
     backbone = BackboneRef("acme/bert", None, f"v2-{'0' * 64}", "bert", identity=IDENTITY)
     options = {"methods": ({"lora": {"rank": 2}},), **fields}
     write_adapter(folder, Manifest(name="polite", backbone=backbone, **options), tensors)
-    return folder, read_manifest(folder)
+    return Saved.at(folder)
 
 
 def test_fields_that_differ_are_named(tmp_path):
@@ -36,7 +36,7 @@ def test_fields_that_differ_are_named(tmp_path):
     other = {"method": "mam", "train": {"epochs": 4, "learning_rate": 0.1}}
     second = saved(tmp_path / "b", {"x": torch.ones(3)}, labels=("a", "c"), task="classification",
                    methods=({"mam": {}},), training={"recipe": other, "seed": 1})  # fmt: skip
-    assert manifest_differences(first[1], second[1]) == {
+    assert manifest_differences(first.manifest, second.manifest) == {
         "methods.lora.rank": (2, None),
         "labels": (["a", "b"], ["a", "c"]),
         "training.recipe.train.epochs": (3, 4),
@@ -45,8 +45,8 @@ def test_fields_that_differ_are_named(tmp_path):
         "parameters": (2, 3),
         "bytes": (8, 12),
     }
-    assert manifest_differences(first[1], first[1]) == {}
-    assert (second[1].parameters, second[1].nbytes) == (3, 12)
+    assert manifest_differences(first.manifest, first.manifest) == {}
+    assert (second.manifest.parameters, second.manifest.nbytes) == (3, 12)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def damaged(path, kind):
 @pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "missing", "pipe", "link", "deep"])
 def test_damaged_tensors_are_one_error(tmp_path, kind):
     first = saved(tmp_path / "a", {"x": torch.ones(2)})
-    damaged(first[0] / "adapter.safetensors", kind)
+    damaged(first.folder / "adapter.safetensors", kind)
     with pytest.raises(FileError, match=r"is damaged|does not match its manifest"):
         tensor_differences(first, saved(tmp_path / "b", {"x": torch.ones(2)}))
 
@@ -104,13 +104,14 @@ def test_values_beyond_all_numbers_are_refused(tmp_path):
     import hashlib
     from dataclasses import replace
 
-    folder, manifest = saved(tmp_path / "a", {"x": torch.ones(2)})
-    path = folder / "adapter.safetensors"
+    first = saved(tmp_path / "a", {"x": torch.ones(2)})
+    path = first.folder / "adapter.safetensors"
     path.write_bytes(path.read_bytes()[:-8] + b"\x00\x00\x80\x7f" * 2)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    forged = replace(manifest, files={"adapter.safetensors": digest})
+    manifest = replace(first.manifest, files={"adapter.safetensors": digest})
+    forged = replace(first, manifest=manifest)
     with pytest.raises(FileError, match="finite values"):
-        tensor_differences((folder, forged), (folder, forged))
+        tensor_differences(forged, forged)
 
 
 def test_json_of_the_result(tmp_path):

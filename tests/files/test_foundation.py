@@ -9,41 +9,42 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import FileError
-from adapterhub.files.foundation import (
+from adapterhub.files.manifest import FoundationRef, from_json, to_json
+from adapterhub.files.native import (
     Foundation,
+    Saved,
     all_below,
     chain_text,
     check_foundations,
     copy_of,
     copy_problems,
+    replaceable,
     write_copies,
 )
-from adapterhub.files.manifest import FoundationRef, from_json, to_json
-from adapterhub.files.native import read_adapter, read_manifest, replaceable
-from adapterhub.registry.published_files import digest_of
 
 
 @pytest.fixture
 def foundation(tmp_path: Path) -> Foundation:
     folder = sample_adapters.write(tmp_path / "lang", 1, card="the card")
-    return Foundation(FoundationRef("lang", digest_of(folder), "v1", "lang@v1"), folder)
+    saved = Saved.at(folder)
+    return Foundation(FoundationRef("lang", saved.digest, "v1", "lang@v1"), saved)
 
 
 def test_copies_are_adapters_with_copies(foundation: Foundation, tmp_path: Path) -> None:
     top = sample_adapters.write(tmp_path / "top", 2)
-    upper = Foundation(FoundationRef("upper", digest_of(top)), top, on=(foundation,))
+    saved = replace(Saved.at(top), on=(foundation,))
+    upper = Foundation(FoundationRef("upper", saved.digest), saved)
     (tmp_path / "target").mkdir()
     write_copies(tmp_path / "target", [upper, upper])
     copy = copy_of(tmp_path / "target", upper.ref)
-    assert read_adapter(copy)[0] == read_manifest(top)
+    assert Saved.at(copy).read()[0] == Saved.at(top).manifest
     below = copy_of(copy, foundation.ref)
-    assert digest_of(below) == foundation.ref.digest
+    assert Saved.at(below).digest == foundation.ref.digest
     assert (below / "README.md").read_text() == "the card\n"
 
 
-@pytest.mark.parametrize("name", ["adapter.json", "adapter.safetensors"])
-def test_altered_files_are_not_copied(foundation: Foundation, tmp_path: Path, name: str) -> None:
-    file = foundation.folder / name
+def test_altered_files_are_not_copied(foundation: Foundation, tmp_path: Path) -> None:
+    file = foundation.saved.folder / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"x\n")
     (tmp_path / "target").mkdir()
     with pytest.raises(FileError, match="is not what 'lang' was"):
@@ -51,14 +52,15 @@ def test_altered_files_are_not_copied(foundation: Foundation, tmp_path: Path, na
 
 
 def test_the_manifest_names_them_and_older_files_keep_their_bytes(foundation: Foundation) -> None:
-    manifest = read_manifest(foundation.folder)
+    manifest = foundation.saved.manifest
     assert b'"on"' not in to_json(manifest)
     stacked = replace(manifest, on=(foundation.ref,))
     assert from_json(to_json(stacked)).on == (foundation.ref,)
-    check_foundations(stacked, [foundation])
-    for given in ([], [foundation, foundation]):
+    saved = replace(foundation.saved, manifest=stacked, on=(foundation,))
+    check_foundations(saved)
+    for given in ((), (foundation, foundation)):
         with pytest.raises(FileError, match="which are not here"):
-            check_foundations(stacked, given)
+            check_foundations(replace(saved, on=given))
 
 
 @pytest.mark.parametrize(
@@ -72,11 +74,12 @@ def test_a_manifest_with_a_wrong_record_is_refused(
 
     ref = replace(foundation.ref, **{field: value})  # type: ignore[arg-type]
     with pytest.raises(OutputError, match="cannot be written"):
-        to_json(replace(read_manifest(foundation.folder), on=(ref,)))
+        to_json(replace(foundation.saved.manifest, on=(ref,)))
 
 
 def test_a_chain_is_named_from_above_and_listed_from_below(foundation: Foundation) -> None:
-    upper = Foundation(FoundationRef("upper", "b" * 64), Path("upper"), on=(foundation,))
+    saved = replace(foundation.saved, on=(foundation,))
+    upper = Foundation(FoundationRef("upper", "b" * 64), saved)
     assert list(all_below([upper])) == [foundation, upper]
     digest = foundation.ref.digest[:12]
     assert chain_text([upper]) == (
@@ -85,16 +88,17 @@ def test_a_chain_is_named_from_above_and_listed_from_below(foundation: Foundatio
 
 
 def test_missing_and_altered_copies_are_listed(foundation: Foundation, tmp_path: Path) -> None:
-    manifest = replace(read_manifest(foundation.folder), on=(foundation.ref,))
     folder = tmp_path / "task"
-    (problem,) = copy_problems(folder, manifest)
+    manifest = replace(foundation.saved.manifest, on=(foundation.ref,))
+    saved = replace(foundation.saved, folder=folder, manifest=manifest)
+    (problem,) = copy_problems(saved)
     assert problem.startswith("lang@v1: ")
     folder.mkdir()
     write_copies(folder, [foundation])
-    assert copy_problems(folder, manifest) == []
+    assert copy_problems(saved) == []
     file = copy_of(folder, foundation.ref) / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    (problem,) = copy_problems(folder, manifest)
+    (problem,) = copy_problems(saved)
     assert "damaged" in problem
 
 

@@ -27,7 +27,7 @@ from adapterhub.errors import FileError, OutputError
 from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
-from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 MAKE_GOLDEN = GOLDEN.with_name("make_v1.py")
@@ -61,7 +61,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("scratch") / "golden"
     shutil.copytree(GOLDEN, folder)
     yield folder
-    read_adapter(folder)
+    Saved.at(folder).read()
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -70,7 +70,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def reading(folder: Path) -> str:
     with pytest.raises(FileError) as caught:
-        read_adapter(folder)
+        Saved.at(folder).read()
     assert caught.value.hint
     return str(caught.value)
 
@@ -103,7 +103,7 @@ def test_the_golden_bytes_have_not_changed() -> None:
 
 
 def test_the_golden_adapter_round_trips(tmp_path: Path) -> None:
-    manifest, tensors = read_adapter(GOLDEN)
+    manifest, tensors = Saved.at(GOLDEN).read()
     assert manifest.name == "höflich/polite-🙂.v1"
     assert manifest.labels == ("no", "yes", "vielleicht später")
     assert len({tensor.dtype for tensor in tensors.values()}) == 10
@@ -155,9 +155,9 @@ def test_a_missing_file_is_named(saved: Path, name: str) -> None:
 
 def test_an_edited_or_missing_card_is_accepted(saved: Path) -> None:
     (saved / "README.md").write_text("edited on a page of the Hub")
-    assert read_adapter(saved)[1].keys() == TENSORS.keys()
+    assert Saved.at(saved).read()[1].keys() == TENSORS.keys()
     (saved / "README.md").unlink()
-    assert read_adapter(saved)[1].keys() == TENSORS.keys()
+    assert Saved.at(saved).read()[1].keys() == TENSORS.keys()
 
 
 def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_a_peft_folder_is_recognised(tmp_path: Path) -> None:
 def test_other_files_are_ignored(saved: Path) -> None:
     (saved / ".gitattributes").write_text("x")
     (saved / "more").mkdir()
-    manifest, tensors = read_adapter(saved)
-    assert read_manifest(saved) == manifest
+    manifest, tensors = Saved.at(saved).read()
+    assert Saved.at(saved).manifest == manifest
     assert tensors.keys() == TENSORS.keys()
 
 
 def test_the_manifest_alone_is_enough_to_list_an_adapter(saved: Path) -> None:
     (saved / "adapter.safetensors").unlink()
-    assert read_manifest(saved).name == "polite"
+    assert Saved.at(saved).manifest.name == "polite"
 
 
 @pytest.mark.parametrize("name", [*FILES, "unknown"])
@@ -274,7 +274,7 @@ def test_a_forged_header_is_refused(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("change", [{"tensors": {}}, {"files": {}}])
 def test_an_incomplete_manifest_is_refused(saved: Path, change: dict[str, Any]) -> None:
-    (saved / "adapter.json").write_bytes(to_json(replace(read_manifest(saved), **change)))
+    (saved / "adapter.json").write_bytes(to_json(replace(Saved.at(saved).manifest, **change)))
     assert "not complete" in reading(saved)
 
 
@@ -286,7 +286,7 @@ def test_written_tensors_are_read_back_equal(tmp_path: Path) -> None:
         "slice": shared[1:3],
     }
     written = write_adapter(tmp_path / "new" / "a", MANIFEST, live)
-    manifest, tensors = read_adapter(tmp_path / "new" / "a")
+    manifest, tensors = Saved.at(tmp_path / "new" / "a").read()
     assert manifest == written
     assert list(tensors) == sorted(live)
     assert all(torch.equal(tensors[name], live[name]) for name in live)
@@ -341,7 +341,7 @@ def test_an_existing_folder_is_not_replaced(saved: Path) -> None:
 def test_overwrite_replaces_the_whole_adapter(saved: Path) -> None:
     (saved / "adapter_config.json").write_text("{}")
     write_adapter(saved, MANIFEST, OTHER, overwrite=True)
-    assert read_adapter(saved)[1] == OTHER
+    assert Saved.at(saved).read()[1] == OTHER
     assert sorted(digests(saved)) == sorted(FILES)
     assert list(saved.parent.iterdir()) == [saved]
 
@@ -349,7 +349,7 @@ def test_overwrite_replaces_the_whole_adapter(saved: Path) -> None:
 def test_overwrite_without_an_exchange(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "_exchange", lambda first, second: False)
     write_adapter(saved, MANIFEST, OTHER, overwrite=True)
-    assert read_adapter(saved)[1] == OTHER
+    assert Saved.at(saved).read()[1] == OTHER
     assert list(saved.parent.iterdir()) == [saved]
 
 
@@ -366,7 +366,7 @@ def test_a_failed_rename_restores_the_old_adapter(
     monkeypatch.setattr(folder_module, "_exchange", lambda first, second: False)
     monkeypatch.setattr(os, "rename", fail)
     assert "writable" in writing(saved, OTHER, overwrite=True)
-    assert read_adapter(saved)[1].keys() == TENSORS.keys()
+    assert Saved.at(saved).read()[1].keys() == TENSORS.keys()
 
 
 def test_overwrite_deletes_no_other_files(saved: Path, tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_overwrite_deletes_no_other_files(saved: Path, tmp_path: Path) -> None:
     assert "not a folder" in writing(tmp_path / "file", overwrite=True)
     (tmp_path / "empty").mkdir()
     write_adapter(tmp_path / "empty", MANIFEST, TENSORS, overwrite=True)
-    assert read_manifest(tmp_path / "empty").name == "polite"
+    assert Saved.at(tmp_path / "empty").manifest.name == "polite"
 
 
 @pytest.mark.parametrize("place", ["", ".", "/", "a/.."])
@@ -426,7 +426,7 @@ def test_a_disk_that_fills_up_at_any_moment(saved: Path, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(os, "fsync", fail)
         failures += "No space left" in writing(saved, OTHER, overwrite=True)
-        assert read_adapter(saved)[1].keys() == TENSORS.keys()
+        assert Saved.at(saved).read()[1].keys() == TENSORS.keys()
     assert failures == 4
 
 
@@ -482,7 +482,7 @@ def crash(moment: str, place: Path) -> None:
         os._exit(9)
 
     folder_module._exchange = die
-    write_adapter(place, read_manifest(place), OTHER, overwrite=True)
+    write_adapter(place, Saved.at(place).manifest, OTHER, overwrite=True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
@@ -499,7 +499,7 @@ def test_a_crash_leaves_the_old_adapter_or_the_new_one(
         process.start()
     process.join(60)
     assert process.exitcode == 9
-    tensors = read_adapter(saved)[1]
+    tensors = Saved.at(saved).read()[1]
     assert tensors["scale"] == value
     assert len(tensors) == (2 if value == 2.0 else 1)
 
@@ -515,7 +515,7 @@ def test_any_name_round_trips_or_is_refused(
         assert not folder.exists()
         assert not name.isalnum()
     else:
-        assert read_manifest(folder).name == name
+        assert Saved.at(folder).manifest.name == name
 
 
 def test_a_card_is_read_if_it_is_a_regular_file(tmp_path: Path) -> None:

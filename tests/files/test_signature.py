@@ -11,7 +11,7 @@ import sample_adapters
 import signing
 
 from adapterhub.errors import FileError, OutputError
-from adapterhub.files.native import read_adapter, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 from adapterhub.files.schema import canonical_json
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
@@ -137,6 +137,6 @@ def test_a_folder_without_the_file_has_no_signature(tmp_path):
 def test_saving_over_a_signed_adapter_removes_the_signature(tmp_path, signature):
     folder = sample_adapters.write(tmp_path / "a")
     (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
-    manifest, tensors = read_adapter(folder)
+    manifest, tensors = Saved.at(folder).read()
     write_adapter(folder, manifest, tensors, overwrite=True)
     assert read_signatures(folder) == ()

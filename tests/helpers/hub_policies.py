@@ -23,6 +23,7 @@ from real_hub import RunningHub
 from safetensors.numpy import save
 from sqlalchemy import select
 
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, parse_signatures, sign_statement
 from adapterhub.files.signature import signatures_to_json as signature_file
 from adapterhub.hub.accounts import change_owner, find_owner
@@ -39,7 +40,7 @@ from adapterhub.hub.database import (
     repositories,
     versions,
 )
-from adapterhub.registry.published_files import beside_bytes, digest_of
+from adapterhub.registry.published_files import beside_bytes
 
 ROLES = ("root", "ada", "wil", "eve")
 _PLACES = ("acme", "ada", "wil", "eve")
@@ -114,11 +115,11 @@ class Writers:
         own = self.chance.choice((name, name, "eve/other"))
         version = self.chance.choice((None, None, "v1", "v2"))
         if self.chance.random() < 0.8:
-            statement = Statement(digest_of(made), own, version)
+            statement = Statement(Saved.at(made).digest, own, version)
             files["adapter.sig"] = signature_file([sign_statement(statement, self.key)])
         if self.chance.random() < 0.3:
             files |= _PEFT
-            data = beside_bytes(digest_of(made), _PEFT)
+            data = beside_bytes(Saved.at(made).digest, _PEFT)
             statement = Statement(hashlib.sha256(data).hexdigest(), own, version)
             files["beside.json"] = data
             files["beside.sig"] = signature_file([sign_statement(statement, self.key)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from adapterhub.errors import RegistryError
-from adapterhub.files.native import check_adapter
+from adapterhub.files.native import Saved
 from adapterhub.registry.published_files import DATE_FILE, check_digest, copy_adapter
 from adapterhub.registry.store import ConflictError, Storage, Stored
 
@@ -74,7 +74,7 @@ class MemoryStorage(Storage):
     def check(self, path: str, digest: str) -> None:
         with TemporaryDirectory() as staged:
             self._write(path, Path(staged))
-            check_adapter(Path(staged))
+            Saved.at(Path(staged)).check()
 
     def writing(self, path: str) -> AbstractContextManager[object]:
         return self.lock if self.is_atomic else nullcontext()

@@ -17,11 +17,12 @@ from safetensors.numpy import save
 
 import adapterhub as ah
 from adapterhub.errors import RegistryError
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.import_export import import_registry
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.published_files import beside_bytes, digest_of
+from adapterhub.registry.published_files import beside_bytes
 from adapterhub.registry.store import Publication
 
 pytestmark = pytest.mark.usefixtures("online")
@@ -36,7 +37,7 @@ def files_of(folder, key=None, name="signed", version=None):
     """Return the files of an adapter, signed or not."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     if key:
-        statement = Statement(digest_of(folder), name, version)
+        statement = Statement(Saved.at(folder).digest, name, version)
         files["adapter.sig"] = signatures_to_json([sign_statement(statement, key)])
     return files
 
@@ -116,7 +117,7 @@ def test_texts_and_what_another_key_adds_need_no_signature(signed, key, made):
 
 @pytest.mark.parametrize("kind", ["as it is", "of another manifest", "by another key", "stale"])
 def test_files_of_peft_are_signed_by_a_list_of_them(signed, key, made, kind):
-    digest = "0" * 64 if kind == "of another manifest" else digest_of(made)
+    digest = "0" * 64 if kind == "of another manifest" else Saved.at(made).digest
     data = beside_bytes(digest, PEFT)
     signer = signing.new_key() if kind == "by another key" else key
     statement = Statement(hashlib.sha256(data).hexdigest(), "acme/signed", None)

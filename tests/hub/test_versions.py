@@ -12,14 +12,13 @@ from commit_body import commit, create, head
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, RegistryError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
 from adapterhub.hub import blobs
 from adapterhub.hub.accounts import change_owner, find_owner
 from adapterhub.hub.content_policy import NamespaceRules, rules_text
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import Publication
 
 pytestmark = [
@@ -60,7 +59,7 @@ def test_a_push_needs_no_xet(files, tmp_path, monkeypatch, caplog):
         store = store_of(running, "wil")
         entry = store.put(sample_adapters.write(tmp_path / "made", 0), Publication("acme/large"))
         assert store.versions("acme/large") == [entry]
-        assert read_adapter(store.get(entry, tmp_path / "got"))
+        assert Saved.at(store.get(entry, tmp_path / "got")).read()
         assert "Xet" not in caplog.text
 
         def full(self, data):
@@ -131,7 +130,7 @@ def test_a_deleted_version_is_gone_and_the_others_stay(new_hub, publish):
     collect(new_hub.hub)
     assert new_hub.hub.blobs.size(entries[2].digest) < 0
     for entry in entries[:2]:
-        read_adapter(ada.get(entry))
+        Saved.at(ada.get(entry)).read()
     assert verify_hub(new_hub.hub) == []
     assert publish(2).version == "v4"
     for version in ("v1", "v2", "v4"):
@@ -191,7 +190,7 @@ def test_of_two_versions_with_the_same_files_one_is_deleted(new_hub, publish):
         assert [each["version"] for each in found["versions"]] == ["v1"]
         assert found["highest"] == 2
         assert client.get("/acme/polite/resolve/v2/adapter.json").status_code == 404
-    read_adapter(store_of(new_hub, "ada").get(entry))
+    Saved.at(store_of(new_hub, "ada").get(entry)).read()
     assert verify_hub(new_hub.hub) == []
 
 
@@ -218,7 +217,7 @@ def test_a_version_that_no_listed_key_signed_is_refused(new_hub, tmp_path):
     with pytest.raises(RegistryError, match="keys has signed"):
         store.put(folder, Publication("acme/signed"))
     for signer, taken in ((signing.new_key(), False), (key, True)):
-        statement = Statement(digest_of(folder), "signed")
+        statement = Statement(Saved.at(folder).digest, "signed")
         signature = sign_statement(statement, signer)
         (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
         if taken:
@@ -274,4 +273,4 @@ def test_a_signature_is_for_the_number_that_the_hub_gives(new_hub, tmp_path, mon
         set_rules(new_hub, "acme", signers=(key.public.id,))
         assert ah.push(folder, address, sign=key, peft=False).version == f"v{number}"
         stated = [each.signature.statement for each in ah.verify(address).signatures]
-        assert stated == [Statement(digest_of(folder), "acme/polite", f"v{number}")]
+        assert stated == [Statement(Saved.at(folder).digest, "acme/polite", f"v{number}")]

@@ -12,6 +12,7 @@ import torch
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, MergeError, MismatchError
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import (
     load_bare_backbone,
     load_for_merging,
@@ -108,7 +109,7 @@ def test_a_merge_loads_the_adapter_in_one_dtype_under_a_new_name(folder: Path) -
 
 
 def test_the_bare_backbone_has_no_adapter(folder: Path, backbone: Path) -> None:
-    model, _ = load_bare_backbone(folder)
+    model, _ = load_bare_backbone(Saved.at(folder))
     plain, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
     tensors, expected = model.state_dict(), plain.state_dict()
     assert tensors.keys() == expected.keys()

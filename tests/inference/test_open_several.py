@@ -10,8 +10,8 @@ from fixtures import sentences
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import MismatchError
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import AdapterSource, open_adapter, open_several
-from adapterhub.registry.published_files import digest_of
 
 EXAMPLES = [Example(text) for text, _ in sentences(20)]
 
@@ -31,7 +31,7 @@ def test_they_share_a_model_and_predict_as_alone(two_adapters: dict[str, Adapter
 
 def test_an_adapter_with_another_digest_is_refused(two_adapters: dict[str, AdapterSource]) -> None:
     source = two_adapters["mood"]
-    digest = digest_of(Path(source.reference) / "adapter")
+    digest = Saved.at(Path(source.reference) / "adapter").digest
     open_several({"mood": replace(source, digest=digest)})
     with pytest.raises(MismatchError, match="another adapter here"):
         open_several({"mood": replace(source, digest="0" * 64)})

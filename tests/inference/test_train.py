@@ -14,7 +14,7 @@ import torch
 import adapterhub as ah
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, OutputError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 WORDS = ["the", "film", "plot", "cast", "end", "music", "scene", "story", "pace", "joke"]
 ROWS = [
@@ -102,7 +102,7 @@ def test_the_words_of_the_command_are_arguments(
     opened = trained(backbone, tmp_path / "run", **options)
     assert opened.predict("a good film").label in ("neg", "pos")
     name = options.get("name", "run")
-    assert read_manifest(tmp_path / "run" / "adapter").name == name
+    assert Saved.at(tmp_path / "run" / "adapter").manifest.name == name
 
 
 @pytest.mark.parametrize(

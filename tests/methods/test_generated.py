@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
-from adapterhub.files.native import read_adapter, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.generated import (
     normal,
@@ -117,7 +117,7 @@ def test_places_of_a_file_must_be_inside_the_weight(spec, tmp_path):
     for wrong in (-1, 1 << 40):
         places_ = imported[name].clone()
         places_[0] = wrong
-        manifest, tensors = read_adapter(tmp_path / "a")
+        manifest, tensors = Saved.at(tmp_path / "a").read()
         bare = dataclasses.replace(manifest, tensors={}, files={})
         write_adapter(tmp_path / str(wrong), bare, tensors | {name: places_})
         with pytest.raises(MismatchError, match="places of the adapter"):

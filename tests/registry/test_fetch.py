@@ -9,9 +9,9 @@ import sample_adapters
 import signing
 
 from adapterhub.errors import RegistryError, SignatureError
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, read_signatures, sign_statement
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import check_copy, fetch, fetch_folder
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication
@@ -80,13 +80,13 @@ def test_a_required_signature_that_cannot_be_fetched_is_an_error(store, entry, k
         fetch(POLITE, store, entry)
 
 
-def test_a_folder_is_bound_to_its_digest_if_it_was_checked(tmp_path, key):
+def test_a_folder_is_bound_to_its_digest(tmp_path, key):
     folder = sample_adapters.write(tmp_path / "run" / "adapter")
-    assert fetch_folder(tmp_path / "run").digest is None
+    assert fetch_folder(tmp_path / "run").saved == Saved.at(folder)
     trust_key(key.public)
     with pytest.raises(SignatureError, match=key.public.id):
         fetch_folder(tmp_path / "run", signed=True)
-    statement = Statement(digest_of(folder), "of any name")
+    statement = Statement(Saved.at(folder).digest, "of any name")
     store = LocalRegistry(tmp_path / "store")
     entry = store.put(folder, Publication("x"))
     store.add_signatures(entry, [sign_statement(statement, key)])

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import constants
 
 from adapterhub.errors import FileError, RegistryError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, Query
@@ -77,7 +77,7 @@ def test_an_interrupted_download_is_resumed(hub, published, tmp_path, monkeypatc
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     store(hub).resolve("acme/polite")
     hub.cut_after = 40
-    read_adapter(store(hub).get(published, tmp_path / "mine"))
+    Saved.at(store(hub).get(published, tmp_path / "mine")).read()
     assert hub.cut_after is None
 
 
@@ -132,7 +132,7 @@ def test_offline_the_cache_is_used(hub, published, tmp_path, monkeypatch):
     for version in ("v1", None):
         entry = offline.resolve("acme/polite", version)
         assert entry.digest == published.digest
-        read_adapter(offline.get(entry))
+        Saved.at(offline.get(entry)).read()
     with pytest.raises(RegistryError, match="cannot be reached"):
         offline.resolve("acme/other")
 
@@ -167,7 +167,7 @@ def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
         data = bytearray((cached / file).read_bytes())
         data[-2] ^= 1
         (cached / file).write_bytes(data)
-        assert read_adapter(store(hub).get(published))
+        assert Saved.at(store(hub).get(published)).read()
     hub.requests.clear()
     store(hub).get(published)
     assert hub.requests == []
@@ -182,7 +182,7 @@ def test_a_tag_is_known_offline(hub, published, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     offline = store(hub).resolve("acme/polite", "best")
     assert (offline.version, offline.yanked) == ("v1", "wrong")
-    assert read_adapter(store(hub).get(offline))
+    assert Saved.at(store(hub).get(offline)).read()
     assert [entry.version for entry in store(hub).versions("acme/polite")] == ["v1"]
 
 

@@ -11,9 +11,10 @@ import sample_adapters
 import adapterhub as ah
 from adapterhub.errors import FileError, OutputError, RegistryError
 from adapterhub.files import native
+from adapterhub.files.native import Saved
 from adapterhub.registry import local
 from adapterhub.registry.local import Folder, LocalRegistry
-from adapterhub.registry.published_files import DATE_FILE, date_now, digest_of, stamp_bytes
+from adapterhub.registry.published_files import DATE_FILE, date_now, stamp_bytes
 from adapterhub.registry.store import ConflictError, Publication
 
 PATH = "acme--bert-small/polite"
@@ -100,7 +101,7 @@ def test_what_is_pulled_is_what_was_asked_while_versions_change_places(registry,
     for number in range(150):
         with suppress(FileError, RegistryError):
             found = ah.pull("polite@v1", tmp_path / f"out{number}", registry=registry.root)
-            pulled.append(digest_of(found))
+            pulled.append(Saved.at(found).digest)
     ended.set()
     thread.join()
     assert {*pulled} <= {digests["v1"]}
@@ -118,7 +119,7 @@ def test_an_interrupted_writer_leaves_no_version(registry, tmp_path, monkeypatch
             add(registry, folder)
     assert registry.contents(PATH).entries == []
     entry = add(registry, folder)
-    assert (entry.version, entry.digest) == ("v1", digest_of(folder))
+    assert (entry.version, entry.digest) == ("v1", Saved.at(folder).digest)
 
 
 def test_leftovers_of_writers_are_removed(registry, tmp_path):

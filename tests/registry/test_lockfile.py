@@ -12,7 +12,7 @@ import sample_adapters
 from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import (
@@ -46,7 +46,7 @@ def test_a_tag_is_pinned_as_its_version(registry, tmp_path):
     again = read_lock(tmp_path / "adapterhub.lock")
     assert again == {name: pinned}
     assert sync(again, tmp_path / "adapters", registry.root) == ["polite"]
-    _, tensors = read_adapter(tmp_path / "adapters" / "polite")
+    _, tensors = Saved.at(tmp_path / "adapters" / "polite").read()
     assert float(next(iter(tensors.values()))[0, 0]) == 0.0
     assert sync(again, tmp_path / "adapters", registry.root) == []
 

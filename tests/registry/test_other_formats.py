@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 import adapterhub as ah
 from adapterhub.errors import FileError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.other_formats import entry_of_foreign
 
@@ -85,7 +85,7 @@ def test_the_revision_of_the_adapter_is_not_the_revision_of_its_backbone(
         adapter.detach()
         assert ah.push(tmp_path / str(seed), reference).version == f"v{seed}"
     first = ah.pull(f"{reference}@v1", tmp_path / "first")
-    assert read_manifest(first).backbone.revision == "ab" * 20
+    assert Saved.at(first).manifest.backbone.revision == "ab" * 20
     saved, adapter = load_file(first / "adapter.safetensors"), ah.load(model, f"{reference}@v1")
     assert all(torch.equal(adapter.tensors()[name], tensor) for name, tensor in saved.items())
     newest = load_file(tmp_path / "2" / "adapter.safetensors")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sample_adapters
 
 from adapterhub.files.card import InPeft
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.registry.publish import PublicationInfo, prepared_folder
 
 
 def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
-    manifest, _ = read_adapter(sample_adapters.write(tmp_path / "made"))
+    manifest, _ = Saved.at(sample_adapters.write(tmp_path / "made")).read()
     assert PublicationInfo().apply(manifest) == manifest
     licensed = PublicationInfo(license="mit", topics=("manners",)).apply(manifest)
     assert (licensed.license, licensed.tags) == ("mit", ("manners",))
@@ -20,7 +20,7 @@ def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
 
 def test_without_changes_the_folder_is_used_as_it_is(tmp_path):
     source = sample_adapters.write(tmp_path / "made")
-    with prepared_folder(source, PublicationInfo(), "polite") as folder:
+    with prepared_folder(Saved.at(source), PublicationInfo(), "polite") as folder:
         assert folder == source
 
 
@@ -28,10 +28,12 @@ def test_with_changes_a_copy_is_prepared_and_removed(tmp_path):
     source = sample_adapters.write(tmp_path / "made", card="# Mine\n\nMy text.\n")
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     in_peft = InPeft(None, ("some reason",))
-    with prepared_folder(source, PublicationInfo(license="mit"), "a/b", in_peft) as folder:
-        manifest, tensors = read_adapter(folder)
+    with prepared_folder(
+        Saved.at(source), PublicationInfo(license="mit"), "a/b", in_peft
+    ) as folder:
+        manifest, tensors = Saved.at(folder).read()
         assert manifest.license == "mit"
-        assert all(t.equal(read_adapter(source)[1][name]) for name, t in tensors.items())
+        assert all(t.equal(Saved.at(source).read()[1][name]) for name, t in tensors.items())
         card = (folder / "README.md").read_text(encoding="utf-8")
         for text in ("My text.", "license: mit", "Not with peft: some reason.", "'a/b'"):
             assert text in card

@@ -12,7 +12,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import RegistryError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
 
@@ -50,9 +50,9 @@ def test_a_folder_is_recognized_by_its_content_under_any_name(
     ah.publish(stacked.save_alone(tmp_path / "other", seed=9), "lang")
     info = PublicationInfo(license="apache-2.0")
     entry = ah.publish(tmp_path / "lang", "german", listing=info)
-    assert entry.digest != read_manifest(tmp_path / "task").on[0].digest
+    assert entry.digest != Saved.at(tmp_path / "task").manifest.on[0].digest
     ah.publish(tmp_path / "task")
-    (ref,) = read_manifest(ah.pull("task")).on
+    (ref,) = Saved.at(ah.pull("task")).manifest.on
     assert (ref.name, ref.version, ref.reference) == ("german", "v1", "german@v1")
     assert ref.digest == entry.digest
     model = tiny_models.model("bert")
@@ -102,5 +102,5 @@ def test_a_hub_has_them_with_the_same_owner(
     model = tiny_models.model("bert")
     ah.load(model, target)
     assert torch.equal(stacked.outputs(model), task)
-    (ref,) = read_manifest(ah.pull(target)).on
+    (ref,) = Saved.at(ah.pull(target)).manifest.on
     assert (ref.name, ref.reference) == ("me/lang", f"{hub.address}/me/lang@{ref.version}")

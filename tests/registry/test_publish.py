@@ -7,7 +7,7 @@ import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 
 
 def test_the_name_is_the_adapters_own_unless_given(tmp_path):
@@ -36,9 +36,9 @@ def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
     assert publish(license="apache-2.0").version == "v3"
     assert publish().version == "v1"
     copy = ah.pull("polite@v2", registry=registry)
-    manifest, tensors = read_adapter(copy)
+    manifest, tensors = Saved.at(copy).read()
     assert (manifest.license, manifest.tags) == ("mit", ("manners",))
-    assert all(t.equal(read_adapter(folder)[1][name]) for name, t in tensors.items())
+    assert all(t.equal(Saved.at(folder).read()[1][name]) for name, t in tensors.items())
     assert "license: mit" in (copy / "README.md").read_text(encoding="utf-8")
     assert ah.search(registry=registry, tags=("manners",), all_versions=True) == [first]
     with pytest.raises(OutputError, match="license"):

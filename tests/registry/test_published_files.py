@@ -8,13 +8,12 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import FileError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.registry.published_files import (
     DATE_FILE,
     copy_adapter,
     copy_files,
     date_now,
-    digest_of,
     name_to_publish,
     parse_date,
 )
@@ -26,15 +25,15 @@ from adapterhub.registry.published_files import (
      ("mine/adapter", "polite", "polite"), ("my run/adapter", "default", "default")],
 )  # fmt: skip
 def test_an_adapter_without_a_name_is_called_as_its_run(tmp_path, folder, own, name):
-    manifest = replace(read_manifest(sample_adapters.write(tmp_path / folder)), name=own)
-    assert name_to_publish(tmp_path / folder, manifest) == name
+    saved = Saved.at(sample_adapters.write(tmp_path / folder))
+    assert name_to_publish(replace(saved, manifest=replace(saved.manifest, name=own))) == name
 
 
 def test_only_a_verified_copy_appears(tmp_path):
     folder = sample_adapters.write(tmp_path / "made")
     (folder / "adapter.safetensors").write_bytes(b"broken")
     with pytest.raises(FileError):
-        copy_adapter(folder, tmp_path / "copy", digest_of(folder))
+        copy_adapter(folder, tmp_path / "copy", Saved.at(folder).digest)
     assert not (tmp_path / "copy").exists()
     copy_files(folder, tmp_path / "copy", ("adapter.json", "missing"))
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["adapter.json"]
@@ -42,12 +41,12 @@ def test_only_a_verified_copy_appears(tmp_path):
 
 def test_the_date_of_a_version_is_beside_its_files_and_in_no_copy(tmp_path):
     folder = sample_adapters.write(tmp_path / "made")
-    published = copy_adapter(folder, tmp_path / "v1", digest_of(folder), date=date_now())
+    published = copy_adapter(folder, tmp_path / "v1", Saved.at(folder).digest, date=date_now())
     text = parse_date((published / DATE_FILE).read_bytes())
     assert text is not None
     assert text[:2] == "20"
     assert text[-1] == "Z"
-    copy = copy_adapter(published, tmp_path / "copy", digest_of(folder))
+    copy = copy_adapter(published, tmp_path / "copy", Saved.at(folder).digest)
     assert not (copy / DATE_FILE).exists()
 
 

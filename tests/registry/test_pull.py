@@ -9,7 +9,7 @@ import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import FileError, OutputError, RegistryError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 
 
 @pytest.fixture
@@ -24,7 +24,11 @@ def test_a_name_is_pulled_from_the_registry(registry, tmp_path):
     assert registry in stored.parents
     copy = ah.pull("polite@v1", tmp_path / "mine", registry=registry)
     assert copy == tmp_path / "mine"
-    assert read_adapter(copy)[0] == read_adapter(stored)[0] == read_adapter(tmp_path / "made-0")[0]
+    assert (
+        Saved.at(copy).read()[0]
+        == Saved.at(stored).read()[0]
+        == Saved.at(tmp_path / "made-0").read()[0]
+    )
     before = (copy / "adapter.json").stat().st_mtime_ns
     assert ah.pull("polite@v1", copy, registry=registry) == copy  # it has these files already
     assert (copy / "adapter.json").stat().st_mtime_ns == before
@@ -43,7 +47,7 @@ def test_a_tag_on_a_hub_is_pulled(hub, tmp_path):
     folder = sample_adapters.write(tmp_path / "made")
     ah.push(folder, f"{hub.address}/acme/polite", tags=("best",), peft=False)
     copy = ah.pull(f"{hub.address}/acme/polite@best", tmp_path / "mine")
-    assert read_adapter(copy)[0] == read_adapter(folder)[0]
+    assert Saved.at(copy).read()[0] == Saved.at(folder).read()[0]
 
 
 def test_a_folder_is_returned_as_it_is(tmp_path):

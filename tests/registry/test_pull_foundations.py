@@ -15,10 +15,9 @@ from forge import forge
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, MismatchError, RegistryError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import Origins, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
 
@@ -173,7 +172,7 @@ def test_a_circle_is_refused(
     lang, task = version(registry, "lang"), version(registry, "task")
     record = {"name": "task", "digest": "0" * 64, "version": "v1", "reference": "task@v1"}
     forge(lang, lambda tree: tree.update(on=[record]))
-    forge(task, lambda tree: tree["on"][0].update(digest=digest_of(lang)))
+    forge(task, lambda tree: tree["on"][0].update(digest=Saved.at(lang).digest))
     with pytest.raises(FileError, match="'lang' is on task@v1, which is on 'lang': a circle"):
         ah.pull("task")
 
@@ -182,9 +181,7 @@ def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
     folder = stacked.save_alone(tmp_path / "a0")
     ah.publish(folder)
     for level in range(1, 20):
-        ref = foundation_of(
-            Reference("local", f"a{level - 1}", "v1"), folder, digest_of(folder), ()
-        ).ref
+        ref = foundation_of(Reference("local", f"a{level - 1}", "v1"), Saved.at(folder)).ref
         record = {"name": ref.name, "digest": ref.digest, "version": "v1"}
         folder = shutil.copytree(tmp_path / "a0", tmp_path / f"a{level}")
         forge(
@@ -194,7 +191,7 @@ def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
             ),
         )
         ah.publish(folder)
-    assert pull_verified("a10").on
+    assert pull_verified("a10").own().on
     with pytest.raises(FileError, match="below too many adapters"):
         ah.pull("a19")
 
@@ -205,7 +202,7 @@ def test_another_host_is_not_called(tmp_path: Path) -> None:
     elsewhere = {"version": "v1", "reference": "https://elsewhere.example/a/lang@v1"}
     forge(tmp_path / "task", lambda tree: tree["on"][0].update(elsewhere))
     with pytest.raises(RegistryError) as error:
-        Origins(Reference("hub", "me/task", "v1")).bring(tmp_path / "task")
+        Origins(Reference("hub", "me/task", "v1")).bring(Saved.at(tmp_path / "task"))
     assert "is not on the hub that hf:me/task@v1 comes from" in error.value.offenders[0]
 
 
@@ -215,8 +212,8 @@ def test_a_pulled_one_names_its_version_and_those_below(
     registry.tag(registry.resolve("task"), "best")
     fetched = pull_verified("task@best")
     assert str(fetched.reference) == "task@v1"
-    (below,) = fetched.on
-    assert below.ref == read_manifest(fetched.folder).on[0]
+    (below,) = fetched.own().on
+    assert below.ref == Saved.at(fetched.folder).manifest.on[0]
     assert json.loads((fetched.folder / "adapter.json").read_text())["on"] == [
         {"digest": below.ref.digest, "name": "lang", "reference": "lang@v1", "version": "v1"}
     ]
@@ -234,7 +231,7 @@ def test_a_lock_pins_those_below_and_sync_restores_them(
     registry: LocalRegistry, published: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, pinned = pin("task")
-    (below,) = read_manifest(ah.pull("task")).on
+    (below,) = Saved.at(ah.pull("task")).manifest.on
     assert [(each.reference, each.digest) for each in pinned.on] == [("lang@v1", below.digest)]
     write_lock(Path("adapterhub.lock"), {name: pinned})
     pins = read_lock(Path("adapterhub.lock"))

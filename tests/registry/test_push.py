@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 import adapterhub as ah
 from adapterhub.adapters import export as exporting
 from adapterhub.errors import BackboneError, ConfigError
-from adapterhub.files.native import PEFT_FILES, read_manifest
+from adapterhub.files.native import PEFT_FILES, Saved
 from adapterhub.interchange.peft import exporter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
@@ -94,7 +94,7 @@ def test_a_pull_downloads_our_files_only(hub, backbone, tmp_path):
     got = ah.pull(entry.reference, tmp_path / "mine")
     assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
     assert not any("adapter_model" in request for request in hub.requests)
-    assert read_manifest(got) == read_manifest(tmp_path / "out")
+    assert Saved.at(got).manifest == Saved.at(tmp_path / "out").manifest
 
 
 def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_path):

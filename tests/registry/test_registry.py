@@ -10,7 +10,7 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import FileError, RegistryError
-from adapterhub.files.native import check_adapter
+from adapterhub.files.native import Saved
 from adapterhub.registry import registry
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
@@ -172,7 +172,7 @@ def test_a_cached_copy_that_was_altered_is_downloaded_again(
     cached = store.get(entry)
     assert store.get(entry) == cached
     (cached / "adapter.safetensors").write_bytes(b"altered")
-    check_adapter(store.get(entry))
+    Saved.at(store.get(entry)).check()
 
 
 def test_a_missing_name_is_told_with_what_there_is(

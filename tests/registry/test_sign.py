@@ -8,9 +8,8 @@ import signing
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.native import SIGNATURE_FILE
+from adapterhub.files.native import SIGNATURE_FILE, Saved
 from adapterhub.files.signature import Statement, read_signatures
-from adapterhub.registry.published_files import digest_of
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def statements(folder):
 
 
 def test_a_folder_is_signed_by_its_own_name_or_another(folder, key):
-    digest, before = digest_of(folder), {p.name: p.read_bytes() for p in folder.iterdir()}
+    digest, before = Saved.at(folder).digest, {p.name: p.read_bytes() for p in folder.iterdir()}
     assert ah.sign(folder.parent, key).statement == Statement(digest, "polite")
     ah.sign(folder, key, name="acme/polite", version="3")
     assert statements(folder) == {
@@ -57,7 +56,7 @@ def test_signatures_of_other_files_are_removed(folder, key, tmp_path):
     other = sample_adapters.write(tmp_path / "other", 1)
     (folder / SIGNATURE_FILE).rename(other / SIGNATURE_FILE)
     ah.sign(other, key)
-    assert statements(other) == {Statement(digest_of(other), "polite")}
+    assert statements(other) == {Statement(Saved.at(other).digest, "polite")}
 
 
 def test_a_damaged_adapter_is_not_signed(folder, key):

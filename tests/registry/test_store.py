@@ -19,7 +19,7 @@ from memory_storage import MemoryStorage
 from selection import ALL
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import (
     Statement,
     read_signatures,
@@ -30,7 +30,6 @@ from adapterhub.registry import published_files, registry
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
 from adapterhub.registry.website import WebsiteRegistry
@@ -186,10 +185,10 @@ def test_a_published_adapter_can_be_fetched(store, publish, tmp_path):
     assert entry.size > 0
     got = store.get(store.resolve("polite"), tmp_path / "mine")
     assert got == tmp_path / "mine"
-    manifest, tensors = read_adapter(got)
+    manifest, tensors = Saved.at(got).read()
     assert manifest.metrics == {"accuracy": 0.9}
     assert tensors["encoder.0.attn.q.lora.a"].shape == (2, 4)
-    read_adapter(store.get(entry))
+    Saved.at(store.get(entry)).read()
 
 
 def test_the_same_bytes_are_the_same_version(publish):
@@ -227,7 +226,7 @@ def test_yanked_versions_are_found_by_number_only(store, publish):
     assert [entry.version for entry in store.search(Query())] == ["v1"]
     pinned = store.resolve("polite", "v2")
     assert pinned.yanked == "trained on the dev set"
-    read_adapter(store.get(pinned))
+    Saved.at(store.get(pinned)).read()
     store.yank(store.resolve("polite"), "too")
     with pytest.raises(RegistryError, match="yanked"):
         store.resolve("polite")
@@ -249,7 +248,7 @@ def test_signatures_are_added_without_changing_a_version(store, publish, tmp_pat
 
 def test_signatures_in_a_folder_are_published(store, tmp_path):
     folder = sample_adapters.write(tmp_path / "made")
-    signature = sign_statement(Statement(digest_of(folder), "polite"), signing.new_key())
+    signature = sign_statement(Statement(Saved.at(folder).digest, "polite"), signing.new_key())
     (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
     entry = store.put(folder, Publication("polite"))
     assert read_signatures(store.get(entry, tmp_path / "mine")) == (signature,)
@@ -425,7 +424,7 @@ def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(
         assert not target.exists()
         assert list(target.parent.iterdir()) == []
         store.get(entry, target)
-    read_adapter(target)
+    Saved.at(target).read()
     assert sorted(p.name for p in target.parent.iterdir()) == ["mine"]
 
 
@@ -445,4 +444,6 @@ def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
         entries = list(pool.map(put, folders))
     assert sorted(entry.version for entry in entries) == ["v1", "v2", "v3", "v4"]
     for entry, folder in zip(entries, folders, strict=True):
-        assert store.resolve("polite", entry.version).digest == digest_of(folder) == entry.digest
+        assert (
+            store.resolve("polite", entry.version).digest == Saved.at(folder).digest == entry.digest
+        )

@@ -9,10 +9,10 @@ import sample_adapters
 import signing
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import publish
-from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.stores import read_reference, store_of
@@ -69,9 +69,12 @@ def test_the_registry_has_the_name_too(here):
     publish(sample_adapters.write(here.parent / "made", 2), "mine")
     with pytest.warns(UserWarning, match=r"'mine' is the folder \./mine here; write mine@VERSION"):
         assert pull("mine").name == "adapter"
-    assert digest_of(pull("mine@v1")) == digest_of(here.parent / "made")
-    assert digest_of(pull("mine", registry=here.parent / "registry")) == digest_of(pull("mine@v1"))
-    assert digest_of(pull("./mine")) == digest_of(here / "mine" / "adapter")
+    assert Saved.at(pull("mine@v1")).digest == Saved.at(here.parent / "made").digest
+    assert (
+        Saved.at(pull("mine", registry=here.parent / "registry")).digest
+        == Saved.at(pull("mine@v1")).digest
+    )
+    assert Saved.at(pull("./mine")).digest == Saved.at(here / "mine" / "adapter").digest
 
 
 def test_a_folder_of_something_else_hides_no_published_adapter(here):
@@ -96,7 +99,7 @@ def test_a_name_that_must_be_signed_is_never_a_folder(here):
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         pull("polite")
     publish(sample_adapters.write(here.parent / "made"), "polite", sign=key)
-    assert digest_of(pull("polite")) != digest_of(folder)
+    assert Saved.at(pull("polite")).digest != Saved.at(folder).digest
     assert read_reference("POLITE").kind == "local"
     shutil.move(here / "polite", here / "other")
     assert read_reference("other").kind == "local"
@@ -121,5 +124,5 @@ def test_an_unknown_name_suggests_folders(here):
 def test_a_folder_is_copied_to_a_new_one(here):
     made = sample_adapters.write(here / "mine" / "adapter")
     copy = pull("mine", "copy")
-    assert digest_of(copy) == digest_of(made)
+    assert Saved.at(copy).digest == Saved.at(made).digest
     assert sorted(p.name for p in copy.iterdir()) == sorted(p.name for p in made.iterdir())

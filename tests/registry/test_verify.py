@@ -9,7 +9,7 @@ from hub_server import Repository
 
 import adapterhub as ah
 from adapterhub.errors import FileError
-from adapterhub.registry.published_files import digest_of
+from adapterhub.files.native import Saved
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.sign import signatures_beside
 from adapterhub.registry.trust import trust_key
@@ -27,7 +27,11 @@ def folder(tmp_path):
 
 def test_a_folder(folder, key):
     found = ah.verify(folder.parent)
-    assert (found.digest, found.signatures, found.is_trusted) == (digest_of(folder), (), False)
+    assert (found.digest, found.signatures, found.is_trusted) == (
+        Saved.at(folder).digest,
+        (),
+        False,
+    )
     ah.sign(folder, key)
     found = ah.verify(folder)
     assert [c.is_valid for c in found.signatures] == [True]

@@ -10,7 +10,7 @@ import pytest
 from served import EXAMPLES, TaskExample, busy, write_adapter
 
 from adapterhub.backbones.local_folders import remember_folder
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.serving import Engine
 
 METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)")
@@ -19,7 +19,7 @@ METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)
 @pytest.fixture(autouse=True)
 def known_backbone(backbone: Path, polite: str, no_home: None) -> None:
     """Let adapters that were saved for the session find their backbone from the home of a test."""
-    remember_folder(read_manifest(Path(polite)).backbone.id, backbone)
+    remember_folder(Saved.at(Path(polite)).manifest.backbone.id, backbone)
 
 
 @pytest.fixture

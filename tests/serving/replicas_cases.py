@@ -23,7 +23,7 @@ from served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 import adapterhub as ah
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.errors import ConfigError, ServingError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.ray_cluster import connect_ray, import_serve
 from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
@@ -84,7 +84,7 @@ def options(
     for number, name in enumerate(NAMES):
         write_adapter(backbone, folder / name, "lora(rank=2)", EXAMPLES[number % 2], number)
         ah.publish(folder / name, name, registry=folder / "registry")
-    remember_folder(read_manifest(folder / NAMES[0]).backbone.id, backbone)
+    remember_folder(Saved.at(folder / NAMES[0]).manifest.backbone.id, backbone)
     return ServeOptions(
         adapters=(NAMES[0],),
         backbone=str(backbone),

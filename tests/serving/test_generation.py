@@ -26,7 +26,7 @@ import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, GenerationOptions
@@ -54,7 +54,7 @@ def writers(backbones, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def known_llama(backbones, writers, known_backbone):
     """Let the adapters find their backbone from the home of a test."""
-    remember_folder(read_manifest(Path(writers[0])).backbone.id, backbones("llama"))
+    remember_folder(Saved.at(Path(writers[0])).manifest.backbone.id, backbones("llama"))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from task_cases import several
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MergeError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multi_label import LabelledText, Labels
 
@@ -142,7 +142,7 @@ def run(adapterhub, backbone, tmp_path):
 
 
 def test_the_problem_type_travels_with_the_adapter(run, backbone, adapterhub, tmp_path):
-    manifest = read_manifest(run / "adapter")
+    manifest = Saved.at(run / "adapter").manifest
     assert (manifest.task, manifest.labels) == ("multi-label", ("good", "strong"))
     assert (manifest.head.kind, manifest.head.problem_type) == (
         "multi-label", "multi_label_classification",
@@ -181,7 +181,7 @@ def test_merged_and_exported_models_say_it(run, adapterhub, tmp_path):
 def read_location(run: Path) -> str:
     from adapterhub.files.run_folder import backbone_of_adapter
 
-    location, _ = backbone_of_adapter(run / "adapter", read_manifest(run / "adapter"), None)
+    location, _ = backbone_of_adapter(run / "adapter", Saved.at(run / "adapter").manifest, None)
     return location
 
 

@@ -14,7 +14,7 @@ import adapterhub as ah
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import open_stream
 from adapterhub.errors import ConfigError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS, Setting, parse_task
@@ -123,7 +123,7 @@ def test_a_streamed_run(name, text, backbones, tmp_path):
     architecture, task = STREAMED[name]
     outcome = run(recipe(text, backbones(architecture), task, tmp_path / "run"), Reporter())
     assert 0 < outcome.metrics["loss"] < 50
-    record = read_manifest(outcome.folder).training["data"]
+    record = Saved.at(outcome.folder).manifest.training["data"]
     assert (record["train"], record["eval"]) == (54, 6)
 
 
@@ -154,7 +154,7 @@ def test_given_evaluation_data_are_streamed_too(text, backbones, tmp_path):
     made = recipe(text, backbones("bert"), "masked-lm", tmp_path / "run")
     data = replace(made.data, eval=str(tmp_path / "dev.txt"), eval_rows=2, rows=30)
     outcome = run(replace(made, data=data), Reporter())
-    record = read_manifest(outcome.folder).training["data"]
+    record = Saved.at(outcome.folder).manifest.training["data"]
     assert (record["train"], record["eval"]) == (30, 2)
 
 

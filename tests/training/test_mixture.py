@@ -20,7 +20,7 @@ from training_runs import final_bytes, lines
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.batching import LazyBatches
 from adapterhub.loop.report import Reporter, reporter_for
@@ -76,7 +76,7 @@ def test_a_run_trains_every_head_and_each_opens_alone(ended: tuple[Recipe, RunOu
     logged = [line["metrics"] for line in lines(folder / "metrics.jsonl")
               if line["event"] == "eval"]  # fmt: skip
     assert all({"mean", "mood/accuracy", "length/mse"} <= metrics.keys() for metrics in logged)
-    manifest, tensors = read_adapter(outcome.folder)
+    manifest, tensors = Saved.at(outcome.folder).read()
     assert {name: record.labels for name, record in manifest.heads.items()} == HEADS
     assert tensors["heads.thing-2.classifier.weight"].shape[0] == 3
     for name, labels in HEADS.items():
@@ -108,7 +108,7 @@ def test_the_heads_share_all_other_tensors_and_a_weight_counts(
     tasks = {**recipe.tasks, "length": heavy}
     other = replace(recipe, output=str(tmp_path / "heavy"), tasks=tasks)
     changed = run(other, Reporter())
-    assert read_adapter(changed.folder)[0].files != read_adapter(outcome.folder)[0].files
+    assert Saved.at(changed.folder).read()[0].files != Saved.at(outcome.folder).read()[0].files
 
 
 def test_the_cache_of_frozen_layers_changes_nothing_beyond_bf16(
@@ -189,7 +189,7 @@ def test_one_row_equal_labels_and_a_missing_evaluation(backbone: Path, tmp_path:
     assert not any(name.startswith("length") for name in outcome.metrics)
     mains = [outcome.metrics[f"{n}/accuracy"] for n in ("mood", "thing-2", "again")]
     assert outcome.metrics["mean"] == pytest.approx(sum(mains) / 3)
-    assert set(read_adapter(outcome.folder)[0].heads) == set(tasks)
+    assert set(Saved.at(outcome.folder).read()[0].heads) == set(tasks)
 
 
 def test_tasks_of_different_model_classes_are_refused(backbone: Path, tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ def test_a_run_may_start_from_an_adapter_with_several_heads(
     recipe, first = ended
     words = {"output": str(tmp_path / "second"), "from_": str(first.folder), "method": None}
     second = run(replace(recipe, **words), Reporter())
-    (manifest, tensors), before = read_adapter(second.folder), read_adapter(first.folder)[1]
+    (manifest, tensors), before = Saved.at(second.folder).read(), Saved.at(first.folder).read()[1]
     assert set(tensors) == set(before)
     assert manifest.training["from"]["name"] == "run"
     alone = replace(recipe.of_task("mood"), output=str(tmp_path / "alone"),
                     from_=str(first.folder), method=None)  # fmt: skip
-    assert read_adapter(run(alone, Reporter()).folder)[0].heads == {}
+    assert Saved.at(run(alone, Reporter()).folder).read()[0].heads == {}
 
 
 def test_text_to_text_tasks_share_one_head(backbones, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_text_to_text_tasks_share_one_head(backbones, tmp_path: Path) -> None:
         tasks[name] = {"task": spec, "data": data}
     outcome = run(mixed_recipe(backbones("t5"), tmp_path, tasks=tasks), Reporter())
     assert {"mean", "mood/exact_match", "copy/loss"} <= outcome.metrics.keys()
-    manifest, tensors = read_adapter(outcome.folder)
+    manifest, tensors = Saved.at(outcome.folder).read()
     assert [record.head for record in manifest.heads.values()] == [None, None]
     assert not any(name.startswith("head") for name in tensors)
     opened = open_adapter(outcome.folder, head="copy")

@@ -11,7 +11,7 @@ from fixtures import write_tsv
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, MismatchError, TrainingError
-from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.files.native import Saved
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare
@@ -52,17 +52,17 @@ def second(recipe: Recipe, start: str | Path, **changes: object) -> Recipe:
 def test_it_begins_with_the_tensors_of_the_other_and_records_it(
     recipe: Recipe, first: Path
 ) -> None:
-    saved = read_tensors(first, read_manifest(first))
+    saved = Saved.at(first).tensors()
     prepared = prepare(second(recipe, first))
     assert all(torch.equal(t, saved[n]) for n, t in prepared.adapter.tensors().items())
     reporter = Notes()
     outcome = run(second(recipe, first), reporter)
     assert f"starts from {first}, with its head, since the labels are the same" in reporter.said
-    manifest = read_manifest(outcome.folder)
+    manifest = Saved.at(outcome.folder).manifest
     origin = manifest.training["from"]
     assert (origin["name"], origin["version"]) == ("first", None)
     assert len(origin["digest"]) == 64
-    assert manifest.methods == read_manifest(first).methods
+    assert manifest.methods == Saved.at(first).manifest.methods
     assert str(first) not in (outcome.folder / "adapter.json").read_text()
     assert "| starts from | first, sha256 " in (outcome.folder / "README.md").read_text()
     assert read(Path(recipe.output).with_name("second") / "recipe.yaml").from_ == str(first)
@@ -72,7 +72,7 @@ def test_a_published_one_is_found_by_its_name_and_its_version_recorded(
     recipe: Recipe, first: Path
 ) -> None:
     ah.publish(first, "helper")
-    manifest = read_manifest(run(second(recipe, "helper"), Reporter()).folder)
+    manifest = Saved.at(run(second(recipe, "helper"), Reporter()).folder).manifest
     assert manifest.training["from"]["name"] == "helper"
     assert manifest.training["from"]["version"] == "v1"
 
@@ -114,4 +114,4 @@ def test_the_option_is_called_from_and_takes_the_method_of_the_adapter() -> None
 
 def test_without_one_nothing_is_recorded(recipe: Recipe, first: Path) -> None:
     assert starting_point(recipe) is None
-    assert "from" not in read_manifest(first).training
+    assert "from" not in Saved.at(first).manifest.training

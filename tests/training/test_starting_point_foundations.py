@@ -12,7 +12,7 @@ from selection import ALL
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, MismatchError, TrainingError
-from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop.report import Reporter, TrainingLine
@@ -79,14 +79,14 @@ def test_it_trains_on_a_frozen_adapter_and_records_it(recipe: Recipe, lang: Path
     notes = Notes()
     prepared = prepare(on(recipe, lang))
     below = prepared.adapter.on[0]
-    saved = read_tensors(lang, read_manifest(lang))
+    saved = Saved.at(lang).tensors()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in below.tensors().items())
     assert below.active
     assert not any(p.requires_grad for p in below.parameters())
     outcome = run(on(recipe, lang), notes)
-    digest = read_manifest(outcome.folder).on[0].digest
+    digest = Saved.at(outcome.folder).manifest.on[0].digest
     assert f"trains on top of lang (sha256 {digest[:12]}), frozen" in notes.said
-    manifest = read_manifest(outcome.folder)
+    manifest = Saved.at(outcome.folder).manifest
     assert (manifest.on[0].name, manifest.on[0].reference) == ("lang", None)
     assert str(lang.parent) not in (outcome.folder / "adapter.json").read_text()
     assert "on top of" in (outcome.folder / "README.md").read_text()
@@ -143,7 +143,7 @@ def test_a_stopped_run_goes_on_and_another_foundation_is_another_run(
 def test_a_published_chain_is_found_by_name(recipe: Recipe, lang: Path) -> None:
     ah.publish(lang)
     domain = run(on(recipe, "lang", output="domain", method="houlsby(size=4)"), Reporter()).folder
-    assert str(read_manifest(domain).on[0]) == "lang@v1"
+    assert str(Saved.at(domain).manifest.on[0]) == "lang@v1"
     ah.publish(domain)
     task = run(on(recipe, "domain@v1"), Reporter()).folder
     expected = predictions(task)
@@ -156,7 +156,7 @@ def test_a_fusion_has_them_as_its_sources(recipe: Recipe, lang: Path) -> None:
     notes = Notes()
     fused = on(recipe, lang, other, output="fused", method="adapterfusion")
     folder = run(fused, notes).folder
-    manifest = read_manifest(folder)
+    manifest = Saved.at(folder).manifest
     assert manifest.on == ()
     recorded = manifest.training["on"]
     assert [each["name"] for each in recorded] == ["lang", "lang"]
@@ -187,7 +187,7 @@ def test_starting_from_a_stacked_one_needs_the_same_foundation(recipe: Recipe, l
         prepare(again)
     assert error.value.hint == "--on lang"
     prepared = prepare(replace(again, on=(str(lang),)))
-    saved = read_tensors(task, read_manifest(task))
+    saved = Saved.at(task).tensors()
     assert all(torch.equal(t, saved[n]) for n, t in prepared.adapter.tensors().items())
 
 
@@ -195,4 +195,4 @@ def test_without_any_nothing_is_recorded(recipe: Recipe, lang: Path) -> None:
     origins, _ = run_origins(recipe)
     assert (origins.start, origins.below, origins.copied) == (None, (), ())
     assert (origins.record(), origins.identity(), list(origins.notes())) == ({}, {}, [])
-    assert "on" not in read_manifest(lang).training
+    assert "on" not in Saved.at(lang).manifest.training

@@ -21,7 +21,7 @@ from training_runs import final_bytes
 from transformers import AutoTokenizer
 
 from adapterhub.errors import ConfigError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.recipe import Recipe
@@ -117,7 +117,7 @@ def test_a_streamed_run_learns_and_predicts(backbone: Path, tmp_path: Path, shar
     outcome = run(recipe, Reporter())
     assert outcome.metrics["accuracy"] > 0.9
     assert outcome.result.steps == 120
-    record = read_manifest(outcome.folder).training
+    record = Saved.at(outcome.folder).manifest.training
     assert record["data"]["eval"] == 24
     assert record["recipe"]["data"]["stream"] is True
     opened = open_adapter(outcome.folder)

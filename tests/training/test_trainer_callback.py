@@ -14,7 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, TrainingError
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import Saved
 from adapterhub.training.trainer_callback import TrainerCallback, _unwrapped
 
 # What save_pretrained writes, and warns of: tests/adapters/test_model_methods.py.
@@ -57,7 +57,7 @@ def logits(model):
 
 
 def assert_same_files(one: Path, other: Path):
-    first, second = read_adapter(one)[1], read_adapter(other)[1]
+    first, second = Saved.at(one).read()[1], Saved.at(other).read()[1]
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, msg=name)
@@ -73,8 +73,8 @@ def test_the_adapters_are_beside_each_checkpoint_and_a_resumed_run_is_the_same(m
     fresh = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
     ah.load(fresh, whole)
     torch.testing.assert_close(logits(fresh), expected)
-    half = read_adapter(tmp_path / "checkpoint-2" / "adapters" / "mine")[1]
-    assert any(not torch.equal(t, half[n]) for n, t in read_adapter(whole)[1].items())
+    half = Saved.at(tmp_path / "checkpoint-2" / "adapters" / "mine").read()[1]
+    assert any(not torch.equal(t, half[n]) for n, t in Saved.at(whole).read()[1].items())
     whole.rename(tmp_path / "whole")
     model, _ = attached(method)
     trainer_of(model, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

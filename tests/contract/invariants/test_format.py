@@ -17,7 +17,7 @@ import torch
 import adapterhub as ah
 from adapterhub.config.options import is_neutral, options_of
 from adapterhub.errors import FileError
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import dump_methods, parse_methods, restore_methods
 
@@ -133,7 +133,7 @@ def test_a_manifest_contains_no_local_path(tmp_path, given, stored):
     model = tiny_models.model("bert")
     model.config._name_or_path = given
     ah.attach(model, "lora").save(tmp_path / "a")
-    backbone = read_manifest(tmp_path / "a").backbone
+    backbone = Saved.at(tmp_path / "a").manifest.backbone
     digest = backbone.fingerprint.partition("-")[2][:12]
     assert backbone.id == (stored + digest if stored.endswith("--") else stored)
     assert digest

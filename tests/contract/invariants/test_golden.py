@@ -13,7 +13,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
-from adapterhub.files.native import read_adapter, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FOLDER = GOLDEN / "v1_models"
@@ -72,14 +72,14 @@ def test_a_golden_adapter_computes_the_recorded_logits(name):
 @pytest.mark.parametrize("name", make.CASES)
 def test_a_golden_adapter_is_rewritten_byte_for_byte(name, tmp_path):
     """The bytes are canonical."""
-    manifest, tensors = read_adapter(FOLDER / name)
+    manifest, tensors = Saved.at(FOLDER / name).read()
     write_adapter(tmp_path / "again", manifest, tensors)
     for file in ("adapter.json", "adapter.safetensors"):
         assert (tmp_path / "again" / file).read_bytes() == (FOLDER / name / file).read_bytes()
 
 
 def test_the_golden_adapters_cover_the_format():
-    manifests = [read_adapter(FOLDER / name)[0] for name in make.CASES]
+    manifests = [Saved.at(FOLDER / name).read()[0] for name in make.CASES]
     assert any(m.tokens and m.chat_template and m.tokenizer for m in manifests)
     assert any(m.head and m.labels for m in manifests)
     methods = {name for m in manifests for spec in m.methods for name in spec}

@@ -9,7 +9,7 @@ import torch
 import adapterhub as ah
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 
 HEADS = sorted(name for name, row in TASK_MODELS.items() if row.has_head)
 READS = {"image-classification": "vit", "audio-classification": "wav2vec2"}
@@ -40,7 +40,7 @@ def test_a_head_is_saved_and_restored(kind, backbones, tmp_path):
     tiny_models.scramble(adapter)
     before = outputs(model)
     adapter.save(tmp_path / "adapter")
-    manifest = read_manifest(tmp_path / "adapter")
+    manifest = Saved.at(tmp_path / "adapter").manifest
     assert manifest.task == kind
     assert manifest.head
     fresh, _ = ah.load_backbone(str(backbone), task=kind, labels=manifest.labels)

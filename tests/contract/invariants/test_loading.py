@@ -17,7 +17,7 @@ import adapterhub as ah
 from adapterhub.anatomy import families
 from adapterhub.backbones import checkpoint_form
 from adapterhub.errors import MismatchError, OutputError
-from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
 
 
@@ -29,7 +29,7 @@ def logits(model):
 def test_one_error_lists_every_mismatched_tensor(tmp_path):
     """One error lists every missing or unexpected tensor, and every wrong shape."""
     ah.attach(tiny_models.model("bert"), "lora(rank=2)").save(tmp_path / "a")
-    manifest, tensors = read_adapter(tmp_path / "a")
+    manifest, tensors = Saved.at(tmp_path / "a").read()
     a, b = "encoder.0.attn.q.lora.A", "encoder.1.attn.v.lora.B"
     tensors["encoder.9.attn.q.lora.A"] = tensors.pop(a)
     tensors[b] = tensors[b][:, :1].clone()
@@ -96,7 +96,9 @@ def test_a_head_with_any_module_name_is_restored(tmp_path):
     tiny_models.scramble(adapter)
     expected = logits(model)
     adapter.save(tmp_path / "a")
-    assert any(n.startswith("head.zebra.stripes") for n in read_manifest(tmp_path / "a").tensors)
+    assert any(
+        n.startswith("head.zebra.stripes") for n in Saved.at(tmp_path / "a").manifest.tensors
+    )
     again = with_a_zebra(1)
     again.config.id2label = {0: "x", 1: "y", 2: "z"}
     assert ah.load(again, tmp_path / "a").labels == ("a", "b", "c")
@@ -149,7 +151,7 @@ def test_the_commit_of_the_backbone_is_saved(tmp_path):
     model = tiny_models.model("bert")
     model.config._name_or_path, model.config._commit_hash = "acme/bert", "ab" * 20
     ah.attach(model, "lora").save(tmp_path / "a")
-    ref = read_manifest(tmp_path / "a").backbone
+    ref = Saved.at(tmp_path / "a").manifest.backbone
     assert (ref.id, ref.revision, ref.dtype, ref.quantization) == (
         "acme/bert", "ab" * 20, "fp32", None,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 import adapterhub as ah
 from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
 from adapterhub.errors import AttachError, MismatchError
-from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+from adapterhub.files.native import Saved, write_adapter
 
 NEW = ["<a>", "<b>"]
 BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the embedding's unused rows
@@ -64,7 +64,7 @@ def test_only_new_tokens_are_trained_saved_and_loaded(folder, tokens, tmp_path):
     expected = scores(model, tokenizer)
     assert expected.logits.shape[-1] >= max(ids) + 1
     adapter.save(tmp_path / "a")
-    manifest, tensors = read_adapter(tmp_path / "a")
+    manifest, tensors = Saved.at(tmp_path / "a").read()
     assert [t.content for t in manifest.tokens] == tokens
     assert [t.id for t in manifest.tokens] == ids
     rows = {n: tuple(t.shape) for n, t in tensors.items() if n.startswith("tokens.")}
@@ -118,7 +118,7 @@ def test_a_resized_model_keeps_its_original_fingerprint(tmp_path, backbones):
     tiny_models.scramble(adapter)
     expected = scores(model, tokenizer).logits
     adapter.save(tmp_path / "a")
-    manifest = read_manifest(tmp_path / "a")
+    manifest = Saved.at(tmp_path / "a").manifest
     assert [t.content for t in manifest.tokens] == NEW
     assert manifest.backbone.fingerprint == ah.fingerprint(folder[0])
     base = transformers.AutoModelForCausalLM.from_pretrained(folder[0])
@@ -171,7 +171,7 @@ def test_another_tokenizer_is_refused(backbones, tmp_path):
     other.eos_token = "<unk>"
     with pytest.raises(MismatchError, match="a different tokenizer") as error:
         ah.load(plain, tmp_path / "a", tokenizer=other)
-    assert read_manifest(tmp_path / "a").tokenizer in str(error.value)
+    assert Saved.at(tmp_path / "a").manifest.tokenizer in str(error.value)
     assert remember_tokenizer(torch.nn.Module(), other, 64).identity() in str(error.value)
     assert tokenizer_snapshot(plain) is None, "a refused load leaves nothing"
     assert not any("adapterhub" in name for name in plain.state_dict())
@@ -194,7 +194,7 @@ def test_a_huge_token_id_is_refused(backbones, tmp_path):
     """Logits are as wide as the highest id, so a forged id far above the vocabulary is refused."""
     model, _ = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
     ah.attach(model, "lora").save(tmp_path / "a")
-    manifest, tensors = read_adapter(tmp_path / "a")
+    manifest, tensors = Saved.at(tmp_path / "a").read()
     far = replace(manifest.tokens[1], id=2**31 - 1)
     write_adapter(tmp_path / "b", replace(manifest, tokens=(manifest.tokens[0], far)), tensors)
     plain = transformers.AutoModelForCausalLM.from_pretrained(backbones("llama"))
@@ -223,7 +223,7 @@ def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
     original = tokenizer.chat_template
     tokenizer.chat_template = template = original + "{# mine #}"
     ah.attach(model, "lora").save(tmp_path / "a")
-    manifest = read_manifest(tmp_path / "a")
+    manifest = Saved.at(tmp_path / "a").manifest
     assert manifest.chat_template == template
     assert len(manifest.tokenizer) == 64
     fresh, plain = ah.load_backbone(folder, task="causal-lm")

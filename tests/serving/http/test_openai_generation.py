@@ -12,7 +12,7 @@ from served import TEXTS, TaskExample, expected_answers, write_adapter
 from written import SEQ2SEQ, written_alone
 
 from adapterhub.backbones.local_folders import remember_folder
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.errors import StoppedError
@@ -42,7 +42,7 @@ def writing(backbones, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def known_llama(writing, backbones):
     """Let `open_adapter` find the backbone from the home of each test."""
-    remember_folder(read_manifest(Path(writing[1]["writer"])).backbone.id, backbones("llama"))
+    remember_folder(Saved.at(Path(writing[1]["writer"])).manifest.backbone.id, backbones("llama"))
 
 
 @pytest.fixture
