@@ -18,7 +18,7 @@ from held_methods import written
 
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods.common.spec import describe
-from adapterhub.recipe.recipe_text import recipe_schema
+from adapterhub.recipe.recipe import recipe_schema
 
 PACKAGE = Path(__file__).parents[1] / "adapterhub"
 FILE, EXPORTS = PACKAGE / "methods" / "catalogue.json", PACKAGE / "__init__.py"

@@ -29,7 +29,7 @@ LIGHT_MODULES = (
     "adapterhub.registry.tokens",
     "adapterhub.registry.sign",
     "adapterhub.tasks",
-    "adapterhub.training.preflight",
+    "adapterhub.training.run_data",
     "adapterhub.recipe.recipe",
 )
 # Commands that need no model, and those that do with an argument that is wrong.

@@ -29,8 +29,8 @@ from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import sample
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.loop.engine import NotFinite
+from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Reporter
-from adapterhub.loop.stop_signals import Stopped
 from adapterhub.methods.common.base import Method
 from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
@@ -39,9 +39,8 @@ from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 from adapterhub.tasks import Prediction
 from adapterhub.tasks._by_data import DEFAULT
 from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.prepare import PreparedRun, StartingPoint
 from adapterhub.training.run import RunOutcome, run
-from adapterhub.training.starting_point import StartingPoint
 
 EVALUATIONS = 4  # of a run
 FIT_ROWS = 500  # training rows on which the final runs are evaluated as well

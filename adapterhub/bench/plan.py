@@ -25,15 +25,15 @@ from adapterhub.bench.study import (
     start_of,
 )
 from adapterhub.bench.task_data import TaskData, read_task_data
-from adapterhub.config.quantities import seconds_of
+from adapterhub.config.spec import seconds_of
 from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Reporter
-from adapterhub.loop.stop_signals import Stopped
 from adapterhub.recipe.options import run_options, usual_steps
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
+from adapterhub.training.prepare import StartingPoint, starting_point
 from adapterhub.training.run import run
-from adapterhub.training.starting_point import StartingPoint, starting_point
 
 PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time

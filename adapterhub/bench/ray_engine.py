@@ -25,7 +25,7 @@ from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import AdapterhubError, BackboneError, TrainingError
-from adapterhub.loop.stop_signals import Stopped
+from adapterhub.loop.processes import Stopped
 from adapterhub.ray_cluster import WorkerShare, connect_ray, import_ray, share_out
 from adapterhub.status import doing
 from adapterhub.training.loading import SharedLoader

@@ -15,7 +15,7 @@ from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study, start_of
-from adapterhub.config.quantities import seconds_of
+from adapterhub.config.spec import seconds_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.pages.predictions import PredictionFile

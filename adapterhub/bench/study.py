@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import from_dict, option, to_dict
-from adapterhub.config.quantities import seconds_of
+from adapterhub.config.spec import seconds_of
 from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from adapterhub.data.examples import data_hash, sample
-from adapterhub.data.notes import notes_on_test
+from adapterhub.data.examples import data_hash, notes_on_test, sample
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.run_data import NO_EVALUATION, RunData, divide, read_data, sample_rows

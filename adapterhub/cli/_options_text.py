@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from adapterhub.cli._format import say_text
-from adapterhub.config.described import WIDTH, help_in_words, values_in_words
-from adapterhub.config.options import OptionDoc, options_of
+from adapterhub.config.options import WIDTH, OptionDoc, help_in_words, options_of, values_in_words
 from adapterhub.methods.common.spec import DescribedMethod
 from adapterhub.tasks import Task
 from adapterhub.tasks._registry import aliases_of

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from adapterhub.config.described import help_in_words
-from adapterhub.config.options import options_of
+from adapterhub.config.options import help_in_words, options_of
 from adapterhub.config.user_folders import is_file, is_there
 from adapterhub.config.yaml import load_yaml, merge_options, parse_overrides
 from adapterhub.data.options import DataOptions

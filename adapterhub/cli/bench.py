@@ -92,7 +92,7 @@ def command(
     """
     from adapterhub.bench.cells import parse_shard
     from adapterhub.bench.study import read_study
-    from adapterhub.recipe.several_runs import split_values
+    from adapterhub.recipe.sweep import split_values
 
     bench = {
         "test": test,

@@ -18,7 +18,7 @@ from adapterhub.cli._options import (
     require_signature_option,
     text_column_option,
 )
-from adapterhub.data.notes import classes_in, notes_on_scores
+from adapterhub.data.examples import classes_in, notes_on_scores
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
 

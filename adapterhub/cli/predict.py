@@ -303,7 +303,7 @@ def _asked(
 
 def _typed() -> str:
     """Read standard input to its end; it is UTF-8 whatever the terminal's encoding is."""
-    from adapterhub.data.decode import decode_text
+    from adapterhub.data.delimited import decode_text
 
     raw = getattr(sys.stdin, "buffer", None)  # a test's stream may have texts only
     return sys.stdin.read() if raw is None else decode_text(raw.read(), "standard input")

@@ -30,7 +30,7 @@ def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
     defaults. For editors, write the schema once: `adapterhub train --schema > recipe.schema.json`
     (--save does that, too).
     """
-    from adapterhub.recipe.recipe_text import commented_recipe
+    from adapterhub.recipe.recipe import commented_recipe
 
     specs, others = _split_names(words)
     recipe = read_draft(*recipe_words(others, flags), specs | nested_flags(flags))
@@ -73,7 +73,7 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
 
 def _save(path: Path, text: str) -> None:
     from adapterhub.recipe.output_folder import SCHEMA
-    from adapterhub.recipe.recipe_text import write_schema
+    from adapterhub.recipe.recipe import write_schema
 
     try:
         with open(path, "x", encoding="utf-8") as file:

@@ -39,7 +39,7 @@ from adapterhub.files.shown_table import ShownTable
 from adapterhub.loop.processes import is_main, restarted
 from adapterhub.recipe.output_folder import new_output
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.recipe.several_runs import StagedRecipe, parse_sweep, read_staged
+from adapterhub.recipe.sweep import StagedRecipe, parse_sweep, read_staged
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.tasks import parse_task
 
@@ -53,7 +53,7 @@ _MOST_OF_A_ROW = 20_000  # characters of a text that --show prints
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
-        from adapterhub.recipe.recipe_text import recipe_schema
+        from adapterhub.recipe.recipe import recipe_schema
 
         print_json(recipe_schema(), indent=2)
         context.exit()
@@ -130,7 +130,7 @@ def command(
 
 def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_report: bool) -> None:
     """Train one run, or print what it would be."""
-    from adapterhub.training.preflight import check_run
+    from adapterhub.training.run_data import check_run
 
     with showing(_display(quiet)):
         data = check_run(recipe, resume, dry=dry_run)
@@ -407,7 +407,7 @@ def _train_sweep(
     Raises:
         TrainingError: at least one of the runs failed; the table says which.
     """
-    from adapterhub.training.preflight import check_recipe
+    from adapterhub.training.run_data import check_recipe
 
     placed = {
         name: replace(recipe, output=str(Path(recipe.output) / name))

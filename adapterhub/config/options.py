@@ -4,6 +4,18 @@ Plain data arrives as a mapping (from YAML, JSON, the command line or Python) an
 one `ConfigError` lists every unknown key, missing key and value of the wrong type. `from_file`
 reads the data of files in the same way. A hint such as `Annotated[str, check]` limits the values:
 a check takes the path of a value and the value, and returns a line for each problem.
+
+Other names of options: those that are accepted, and those that only have a suggestion.
+
+One rule for recipes and methods: an option is written under its own name, at its own place. Also:
+
+- a name may differ in case, and have hyphens in place of underscores: `Learning-Rate`;
+- an alias (`lr`) is accepted at the place of its option and above it: `train.lr`, `lr`;
+- above its group, an option that only one group has is accepted: `epochs` is `train.epochs`;
+- a text in place of a group is an option of another group: `train=FILE` is `data.train=FILE`, and
+  so is `data=FILE`.
+
+What is read is the normal form: each option under its own name, at its own place.
 """
 
 from __future__ import annotations
@@ -13,12 +25,22 @@ import functools
 import operator
 import re
 import reprlib
+import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
-from adapterhub.errors import AdapterhubError, ConfigError, counted, did_you_mean
+from adapterhub.config.yaml import inline_yaml
+from adapterhub.errors import (
+    AdapterhubError,
+    ConfigError,
+    counted,
+    did_you_mean,
+    nearest,
+    spelled_like,
+)
 
 T = TypeVar("T")
 Check = Callable[[str, Any], list[str]]
@@ -442,3 +464,244 @@ def _refuse_unknown(
     near = (problems.suggest and problems.suggest(path)) or did_you_mean(str(key), names)
     near = near or f"; valid options: {', '.join(names) or 'none'}"
     problems.append(f"{path} is not an option{near}")
+
+
+WIDTH = 80
+_INDENT = "  "
+_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+
+
+def commented_options(
+    cls: type, values: Mapping[str, object], required: Iterable[str] = ()
+) -> Iterator[str]:
+    """Yield the lines of the options of a dataclass; options that are dataclasses are left out.
+
+    Options without a value are left out; `required` have no usable default.
+    """
+    for option in options_of(cls):
+        if option.name in values and not dataclasses.is_dataclass(option.default):
+            yield from comment(option.help)
+            yield from comment(_INDENT + values_text(option, option.name in required))
+            yield f"{option.name}: {inline_yaml(values[option.name])}"
+
+
+def comment(text: str) -> list[str]:
+    """Write a text as comment lines that fit 80 columns below two levels."""
+    spaces = text[: len(text) - len(text.lstrip())]
+    prefix = f"# {spaces}"
+    width = WIDTH - 2 * len(_INDENT)
+    return textwrap.wrap(
+        text.strip(), width, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False
+    )
+
+
+def values_text(option: OptionDoc, required: bool = False) -> str:
+    """Describe the values of an option and its default: `int | null, default null`."""
+    if required or option.default is dataclasses.MISSING:
+        return f"{option.type}, required"
+    return f"{option.type}, default {inline_yaml(to_dict({'default': option.default})['default'])}"
+
+
+_WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+_OPEN = re.compile(r" \((?:null|empty): (.*)\)$", re.DOTALL)  # what an option is if it is left out
+
+
+def help_in_words(option: OptionDoc) -> tuple[str, str]:
+    """Split a help text into what the option is, and what holds where it is left out, or ""."""
+    left_out = _OPEN.search(option.help)
+    return _OPEN.sub("", option.help), left_out[1] if left_out else ""
+
+
+def values_in_words(option: OptionDoc, required: bool = False) -> str:
+    """Describe the values and the default for a command line, without the words of YAML."""
+    members = [part for part in option.type.split(" | ") if part != "null"]
+    *others, last = map(_in_words, members)
+    values = f"{', '.join(others)} or {last}" if others else last
+    if required or option.default is dataclasses.MISSING:
+        return f"{values}; required" if values else "required"
+    default = to_dict({"default": option.default})["default"]
+    said = (
+        help_in_words(option)[1] or "none"
+        if default in (None, "", [], {})
+        else inline_yaml(default)
+    )
+    return "; ".join(filter(None, [values, f"default: {said}"]))
+
+
+def _in_words(kind: str) -> str:
+    if kind.startswith("list of "):
+        return f"[{_in_words(kind.removeprefix('list of ')) or 'value'}, ...]"
+    if kind.startswith("mapping of "):
+        return f"{{name: {_in_words(kind.removeprefix('mapping of ')) or 'value'}, ...}}"
+    return "" if kind == "anything" or kind.startswith("mapping") else _WORDS.get(kind, kind)
+
+
+def below(name: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a mapping under a name; without lines, an empty one."""
+    inner = list(lines)
+    yield f"{name}:" if inner else f"{name}: {{}}"
+    yield from (f"{_INDENT}{line}" for line in inner)
+
+
+def json_schema(cls: type) -> dict[str, Any]:
+    """Derive the JSON schema (draft 2020-12) of the data from which `from_dict` builds `cls`."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "title": cls.__name__, **options_schema(cls)}
+
+
+def options_schema(cls: type) -> dict[str, Any]:
+    """Derive the schema of the options of a dataclass, without the dialect and a title."""
+    hints = hints_of(cls)
+    properties: dict[str, dict[str, Any]] = {}
+    required = []
+    for option in options_of(cls):
+        properties[option.name] = schema = _schema(hints[option.name])
+        if option.help:
+            schema["description"] = option.help
+        if option.default is dataclasses.MISSING:
+            required.append(option.name)
+        elif not dataclasses.is_dataclass(option.default):
+            schema.update(to_dict({"default": option.default}))
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return schema | ({"required": required} if required else {})
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if hint in _SCALARS:
+        return {"type": _SCALARS[hint]}
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_schema(arg) for arg in args]}
+    if dataclasses.is_dataclass(hint):
+        return options_schema(typing.cast(type, hint))
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": _schema(args[1]) if args else True}
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        items = [_schema(arg) for arg in args]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    if origin in (tuple, list):
+        return {"type": "array", "items": _schema(args[0]) if args else True}
+    return {}
+
+
+@dataclass(frozen=True)
+class OptionNames:
+    """The names of a dataclass's options.
+
+    Attributes:
+        cls: the dataclass; options that are dataclasses are its groups.
+        aliases: other names that are accepted, with the path of the option: `train.epochs`.
+        meanings: other names that are not, with what to type instead.
+        texts: the option that a text in place of a group is, if no other group has one of its name.
+    """
+
+    cls: Any
+    aliases: Mapping[str, str]
+    meanings: Mapping[str, str]
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def normal_form(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return data with each option that is known under its own name, at its own place.
+
+        Raises:
+            ConfigError: an option is given twice, under different names, or a group is given as
+                a value beside one of its options.
+        """
+        groups = self._groups()
+        normal: dict[str, Any] = {}
+        written: dict[str, list[str]] = {}
+        both: list[str] = []
+        for path, value in _leaves(data, groups):
+            own = self._own_path(path, value, groups)
+            written.setdefault(".".join(map(str, own)), []).append(".".join(map(str, path)))
+            *above, name = own
+            group = normal.setdefault(above[0], {}) if above else normal
+            if isinstance(group, dict) and not isinstance(group.get(name), dict):
+                group[name] = value
+            elif value != {}:
+                both.append(f"{own[0]}: as a value, and with options of its own")
+        twice = [f"{own}: as {' and '.join(ways)}" for own, ways in written.items() if ways[1:]]
+        if twice := [*twice, *both]:
+            raise ConfigError("options are given twice", offenders=twice, expected="one of them")
+        return normal
+
+    def suggest(self, path: str) -> str:
+        """Return what to type instead of an unknown option: "; try ...", or "" if nothing is near.
+
+        Names with a known meaning come first, then those of other groups that are spelled alike.
+        """
+        name = path.rpartition(".")[2]
+        meaning = self.meanings.get(name.lower().replace("-", "_")) or self.aliases.get(name)
+        if meaning:
+            return f"; try {meaning}"
+        options = [f"{group}.{option}" for group, all in self._groups().items() for option in all]
+        if same := [option for option in options if option.endswith(f".{name}")]:
+            return f"; try {' or '.join(same)}"
+        level = self._groups().get(path.rpartition(".")[0], _names(self.cls))
+        places = {option.rpartition(".")[2]: option for option in options}
+        elsewhere = [repr(places[near]) for near in nearest(name, places)]
+        here = did_you_mean(name, level)
+        return here or (f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
+
+    def own_name(self, word: str) -> str | None:
+        """Return the path of the option that a word names, alone or with its place; or None."""
+        path = tuple(word.split("."))
+        groups = self._groups()
+        *above, name = self._own_path(path, 0, groups)
+        known = groups.get(".".join(above), ()) if above else _names(self.cls)
+        return ".".join((*above, name)) if name in known else None
+
+    def _groups(self) -> dict[str, list[str]]:
+        return {
+            name: _names(hint)
+            for name, hint in hints_of(self.cls).items()
+            if dataclasses.is_dataclass(hint)
+        }
+
+    def _own_path(
+        self, path: tuple[str, ...], value: object, groups: Mapping[str, list[str]]
+    ) -> tuple[str, ...]:
+        """Return the path of the option that is written at a path."""
+        *above, name = path = self._respelled(path, groups)
+        is_option = name in (groups.get(above[0], ()) if above else _names(self.cls))
+        if is_option and not (name in groups and not above and isinstance(value, str)):
+            return path
+        if is_option and name in self.texts:
+            return tuple(self.texts[name].split("."))
+        target = tuple(self.aliases[name].split(".")) if name in self.aliases else ()
+        if target and target[: len(above)] == tuple(above):
+            return target
+        having = [] if above else [group for group, options in groups.items() if name in options]
+        return (having[0], name) if len(having) == 1 else path
+
+    def _respelled(self, path: tuple[str, ...], groups: Mapping[str, list[str]]) -> tuple[str, ...]:
+        """Return a path with the group and the option as they are written, but for case."""
+        *above, name = path
+        places = [_respelled(group, groups) for group in above]
+        options = [o for group in (places[:1] or groups) for o in groups.get(group, ())]
+        own = [] if places else _names(self.cls)
+        known = dict.fromkeys([*own, *options, *self.aliases])
+        return (*places, _respelled(name, own if name in own else known))
+
+
+def _respelled(name: object, known: Iterable[str]) -> Any:
+    """Return the known name that is spelled like `name`; a key of YAML need not be a text."""
+    return spelled_like(name, known) if isinstance(name, str) else name
+
+
+def _leaves(
+    data: Mapping[str, Any], groups: Mapping[str, list[str]]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and value of each option; a group that is empty or no mapping is one."""
+    for key, value in data.items():
+        if _respelled(key, groups) in groups and isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                yield (key, name), inner
+        else:
+            yield (key,), value
+
+
+def _names(cls: Any) -> list[str]:
+    return [option.name for option in options_of(cls)]

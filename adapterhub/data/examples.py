@@ -2,19 +2,30 @@
 
 A malformed line raises an error with its line number; no field is shifted, and no row is dropped
 unless the option `skip_empty` says so.
+
+Rows are held out for evaluation by a seed, in the same shares of each label, whole groups.
+
+A group is what would be known from training: the rows of one query, text, context, prompt or
+conversation, as the task says, or of one value of a column (`data.group`). Nothing that is
+evaluated was trained on, and a group whose rows have several labels is held out like any other.
+
+Notes list what is probably not intended, with exact figures, a line each, by weight; the first few
+are shown.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,9 +33,161 @@ from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.options import NO_GROUPS, PREDICT, DataOptions
 from adapterhub.data.table import Table, first_few
 from adapterhub.data.tables import read_table
-from adapterhub.errors import DataError, counted
+from adapterhub.errors import DataError, counted, one_line
 
 E = TypeVar("E")
+
+_LABELS = frozenset({"label", "labels", "tags", "answers"})
+SHARE = 0.1  # of the groups
+_MIN_TOTAL, _MIN_HELD_OUT, _MOST_HELD_OUT = 10, 20, 10_000
+_LARGEST_SHARE = 0.2  # of a small data set
+_ROUNDING = 1e-9
+
+
+def content_of(example: Any) -> Hashable:
+    """Return the content of an example: its fields but its label, tags or answers."""
+    return tuple([getattr(example, name) for name in _content_fields(type(example))])  # type: ignore[arg-type]
+
+
+@functools.cache
+def _content_fields(kind: type[Any]) -> tuple[str, ...]:
+    fields = dataclasses.fields(kind)
+    return tuple(f.name for f in fields if f.compare and f.name not in _LABELS)
+
+
+def strata_of(examples: Sequence[Any]) -> list[Hashable]:
+    """Return what each example is grouped by: its class, or its rarest tag or label if it has many.
+
+    Examples that learn numbers or texts are one group.
+    """
+    single = [getattr(example, "label", None) for example in examples]
+    if all(isinstance(label, str) for label in single):
+        return list(single)
+    many = [_labels_of(example) for example in examples]
+    counts = Counter(label for labels in many for label in labels)
+    return [
+        min(labels, key=lambda name: (counts[name], str(name)), default=None) for labels in many
+    ]
+
+
+def _labels_of(example: Any) -> list[Hashable]:
+    tags = getattr(example, "tags", None)
+    if tags is not None:
+        return sorted({tag.partition("-")[2] or tag for tag in tags if tag != "O"})
+    label = getattr(example, "labels", getattr(example, "label", None))
+    if isinstance(label, list | tuple | set | frozenset):
+        return list(label)
+    return [label] if isinstance(label, str) else []
+
+
+def plain_key(value: Any) -> Hashable:
+    """Return a value without differences of letter case and spaces in its texts."""
+    if isinstance(value, str):
+        return " ".join(value.split()).casefold()
+    if isinstance(value, tuple | list):
+        return tuple(map(plain_key, value))
+    return value  # type: ignore[no-any-return]
+
+
+class TooFewGroups(DataError):
+    """There are too few rows, or too few groups of them, to hold some out."""
+
+
+def hold_out(
+    examples: Sequence[E],
+    seed: int,
+    strata: Sequence[Hashable],
+    share: float = SHARE,
+    *,
+    rows: int | None = None,
+    flag: str = "--eval",
+    groups: Sequence[Hashable] | None = None,
+) -> tuple[list[E], list[E]]:
+    """Split examples into training and evaluation, each in the original order.
+
+    A tenth of the groups is held out, of small data at least 20 or a fifth, and at most 10,000
+    rows; or about so many `rows`. Every stratum keeps a row for training.
+
+    Args:
+        examples: what is divided.
+        seed: draws the groups.
+        strata: what each example is drawn by in equal shares, such as its label.
+        share: the share to hold out.
+        rows: the number of rows to hold out, in place of a share.
+        flag: what names a file of such rows, for the error.
+        groups: what each example is held out with; None: with those of equal content.
+
+    Raises:
+        TooFewGroups: there are too few examples, or too few groups.
+    """
+    total = len(examples)
+    keys = [plain_key(content_of(e)) for e in examples] if groups is None else groups
+    by_key: dict[Hashable, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        by_key[key].append(index)
+    units = list(by_key.values())
+    held: set[int] = set()
+    if total >= _MIN_TOTAL:
+        wanted = rows or min(_wanted(len(units), share) * total / len(units), _MOST_HELD_OUT)
+        held = _drawn(units, strata, wanted, random.Random(seed))
+    if not held:
+        what = {"--eval": "evaluation"}.get(flag, flag.lstrip("-"))
+        without = "--eval none to train without evaluation"
+        raise TooFewGroups(
+            f"{total} rows are too few to hold some out for {what}",
+            expected=f"at least {_MIN_TOTAL} rows that differ, or {what} data",
+            hint=f"{flag} FILE, or {without if flag == '--eval' else f'no {flag}'}",
+        )
+    sides = ([], [])  # type: tuple[list[E], list[E]]
+    for index, example in enumerate(examples):
+        sides[index in held].append(example)
+    return sides
+
+
+def _wanted(units: int, share: float) -> int:
+    return max(round(share * units), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * units)), 1)
+
+
+def _drawn(
+    units: list[list[int]], strata: Sequence[Hashable], wanted: float, draw: random.Random
+) -> set[int]:
+    """Draw whole groups of about so many rows, in equal shares of the strata that they are of.
+
+    Large and small groups are drawn alike: one that is only partly due, by a random point of it,
+    is the last of its strata. What they are over or under their share is made up for by the next.
+    """
+    left, total = Counter(strata), len(strata)
+    by_stratum: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for unit in units:
+        by_stratum[frozenset(strata[i] for i in unit)].append(unit)
+    held: set[int] = set()
+    due, usual = 0.0, total / len(units)
+
+    def stays(unit: list[int]) -> bool:
+        """Return whether a stratum has its last rows in a group."""
+        return any(count >= left[s] for s, count in Counter(strata[i] for i in unit).items())
+
+    for stratum in draw.sample(list(by_stratum), len(by_stratum)):
+        own = by_stratum[stratum]
+        due += wanted * sum(map(len, own)) / total
+        most = max(due, 2 * usual)
+        for unit in draw.sample(own, len(own)):
+            if len(unit) > most or stays(unit):
+                continue
+            point = 0.5 if len(unit) == 1 else draw.random()
+            if point * len(unit) >= due - _ROUNDING:
+                break
+            left.subtract(strata[i] for i in unit)
+            held.update(unit)
+            due -= len(unit)
+        due = max(-usual, min(usual, due))
+    if not held:
+        able = [unit for unit in units if 2 * len(unit) <= total and not stays(unit)]
+        if able:
+            smallest = min(draw.sample(able, len(able)), key=len)
+            held.update(smallest)
+    return held
+
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
@@ -276,3 +439,144 @@ def parse_label(
     if not math.isfinite(number):
         return None, f"the label {text[:40]!r} is not a number"
     return number, ""
+
+
+_MOST_NOTES = 5
+_MANY_LABELS = 100
+_MAJORITY = 0.9  # share of one label from which on accuracy says little
+_NAMED = 3  # labels or texts that a note names
+_SHOWN = 40  # characters
+ENOUGH_FOR_SCORES = 30  # rows: the interval of a share is wider than a third of all with fewer
+_ENOUGH = 20  # rows: fewer are a try, not data
+_NOTED_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
+
+
+def notes_on(
+    train: Sequence[Any], evaluation: Sequence[Any], labels: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what a user should know about the data before training, at most five lines.
+
+    `labels` are the classes, or none if the task has no classes.
+    """
+    single = bool(labels) and all(isinstance(getattr(e, "label", None), str) for e in train)
+    contents = [content_of(example) for example in train]
+    notes = [
+        *(_about_labels(train) if single and len(train) >= _ENOUGH else ()),
+        *_about_shared(set(contents), evaluation),
+        *(_about_conflicts(contents, train) if single else ()),
+        *(_about_contents(train) if single and len(train) >= _ENOUGH else ()),
+    ]
+    return tuple(notes[:_MOST_NOTES])
+
+
+def notes_on_test(train: Sequence[Any], tested: Sequence[Any], labels: Sequence[str]) -> list[str]:
+    """Return what a user should know of test rows: that some are among the training rows."""
+    found = notes_on(train, tested, labels)
+    return [note.replace("evaluation", "test") for note in found if "evaluation" in note]
+
+
+def notes_on_scores(
+    rows: int, labels: Collection[object], what: str = "evaluation", more: str = ""
+) -> list[str]:
+    """Say why the scores of some rows say little: they are few, or all of one class.
+
+    Args:
+        rows: the number of rows.
+        labels: the classes that they have; empty if they have no classes.
+        what: what the rows are for.
+        more: what is typed for a file of more of them.
+    """
+    notes = []
+    if rows < ENOUGH_FOR_SCORES:
+        number = _count(rows, f"{what} row", f"{what} rows")
+        better = f"{more}, or more rows" if more else "evaluate on more"
+        notes.append(f"{number}: the scores say little; {better}")
+    if rows > 1 and len(set(labels)) == 1:
+        label = _quoted(str(next(iter(labels))))
+        notes.append(
+            f"all {rows:,} {what} rows are of one class, {label}: the scores say nothing of others"
+        )
+    return notes
+
+
+def classes_in(examples: Sequence[Any], labels: Sequence[str]) -> set[str]:
+    """Return which classes some examples have; none if each has no class, or several."""
+    found = [getattr(example, "label", None) for example in examples] if labels else []
+    return {label for label in found if isinstance(label, str)}
+
+
+def _about_labels(train: Sequence[Any]) -> Iterator[str]:
+    counts = Counter(example.label for example in train)
+    rows = f"{len(train):,} training rows"
+    if len(counts) > _MANY_LABELS or len(counts) > len(train) / 3:
+        yield f"{len(counts):,} labels in {rows}: is it the right column? (--label)"
+        return
+    if len(counts) > 10 and all(map(_NOTED_NUMBER.fullmatch, counts)):
+        yield f"the {len(counts):,} labels are all numbers: --task regression learns their size"
+    label, count = counts.most_common(1)[0]
+    if count > _MAJORITY * len(train) and len(counts) > 1:
+        yield (
+            f"{_quoted(label)} is the label of {count / len(train):.1%} of the {rows}: "
+            "compare macro_f1, not accuracy"
+        )
+    if once := [label for label, count in counts.items() if count == 1]:
+        yield f"{_count(len(once), 'label has', 'labels have')} one training row: {_few(once)}"
+
+
+def _about_shared(seen: set[Hashable], evaluation: Sequence[Any]) -> Iterator[str]:
+    shared = sum(content_of(example) in seen for example in evaluation)
+    if shared:
+        yield (
+            f"{shared:,} of {len(evaluation):,} evaluation rows ({shared / len(evaluation):.1%}) "
+            "are also training rows: the scores are too good"
+        )
+
+
+def _about_conflicts(contents: Sequence[Hashable], train: Sequence[Any]) -> Iterator[str]:
+    rows = Counter(contents)
+    labels: dict[Hashable, set[str]] = defaultdict(set)
+    for content, example in zip(contents, train, strict=True):
+        if rows[content] > 1:
+            labels[content].add(example.label)
+    conflicts = [content for content, each in labels.items() if len(each) > 1]
+    if conflicts:
+        number = list(contents).index(conflicts[0])
+        kind, shown = _named(train[number], conflicts[0])
+        words = _count(len(conflicts), f"{kind} occurs", f"{kind}s occur")
+        yield (
+            f"{words} with different labels, in {sum(rows[c] for c in conflicts):,} training rows, "
+            f"such as {_quoted(shown)}"
+        )
+
+
+def _named(example: Any, content: Hashable) -> tuple[str, str]:
+    """Return what an example is, a text or a file, and the text or the name of the file."""
+    name = getattr(example, "name", None)
+    return ("text", str(content[0])) if name is None else ("file", name)  # type: ignore[index]
+
+
+def _about_contents(train: Sequence[Any]) -> Iterator[str]:
+    texts = [example.text for example in train if hasattr(example, "text")]
+    if not texts:
+        return
+    distinct = len(set(texts))
+    if distinct < len(texts) / 2:
+        yield f"only {distinct:,} of the {len(texts):,} training texts are different"
+    words = [example.label for example in train]
+    if min(map(len, set(words))) >= 4 and not any(map(_NOTED_NUMBER.fullmatch, set(words))):
+        told = sum(w.lower() in text.lower() for w, text in zip(words, texts, strict=True))
+        if told > _MAJORITY * len(texts):
+            yield f"{told / len(texts):.1%} of the training texts contain their label as a word"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(map(_quoted, names[:_NAMED])) + more
+
+
+def _quoted(text: str) -> str:
+    return f"'{one_line(text, _SHOWN)}'"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"

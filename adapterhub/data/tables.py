@@ -15,9 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.user_folders import is_file, is_folder, is_there
-from adapterhub.data.decode import DecodedText, file_bytes, file_text, split_lines
-from adapterhub.data.decode import read_text as read_text
-from adapterhub.data.delimited import encoding_notes, find_delimiter, read_delimited
+from adapterhub.data.delimited import (
+    DecodedText,
+    encoding_notes,
+    file_bytes,
+    file_text,
+    find_delimiter,
+    read_delimited,
+    split_lines,
+)
+from adapterhub.data.delimited import read_text as read_text
 from adapterhub.data.media_formats import MEDIA_SUFFIXES
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet, plain_values

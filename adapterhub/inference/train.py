@@ -31,8 +31,8 @@ from adapterhub.recipe.output_folder import ROWS, check_output, new_output, resu
 from adapterhub.recipe.recipe import NAMES as OPTION_NAMES
 from adapterhub.recipe.recipe import layered, read
 from adapterhub.status import Display, display_for_terminal, showing
-from adapterhub.training.preflight import check_run
 from adapterhub.training.run import run
+from adapterhub.training.run_data import check_run
 
 _FORMS = (
     "a file, a dataset id, a list of rows ({'text': ..., 'label': ...}), a mapping of columns or "

@@ -2,16 +2,50 @@
 
 `Engine.step` is the whole path from a batch to changed weights: forward pass, backward pass,
 clipping, optimizer, schedule.
+
+Optimizers: AdamW, two variants whose state takes less memory, and one for factors.
+
+    adamw             both moments in fp32: 8 bytes per parameter
+    adamw-8bit        both in 8 bits, with one scale per 256 values: 2 bytes; tensors with fewer
+                      than 4,096 values keep fp32
+    paged-adamw-8bit  the same in CUDA managed memory, which may be paged to the host
+    riemannian        AdamW, where the gradients of the factors of an update B A are first
+                      G_A <- (B^T B + d I)^-1 G_A   and   G_B <- G_B (A A^T + d I)^-1
+
+    A, G_A: (rank, d_in)    B, G_B: (d_out, rank)    d: 0.01
+
+Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101;
+Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization",
+https://arxiv.org/abs/2110.02861; paged: Dettmers et al. 2023, section 3,
+https://arxiv.org/abs/2305.14314; riemannian: Zhang & Pilanci 2024, "Riemannian Preconditioned LoRA
+for Fine-Tuning Foundation Models", https://arxiv.org/abs/2402.02347. Most adapters are small: 8-bit
+states matter for methods that train whole layers.
+
+Gradient checkpointing: the activations of a layer are recomputed in the backward pass.
+
+transformers checkpoints a layer only while `layer.training` is true. A frozen backbone is in
+evaluation mode, which disables its dropout, so there the option would silently have no effect. Here
+the layer is in training mode for that check alone, and in its own mode while it computes.
+
+What is kept of a layer is its input, which may be moved to the memory of the host until the
+backward pass needs it (`torch.autograd.graph.save_on_cpu`).
+
+Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
+int8 layers (`adapterhub.backbones.quantized_layers.drop_saved_input`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
@@ -19,12 +53,13 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
 )
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.backbones.weights import is_sharded, local
 from adapterhub.errors import ConfigError, TrainingError
-from adapterhub.loop.batching import Batch, BatchList, share
-from adapterhub.loop.optimizers import OPTIMIZERS
 from adapterhub.loop.processes import (
     any_process,
     everyone_s,
@@ -37,10 +72,275 @@ from adapterhub.loop.processes import (
 from adapterhub.loop.report import peak_text
 from adapterhub.loop.sharding import clip_gradients, is_finite, reshard, share_state
 from adapterhub.loop.trainee import Trainee, check_whole
-from adapterhub.recipe.options import RunOptions
-from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
+from adapterhub.methods.lora import LoRALayer
+from adapterhub.recipe.options import DEFAULT, RunOptions, TrainOptions, schedule, warmup_steps
 from adapterhub.tasks._forward import on_device
 from adapterhub.tasks._losses import Items, batch_labels, learned, model_inputs
+
+_SWITCHES = ("gradient_checkpointing", "_gradient_checkpointing_func")  # of a layer
+
+
+class CheckpointedLayers:
+    """The layers of one model that are recomputed, from `apply` until `undo`.
+
+    With `offload`, their inputs are kept in the memory of the host.
+
+    Raises:
+        ConfigError: the model has no layer that transformers can checkpoint.
+    """
+
+    def __init__(self, model: torch.nn.Module, offload: bool = False) -> None:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        self.layers: list[Any] = [
+            m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
+        ]
+        # Models of diffusers have switches of their own.
+        self.others: list[Any] = [
+            m for m in model.modules() if hasattr(m, "enable_gradient_checkpointing")
+        ]
+        self.others = [m for m in self.others if m._supports_gradient_checkpointing]
+        self.were = [m.is_gradient_checkpointing for m in self.others]
+        if not self.layers and not self.others:
+            raise ConfigError(
+                f"{type(model).__name__} has no layer that supports gradient checkpointing",
+                hint="train.gradient_checkpointing=false",
+            )
+        self.offload = offload
+        self.modes = [layer.training for layer in self.layers]
+        # A user's own checkpointing, which `undo` brings back.
+        self.own = [{n: v for n, v in vars(m).items() if n in _SWITCHES} for m in self.layers]
+
+    def apply(self) -> None:
+        """Enable it with the current modes of the layers. Call again when modes change."""
+        self.modes = [layer.training for layer in self.layers]
+        for layer, mode in zip(self.layers, self.modes, strict=True):
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = _checkpoint_in_mode(layer, mode, self.offload)
+            layer.training = True
+        for model in self.others:
+            model.enable_gradient_checkpointing()
+
+    def undo(self) -> None:
+        """Restore the layers and their modes."""
+        for layer, mode, own in zip(self.layers, self.modes, self.own, strict=True):
+            layer.training = mode
+            for name in _SWITCHES:
+                layer.__dict__.pop(name, None)
+            layer.__dict__.update(own)
+        for model, was in zip(self.others, self.were, strict=True):
+            if not was:
+                model.disable_gradient_checkpointing()
+
+
+@contextmanager
+def recompute(
+    model: torch.nn.Module, enabled: bool, offload: bool = False
+) -> Iterator[CheckpointedLayers | None]:
+    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on."""
+    layers = CheckpointedLayers(model, offload) if enabled else None
+    try:
+        yield layers
+    finally:
+        if layers is not None:
+            layers.undo()
+
+
+def _checkpoint_in_mode(layer: torch.nn.Module, mode: bool, offload: bool) -> Callable[..., Any]:
+    def run(function: Callable[..., Any], *inputs: Any) -> Any:
+        with _kept_on_host(inputs) if offload else nullcontext():
+            return checkpoint(_call_in_mode, layer, mode, function, *inputs, use_reentrant=False)
+
+    return run
+
+
+def _kept_on_host(inputs: Sequence[Any]) -> AbstractContextManager[None]:
+    """Return a context in which what is saved for the backward pass leaves the GPU.
+
+    Inside `checkpoint` only its inputs are saved; the rest has hooks of its own.
+    """
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    on_gpu = any(tensor.device.type != "cpu" for tensor in tensors)
+    context: AbstractContextManager[None] = save_on_cpu(pin_memory=on_gpu)
+    return context if on_gpu else nullcontext()
+
+
+def _call_in_mode(
+    layer: torch.nn.Module, mode: bool, function: Callable[..., Any], *inputs: Any
+) -> Any:
+    layer.training = mode
+    try:
+        return function(*inputs)
+    finally:
+        layer.training = True
+
+
+Batch = Mapping[str, torch.Tensor]
+
+MEGA_BATCH = 50
+
+
+class BatchList(Protocol):
+    """The batches of one epoch. A batch is collated on access, so skipping costs nothing."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Batch: ...
+
+
+@runtime_checkable
+class StatefulBatches(BatchList, Protocol):
+    """Batches that are drawn in order from a stream, whose place a checkpoint keeps."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the place of the next batch."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a place."""
+
+    def close(self) -> None:
+        """End the reading."""
+
+
+class LazyBatches:
+    """A `BatchList` from index lists (`batch_order`) and a collate function."""
+
+    def __init__(self, order: Sequence[list[int]], collate: Callable[[list[int]], Batch]) -> None:
+        self.order = order
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int, /) -> Batch:
+        return self.collate(self.order[index])
+
+
+def batch_order(
+    lengths: Sequence[int], batch_size: int, epoch: int, seed: int, grouped: bool
+) -> list[list[int]]:
+    """Return the index lists of the batches of one epoch; each example is in exactly one.
+
+    The last batch is smaller if the number of examples is not a multiple of `batch_size`. The order
+    depends on the arguments alone; global random states are neither read nor changed.
+
+    `lengths` are in tokens. `grouped` sorts shuffled runs of 50 batches by length before they are
+    cut, which saves padding; the full batches are then shuffled again, so that lengths do not
+    follow an order.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(lengths))
+    if grouped:
+        order = _sorted_in_runs(order, np.asarray(lengths), batch_size * MEGA_BATCH)
+    batches = [
+        order[start : start + batch_size].tolist() for start in range(0, len(order), batch_size)
+    ]
+    full = len(lengths) // batch_size
+    return [batches[i] for i in random.permutation(full)] + batches[full:]
+
+
+def share(window: range, rank: int, world: int) -> list[int]:
+    """Return the batches of one optimizer step that one process computes.
+
+    Each process gets the same number of batches; if they do not divide, the first ones are computed
+    twice, and count once.
+    """
+    rounds = -(-len(window) // world)
+    return [window[(rank + i * world) % len(window)] for i in range(rounds)]
+
+
+def _sorted_in_runs(
+    order: np.ndarray[tuple[int], np.dtype[np.int64]],
+    lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
+    run: int,
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    runs = [order[start : start + run] for start in range(0, len(order), run)]
+    # A stable sort leaves examples of one length in their shuffled order.
+    parts = [part[np.argsort(-lengths[part], kind="stable")] for part in runs]
+    return np.concatenate(parts) if parts else order
+
+
+SMALLEST, BLOCK = 4096, 256
+_DAMPING = 1e-2  # of products of factors, one of which is zero at first
+Groups = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """How to build an optimizer from parameter groups, and the bytes of its state per tensor.
+
+    `make` also gets the model whose tensors train.
+    """
+
+    make: Callable[[Groups, TrainOptions, nn.Module], torch.optim.Optimizer]
+    bytes: Callable[[Tensor], int]
+
+
+def _common(options: TrainOptions) -> dict[str, Any]:
+    return {"betas": (options.beta1, options.beta2), "eps": options.eps}
+
+
+def _adamw(groups: Groups, options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer:
+    fused = all(p.device.type in ("cuda", "cpu") for g in groups for p in g["params"])
+    return torch.optim.AdamW(groups, **_common(options), fused=fused)
+
+
+def _adamw_8bit(
+    groups: Groups, options: TrainOptions, model: nn.Module, paged: bool = False
+) -> torch.optim.Optimizer:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"train.optimizer={options.optimizer} needs bitsandbytes, which is not installed",
+            hint='pip install "adapterhub[quantized]", or train.optimizer=adamw',
+        )
+    from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+
+    cls = PagedAdamW8bit if paged and torch.cuda.is_available() else AdamW8bit
+    optimizer: torch.optim.Optimizer = cls(groups, **_common(options), min_8bit_size=SMALLEST)
+    return optimizer
+
+
+def _state_bytes_8bit(parameter: Tensor) -> int:
+    values = parameter.numel()
+    return 8 * values if values < SMALLEST else 2 * (values + 4 * -(-values // BLOCK))
+
+
+def _riemannian(groups: Groups, options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer:
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    layers = [module for module in model.modules() if isinstance(module, LoRALayer)]
+    pairs = [(m.A, m.B) for m in layers if {id(m.A), id(m.B)} <= trained]
+    if not pairs:
+        raise ConfigError(
+            "train.optimizer=riemannian needs factors A and B that both train",
+            expected="a LoRA or one of its variants",
+            hint="method=lora, or train.optimizer=adamw",
+        )
+    optimizer = _adamw(groups, options, model)
+    optimizer.register_step_pre_hook(lambda *_: _precondition(pairs))
+    return optimizer
+
+
+@torch.no_grad()
+def _precondition(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Change the gradients of the factors of products B A. A: (rank, d_in), B: (d_out, rank)."""
+    for a, b in pairs:
+        damping = _DAMPING * torch.eye(len(a)).to(a)
+        if a.grad is not None:
+            a.grad.copy_(torch.linalg.solve(b.T @ b + damping, a.grad))
+        if b.grad is not None:
+            b.grad.copy_(torch.linalg.solve(a @ a.T + damping, b.grad.T).T)
+
+
+def _bytes_fp32(parameter: Tensor) -> int:
+    return 8 * parameter.numel()
+
+
+OPTIMIZERS = {
+    "adamw": OptimizerRow(_adamw, _bytes_fp32),
+    "adamw-8bit": OptimizerRow(_adamw_8bit, _state_bytes_8bit),
+    "paged-adamw-8bit": OptimizerRow(partial(_adamw_8bit, paged=True), _state_bytes_8bit),
+    "riemannian": OptimizerRow(_riemannian, _bytes_fp32),
+}
 
 
 class NotFinite(TrainingError):

@@ -24,10 +24,15 @@ from accelerate.utils import set_seed
 from adapterhub.errors import ConfigError, FileError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.loop import checkpoint
-from adapterhub.loop.batching import BatchList, StatefulBatches
-from adapterhub.loop.engine import Engine
-from adapterhub.loop.gradient_checkpointing import CheckpointedLayers, recompute
-from adapterhub.loop.processes import any_process, everyone_s, from_main
+from adapterhub.loop.engine import BatchList, CheckpointedLayers, Engine, StatefulBatches, recompute
+from adapterhub.loop.processes import (
+    Stopped,
+    StopRequest,
+    any_process,
+    catch_stop_signals,
+    everyone_s,
+    from_main,
+)
 from adapterhub.loop.progress import (
     STRETCHES,
     RunClock,
@@ -39,7 +44,6 @@ from adapterhub.loop.progress import (
 from adapterhub.loop.report import Evaluated, Reporter, TrainingLine
 from adapterhub.loop.sharding import reshard
 from adapterhub.loop.speedups import Speedups
-from adapterhub.loop.stop_signals import Stopped, StopRequest, catch_stop_signals
 from adapterhub.loop.trainee import Standing, standings
 from adapterhub.recipe.output_folder import how_to_resume
 from adapterhub.status import doing, showing

@@ -31,9 +31,8 @@ from adapterhub.config.options import Resumed, resumed_as
 from adapterhub.errors import ConfigError
 from adapterhub.loop.checkpoint import differing_settings
 from adapterhub.loop.report import Timing
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.options import DEFAULT, RunOptions, schedule, warmup_steps
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.recipe.schedules import DEFAULT, schedule, warmup_steps
 
 ROWS = "processes x train.batch_size x train.gradient_accumulation"
 DATA = "data"  # of a description: the digests of the rows

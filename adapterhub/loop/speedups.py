@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.backbones.same import same
-from adapterhub.loop.batching import Batch
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Batch, Engine
 from adapterhub.status import doing
 from adapterhub.tasks._losses import model_inputs
 

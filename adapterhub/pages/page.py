@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from adapterhub.data.notes import notes_on_scores
+from adapterhub.data.examples import notes_on_scores
 from adapterhub.errors import printable
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.card import stretches_of

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.weights import device_of
-from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.loop.engine import recompute
 from adapterhub.tasks._losses import model_inputs
 
 LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.probe import evaluation_mode
-from adapterhub.loop.batching import Batch
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Batch, Engine
 from adapterhub.loop.processes import process_count
 from adapterhub.loop.speedups import Speedup, Trial, Undo
 from adapterhub.recipe.options import RunOptions

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapterhub.data.chat_formats import Message
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
-from adapterhub.data.examples import Example
+from adapterhub.data.examples import Example, content_of, plain_key
 from adapterhub.data.options import DataOptions
-from adapterhub.data.split import content_of, plain_key
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._forward import Passed, each_row

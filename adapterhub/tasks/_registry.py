@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from adapterhub.config.option_names import OptionNames
-from adapterhub.config.options import from_dict, is_neutral, to_dict
+from adapterhub.config.options import OptionNames, from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.errors import unknown
 from adapterhub.tasks._base import Task

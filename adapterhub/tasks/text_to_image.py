@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import option
 from adapterhub.config.user_folders import is_file, is_folder
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
-from adapterhub.data.decode import decode_text, file_bytes
+from adapterhub.data.delimited import decode_text, file_bytes
 from adapterhub.data.examples import Example, read_rows
 from adapterhub.data.media import MediaFile, read_media
 from adapterhub.data.media_formats import open_picture

@@ -46,9 +46,14 @@ from adapterhub.backbones.quantized import quantization_of
 from adapterhub.backbones.weights import is_sharded, read_weight
 from adapterhub.errors import ConfigError, TrainingError, unknown
 from adapterhub.interchange.translation import size_options
-from adapterhub.loop.batching import Batch, BatchList, StatefulBatches
-from adapterhub.loop.engine import LossOfBatch, model_loss
-from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.loop.engine import (
+    Batch,
+    BatchList,
+    LossOfBatch,
+    StatefulBatches,
+    model_loss,
+    recompute,
+)
 from adapterhub.methods.common.projections import weight_at
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.lora_ga import begin_at_gradient

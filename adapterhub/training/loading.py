@@ -46,7 +46,7 @@ from adapterhub.loop.processes import join_processes, own_device, process_count
 from adapterhub.methods.common.base import Method
 from adapterhub.recipe.options import run_options
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.speed.activation_store import KeptActivations, memory_limit
+from adapterhub.speed.frozen_cache import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, dump_task, parse_task
 from adapterhub.tasks._lengths import encode_whole

@@ -27,14 +27,12 @@ from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.backbones.quantized_layers import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
 from adapterhub.loop import loop
-from adapterhub.loop.batching import LazyBatches, batch_order
-from adapterhub.loop.optimizers import OPTIMIZERS
+from adapterhub.loop.engine import OPTIMIZERS, LazyBatches, batch_order
 from adapterhub.loop.processes import process_count
 from adapterhub.loop.progress import peak_memory, process_memory
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.mixing import mixture_shares, parse_mixing
-from adapterhub.recipe.options import steps_per_epoch
+from adapterhub.recipe.options import mixture_shares, parse_mixing, steps_per_epoch
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.activation_memory import (
     HEAP,

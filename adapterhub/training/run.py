@@ -21,9 +21,10 @@ from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.scores import ERRORS, TEST, ScoreError, recorded_errors
 from adapterhub.loop import checkpoint, loop
-from adapterhub.loop.batching import BatchList, LazyBatches, batch_order
-from adapterhub.loop.engine import Engine, model_loss
+from adapterhub.loop.engine import BatchList, Engine, LazyBatches, batch_order, model_loss
 from adapterhub.loop.processes import (
+    Stopped,
+    catch_stop_signals,
     divided_evaluation,
     from_main,
     is_main,
@@ -33,15 +34,12 @@ from adapterhub.loop.processes import (
 from adapterhub.loop.progress import DATA, STRETCHES, RunProgress
 from adapterhub.loop.report import Reporter, Several
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
-from adapterhub.loop.stop_signals import Stopped, catch_stop_signals
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
 from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.pages.page import chosen_note
-from adapterhub.recipe.mixing import dump_mixing, parse_mixing
-from adapterhub.recipe.options import steps_per_epoch
+from adapterhub.recipe.options import dump_mixing, parse_mixing, steps_per_epoch
 from adapterhub.recipe.output_folder import RECIPE, hold_output, writing
-from adapterhub.recipe.recipe import DATA_SOURCES, Recipe, read
-from adapterhub.recipe.recipe_text import SCHEMA_LINE, write_schema
+from adapterhub.recipe.recipe import DATA_SOURCES, SCHEMA_LINE, Recipe, read, write_schema
 from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
@@ -51,9 +49,8 @@ from adapterhub.tasks import Encoded, dump_task, parse_task
 from adapterhub.tasks._by_data import DEFAULT
 from adapterhub.training.calibration import STARTS, calibrate_run
 from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
-from adapterhub.training.preflight import check_recipe
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.run_data import RunData
+from adapterhub.training.run_data import RunData, check_recipe
 from adapterhub.training.run_reports import (
     LatestPredictions,
     RunPage,

@@ -22,8 +22,8 @@ from adapterhub.files.atomic import put_in_place, replace_file, staging, sync_fi
 from adapterhub.loop.processes import is_main, wait_for_everyone
 from adapterhub.recipe.output_folder import RECIPE, writing
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.recipe.several_runs import StagedRecipe, without_places
-from adapterhub.training.preflight import check_run
+from adapterhub.recipe.sweep import StagedRecipe, without_places
+from adapterhub.training.run_data import check_run
 
 if TYPE_CHECKING:
     from adapterhub.loop.report import Reporter

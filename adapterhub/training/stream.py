@@ -42,7 +42,7 @@ from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks._rows import Row
 
 if TYPE_CHECKING:
-    from adapterhub.loop.batching import Batch
+    from adapterhub.loop.engine import Batch
 
 
 BUFFER = 10_000  # rows of a block
@@ -300,7 +300,7 @@ class StreamBatches:
         import torch
         from torch.utils.data import DataLoader
 
-        from adapterhub.loop.batching import batch_order
+        from adapterhub.loop.engine import batch_order
 
         rows, passed, options = self.rows, start.batch, self.options
         blocks = rows.stream.blocks(self.reader, start.cursor)

@@ -22,8 +22,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.loop.processes import readers
-from adapterhub.recipe.mixing import Mixing, draw_tasks, mixture_shares
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.options import Mixing, RunOptions, draw_tasks, mixture_shares
 from adapterhub.tasks import Encoded, Prediction, Setting, Task
 from adapterhub.tasks._losses import Items, Loss
 
@@ -306,7 +305,7 @@ def _stream(
     rows: MixedRows, number: int, skip: int, options: RunOptions, seed: int
 ) -> Iterator[list[int]]:
     """Yield the batches of one task from the one behind `skip` on, pass after pass."""
-    from adapterhub.loop.batching import batch_order  # imports torch
+    from adapterhub.loop.engine import batch_order  # imports torch
 
     lengths, start = rows.parts[number].lengths, rows.starts[number]
     size = options.batch_size

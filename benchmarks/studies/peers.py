@@ -57,8 +57,7 @@ from adapterhub.data.examples import Example, sample
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.run_files import lower_is_better
-from adapterhub.recipe.options import TrainOptions, run_options
-from adapterhub.recipe.schedules import warmup_steps
+from adapterhub.recipe.options import TrainOptions, run_options, warmup_steps
 from adapterhub.tasks import Prediction, dump_task
 from adapterhub.tasks._rows import Setting
 from adapterhub.tasks.classification import Number, OfTexts, best_of

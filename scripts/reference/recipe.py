@@ -12,8 +12,14 @@ from adapterhub.data.options import DataOptions
 from adapterhub.methods.common import base as method_names
 from adapterhub.methods.common.spec import described_methods
 from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import ALIASES, MEANINGS, REQUIRED, Recipe, read_draft
-from adapterhub.recipe.recipe_text import commented_recipe
+from adapterhub.recipe.recipe import (
+    ALIASES,
+    MEANINGS,
+    REQUIRED,
+    Recipe,
+    commented_recipe,
+    read_draft,
+)
 from reference.markdown import code, codes, entry, prose, sentence
 
 PAGE = "reference/recipe.md"

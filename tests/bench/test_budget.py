@@ -20,7 +20,7 @@ from adapterhub.bench.study import BenchOptions, Study, as_begun, keep_study
 from adapterhub.bench.task_data import TaskData
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
-from adapterhub.loop.stop_signals import Stopped
+from adapterhub.loop.processes import Stopped
 from adapterhub.tasks import parse_task
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run_data import RunData

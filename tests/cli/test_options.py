@@ -7,8 +7,7 @@ import json
 import pytest
 from command_line import refused
 
-from adapterhub.config.described import help_in_words
-from adapterhub.config.options import options_of
+from adapterhub.config.options import help_in_words, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import TrainOptions

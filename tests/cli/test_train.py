@@ -17,8 +17,7 @@ from selection import cases_of
 from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import Saved
-from adapterhub.recipe.recipe import NAMES, read
-from adapterhub.recipe.recipe_text import recipe_schema
+from adapterhub.recipe.recipe import NAMES, read, recipe_schema
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 

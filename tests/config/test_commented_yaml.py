@@ -5,8 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from adapterhub.config.described import WIDTH, below, comment, commented_options, values_text
-from adapterhub.config.options import OptionDoc, option, options_of
+from adapterhub.config.options import (
+    WIDTH,
+    OptionDoc,
+    below,
+    comment,
+    commented_options,
+    option,
+    options_of,
+    values_text,
+)
 from adapterhub.config.yaml import parse_mapping
 
 

@@ -6,8 +6,7 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-from adapterhub.config.described import json_schema
-from adapterhub.config.options import option, options_of
+from adapterhub.config.options import json_schema, option, options_of
 from adapterhub.recipe.recipe import Recipe
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.config.option_names import OptionNames
-from adapterhub.config.options import from_dict, option
+from adapterhub.config.options import OptionNames, from_dict, option
 from adapterhub.errors import ConfigError
 
 

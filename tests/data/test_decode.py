@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.decode import decode_file, decode_text
+from adapterhub.data.delimited import decode_file, decode_text
 from adapterhub.errors import DataError
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.data.decode import DecodedText
-from adapterhub.data.delimited import detect_dialect, expected_columns, read_delimited
+from adapterhub.data.delimited import DecodedText, detect_dialect, expected_columns, read_delimited
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import Table
 from adapterhub.errors import DataError

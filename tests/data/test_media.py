@@ -13,11 +13,10 @@ import pytest
 from fixtures import write_json_lines, write_tsv
 
 from adapterhub.data.columns import WANTS
-from adapterhub.data.examples import data_hash
+from adapterhub.data.examples import content_of, data_hash
 from adapterhub.data.media import open_media, read_media
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
-from adapterhub.data.split import content_of
 from adapterhub.errors import DataError
 
 

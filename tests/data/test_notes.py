@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.data.examples import Example
-from adapterhub.data.notes import notes_on
+from adapterhub.data.examples import Example, notes_on
 
 
 def rows(*labels: str, text: str = "text") -> list[Example]:

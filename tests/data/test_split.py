@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_cases import CASES
 
-from adapterhub.data.examples import Example
+from adapterhub.data.examples import Example, content_of, hold_out, strata_of
 from adapterhub.data.options import DataOptions
-from adapterhub.data.split import content_of, hold_out, strata_of
 from adapterhub.errors import DataError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.multi_label import LabelledText

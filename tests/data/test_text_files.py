@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from adapterhub.data.decode import file_bytes, file_text, read_text, split_lines
+from adapterhub.data.delimited import file_bytes, file_text, read_text, split_lines
 from adapterhub.errors import DataError
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from adapterhub.loop import checkpoint
-from adapterhub.loop.batching import LazyBatches, batch_order
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.options import RunOptions

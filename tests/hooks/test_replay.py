@@ -12,9 +12,16 @@ from tiny_models import NO_DROPOUT
 
 import adapterhub as ah
 from adapterhub.backbones.probe import evaluation_mode
-from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
-from adapterhub.speed.activation_store import StateRecorder
-from adapterhub.speed.frozen_cache import find_plan, record_runs
+from adapterhub.speed.frozen_cache import (
+    LayerCall,
+    StackReplay,
+    StateRecorder,
+    find_plan,
+    plans_of_calls,
+    record_runs,
+    replayable,
+    stack_rows,
+)
 
 IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])

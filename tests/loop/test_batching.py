@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.loop.batching import LazyBatches, batch_order, share
+from adapterhub.loop.engine import LazyBatches, batch_order, share
 
 lengths = st.lists(st.integers(1, 512), max_size=300)
 sizes = st.integers(1, 40)

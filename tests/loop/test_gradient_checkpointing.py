@@ -15,10 +15,8 @@ from training_runs import Learner, bits, fit
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.hooks.composition import RecomputedInContext
-from adapterhub.loop import checkpoint, gradient_checkpointing
-from adapterhub.loop.batching import LazyBatches, batch_order
-from adapterhub.loop.engine import Engine
-from adapterhub.loop.gradient_checkpointing import _kept_on_host, recompute
+from adapterhub.loop import checkpoint, engine
+from adapterhub.loop.engine import Engine, LazyBatches, _kept_on_host, batch_order, recompute
 from adapterhub.loop.loop import TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.options import RunOptions
@@ -133,7 +131,7 @@ def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch) -> 
     _, _, expected = fit_bert(tmp_path / "plain")
     on = {"gradient_checkpointing": True, "offload_activations": True}
     _, _, unmoved = fit_bert(tmp_path / "cpu", **on)
-    monkeypatch.setattr(gradient_checkpointing, "_kept_on_host", counted)
+    monkeypatch.setattr(engine, "_kept_on_host", counted)
     _, _, moved = fit_bert(tmp_path / "counted", **on)
     assert unmoved == moved == expected
     batches = 2 * 4

@@ -10,9 +10,8 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
-from adapterhub.loop import optimizers
-from adapterhub.loop.engine import Engine
-from adapterhub.loop.optimizers import OPTIMIZERS
+from adapterhub.loop import engine
+from adapterhub.loop.engine import OPTIMIZERS, Engine
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
 
@@ -78,7 +77,7 @@ def test_eight_bits_are_less():
 
 
 def test_without_bitsandbytes(monkeypatch):
-    monkeypatch.setattr(optimizers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
     started("adamw")
     with pytest.raises(ConfigError, match="bitsandbytes") as error:
         started("adamw-8bit")

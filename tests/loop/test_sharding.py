@@ -11,8 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 import adapterhub as ah
 from adapterhub.backbones.weights import is_sharded, local, shared_like, with_whole_parameters
 from adapterhub.errors import ConfigError
-from adapterhub.loop.batching import LazyBatches
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.common.site_module import SharedModule

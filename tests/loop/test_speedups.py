@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 import adapterhub as ah
 from adapterhub.loop.engine import Engine
-from adapterhub.loop.speedups import (
-    Speedup,
-    Speedups,
-    Trial,
-    Undo,
-    with_and_without_padding,
-)
+from adapterhub.loop.speedups import Speedup, Speedups, Trial, Undo, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
 

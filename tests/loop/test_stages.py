@@ -17,8 +17,7 @@ import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
 from adapterhub.loop import checkpoint, trainee
-from adapterhub.loop.batching import LazyBatches, batch_order
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee

@@ -16,8 +16,7 @@ from selection import long_table
 from task_cases import CASES
 
 from adapterhub.loop import engine
-from adapterhub.loop.batching import LazyBatches
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import _language_models

@@ -12,7 +12,7 @@ import pytest
 from training_runs import Data, Ticks, final_bytes, fit
 
 from adapterhub.errors import TrainingError
-from adapterhub.loop.stop_signals import catch_stop_signals
+from adapterhub.loop.processes import catch_stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -17,8 +17,7 @@ from torch import Tensor
 import adapterhub as ah
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop import checkpoint
-from adapterhub.loop.batching import LazyBatches, batch_order
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee, check_whole, penalty, stepped

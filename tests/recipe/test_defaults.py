@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.loop.batching import batch_order
+from adapterhub.loop.engine import batch_order
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.recipe.options import TABLE, RunOptions, TrainOptions, run_options, steps_per_epoch
 

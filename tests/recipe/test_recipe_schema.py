@@ -16,8 +16,13 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import dump_methods, method_text
 from adapterhub.recipe.output_folder import SCHEMA
-from adapterhub.recipe.recipe import read_draft
-from adapterhub.recipe.recipe_text import SCHEMA_LINE, commented_recipe, recipe_schema, write_schema
+from adapterhub.recipe.recipe import (
+    SCHEMA_LINE,
+    commented_recipe,
+    read_draft,
+    recipe_schema,
+    write_schema,
+)
 from adapterhub.tasks import TASKS, dump_task
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -9,7 +9,7 @@ import pytest
 
 from adapterhub.config.yaml import dump_yaml
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.several_runs import StagedRecipe, read_staged
+from adapterhub.recipe.sweep import StagedRecipe, read_staged
 
 COMMON = {"backbone": "b", "method": {"lora": {"rank": 4}}, "output": "runs/x", "train": {"lr": 1}}
 STAGES = [

@@ -16,9 +16,8 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import method_text, parse_methods
 from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import Recipe, read, read_draft
-from adapterhub.recipe.recipe_text import commented_recipe
-from adapterhub.recipe.several_runs import STAGES, read_staged
+from adapterhub.recipe.recipe import Recipe, commented_recipe, read, read_draft
+from adapterhub.recipe.sweep import STAGES, read_staged
 from adapterhub.tasks import TASKS, parse_task
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.several_runs import MOST_NAME, parse_sweep
+from adapterhub.recipe.sweep import MOST_NAME, parse_sweep
 
 
 def test_the_last_option_changes_fastest() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from adapterhub.hooks.replay import LayerCall, StackRows
-from adapterhub.speed.activation_store import (
+from adapterhub.speed.frozen_cache import (
     KeptActivations,
+    LayerCall,
     RecordedStates,
+    StackRows,
     StateRecorder,
     memory_limit,
 )

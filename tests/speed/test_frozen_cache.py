@@ -12,10 +12,10 @@ import torch
 from task_cases import CASES
 from tiny_models import FULL_MATRIX
 
-from adapterhub.hooks.replay import StackReplay
 from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.speed import frozen_cache
+from adapterhub.speed.frozen_cache import StackReplay
 from adapterhub.training.run import run
 
 FEW_TASKS = ("causal-lm", "multiple-choice", "question-answering")

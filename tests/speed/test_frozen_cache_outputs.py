@@ -15,10 +15,8 @@ from tiny_models import EOS, FULL_MATRIX, MATRIX, NO_DROPOUT
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.probe import evaluation_mode
-from adapterhub.hooks.replay import replayable
 from adapterhub.loop.speedups import NotUsed
-from adapterhub.speed.activation_store import StateRecorder
-from adapterhub.speed.frozen_cache import find_plan, record_runs
+from adapterhub.speed.frozen_cache import StateRecorder, find_plan, record_runs, replayable
 
 METHODS = ("head", "freeze(top=1)", "houlsby(layers=top 1)", "scalar-mix", "ia3")
 SIDES = ("right", "left", None)

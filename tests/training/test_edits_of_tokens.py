@@ -16,7 +16,7 @@ from training_runs import final_bytes
 
 import adapterhub as ah
 from adapterhub.backbones.learned_tokens import learned_tokens
-from adapterhub.loop.batching import LazyBatches
+from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import reporter_for
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run

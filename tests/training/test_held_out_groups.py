@@ -12,8 +12,8 @@ from PIL import Image
 
 from adapterhub.bench.suggest import linear_probe
 from adapterhub.bench.task_data import read_task_data
+from adapterhub.data.examples import TooFewGroups, hold_out
 from adapterhub.data.options import DataOptions
-from adapterhub.data.split import TooFewGroups, hold_out
 from adapterhub.errors import DataError
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.recipe.recipe import Recipe

@@ -22,9 +22,9 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
-from adapterhub.loop.batching import LazyBatches
+from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import Reporter, reporter_for
-from adapterhub.recipe.mixing import parse_mixing
+from adapterhub.recipe.options import parse_mixing
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare

@@ -9,7 +9,7 @@ import pytest
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.preflight import placed
+from adapterhub.training.run_data import placed
 
 RECIPE = Recipe(backbone="b", method="lora", output="out")
 

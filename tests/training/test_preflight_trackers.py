@@ -6,7 +6,7 @@ import pytest
 from accelerate import tracking
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.preflight import check_trackers
+from adapterhub.training.run_data import check_trackers
 
 NAMES = ("wandb", "mlflow", "trackio", "swanlab")
 

@@ -23,10 +23,9 @@ from adapterhub.config.options import from_dict, resumed_as, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.loop.engine import _out_of_memory, not_finite_hint
+from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing
-from adapterhub.loop.stop_signals import Stopped
-from adapterhub.recipe.mixing import TaskOptions
-from adapterhub.recipe.options import RunOptions, TrainOptions
+from adapterhub.recipe.options import RunOptions, TaskOptions, TrainOptions
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
 

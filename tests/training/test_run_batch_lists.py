@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from streamed import streamed_recipe, write_shards
 
-from adapterhub.loop.batching import LazyBatches
+from adapterhub.loop.engine import LazyBatches
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import (
     begun_epochs,

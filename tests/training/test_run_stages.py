@@ -17,7 +17,7 @@ from fixtures import WORDS
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import OutputError
 from adapterhub.loop.checkpoint import folder_of
-from adapterhub.recipe.several_runs import read_staged
+from adapterhub.recipe.sweep import read_staged
 from adapterhub.training.run_stages import check_stages
 
 QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}

@@ -12,8 +12,8 @@ from selection import part_of
 from training_runs import Ticks
 
 from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
-from adapterhub.loop.stop_signals import Stopped
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader

@@ -40,8 +40,8 @@ def measure(path):
     import torch.distributed.tensor  # noqa: F401
 
     from adapterhub.loop.processes import join_processes
-    from adapterhub.training.preflight import placed
     from adapterhub.training.prepare import prepare
+    from adapterhub.training.run_data import placed
 
     # Freed memory goes back to the system, as that of large tensors does.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)

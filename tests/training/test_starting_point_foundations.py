@@ -17,9 +17,8 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training.prepare import prepare
+from adapterhub.training.prepare import prepare, run_origins
 from adapterhub.training.run import run
-from adapterhub.training.starting_point import run_origins
 
 
 class Notes(Reporter):

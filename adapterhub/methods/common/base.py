@@ -17,8 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from adapterhub.config.option_names import OptionNames
-from adapterhub.config.options import from_dict, range_problems
+from adapterhub.config.options import OptionNames, from_dict, range_problems
 from adapterhub.errors import ConfigError, spelled_like, unknown
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from matrix import example
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, SiteError
-from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.loop.engine import recompute
 from adapterhub.methods import METHODS
 
 HALF = {

@@ -25,7 +25,7 @@ from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
 from adapterhub.inference.merged_checkpoint import write_checkpoint
-from adapterhub.loop.gradient_checkpointing import recompute
+from adapterhub.loop.engine import recompute
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import parse_methods

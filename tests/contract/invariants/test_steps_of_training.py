@@ -14,8 +14,7 @@ from selection import long_table
 
 import adapterhub as ah
 from adapterhub.loop import checkpoint
-from adapterhub.loop.batching import LazyBatches
-from adapterhub.loop.engine import Engine
+from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.loop import TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee

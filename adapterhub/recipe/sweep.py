@@ -23,9 +23,8 @@ from typing import Any
 
 from adapterhub.config.yaml import dump_yaml, load_yaml, parse_overrides
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.recipe import NAMES, Recipe, layered, read_layers
+from adapterhub.recipe.recipe import NAMES, STAGES, Recipe, layered, read_layers
 
-STAGES = "stages"
 REFERENCES = ("from", "on")  # the options that may name an earlier stage
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}")
 _RESERVED = ("adapter", "checkpoints", "tensorboard")  # folders of a run
