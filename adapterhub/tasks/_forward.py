@@ -109,12 +109,29 @@ class Batches(Protocol):
 class Passed:
     """A batch that a model has read: the indices of its rows, the inputs, and the model's output.
 
-    The inputs are on the device of the model, with the labels, if there are some.
+    The inputs are on the device of the model, with the labels, if there are some. Without the first
+    `skipped` tokens of each row, where these were computed before.
     """
 
     indices: list[int]
     batch: dict[str, Tensor]
     output: Any
+    skipped: int = 0
+
+
+class Prefix(Protocol):
+    """Tokens with which some rows begin, and which a model has read once for all of them."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """The rows that begin with them."""
+
+    def continued(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the inputs behind these tokens, with what the model has computed of them."""
 
 
 def each_row(
@@ -122,18 +139,22 @@ def each_row(
     data: Batches,
     batch_size: int,
     read: Callable[[Passed], Iterable[T]],
+    *,
+    run: Callable[[dict[str, Tensor]], Any] | None = None,
+    prefix: Prefix | None = None,
+    even: bool = False,
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each, in their order.
 
     The model is put in evaluation mode. Rows of similar length share a batch of at most
-    `batch_size` rows. Other processes of the run get the values that `read` returns, one per row of
-    a batch.
+    `batch_size` rows; if `even`, rows of the same length. Other processes of the run get the values
+    that `read` returns, one per row of a batch. `run` and `prefix` are those of `each_batch`.
     """
 
     def numbered(passed: Passed) -> list[tuple[int, T]]:
         return [*zip(passed.indices, read(passed), strict=True)]
 
-    batches = each_batch(model, data, batch_size, numbered)
+    batches = each_batch(model, data, batch_size, numbered, run=run, prefix=prefix, even=even)
     return in_order({index: value for batch in batches for index, value in batch})
 
 
@@ -145,23 +166,29 @@ def each_batch(
     *,
     labels: bool = False,
     run: Callable[[dict[str, Tensor]], Any] | None = None,
+    prefix: Prefix | None = None,
+    even: bool = False,
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each batch.
 
     As `each_row`. With `labels` the model also gets the labels, to compute its loss; `run` computes
-    the output of a batch in place of the model, by means of it.
+    the output of a batch in place of the model, by means of it. Of rows that start with `prefix`,
+    only the other tokens are computed.
     """
 
     def compute(indices: list[int]) -> T:
         batch = on_device(data.batch(indices), model, model.device)
+        skipped = prefix.length if prefix and indices[0] in prefix.rows else 0
+        if prefix and skipped:
+            batch = prefix.continued(batch)
         inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
         with without_gradients(), learned(batch):
             output = model(**inputs) if run is None else run(batch)
-        return read(Passed(indices, batch, output))
+        return read(Passed(indices, batch, output, skipped))
 
     model.eval()
     tokens = CPU_TOKENS if model.device.type == "cpu" else None
-    return results(by_length(data, batch_size, tokens), compute)
+    return results(by_length(data, batch_size, tokens, prefix, even=even), compute)
 
 
 def without_gradients() -> AbstractContextManager[Any]:
@@ -187,20 +214,33 @@ def on_device(
     return moved
 
 
-def by_length(data: Batches, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:
+def by_length(
+    data: Batches,
+    batch_size: int,
+    tokens: int | None = None,
+    prefix: Prefix | None = None,
+    *,
+    even: bool = False,
+) -> Iterator[list[int]]:
     """Yield the row indices of each batch, short rows first, so that little is padded.
 
     How many rows are done is shown to the user, if that takes long.
 
     A batch has at most so many rows, and `tokens` with its padding, unless a single row has more.
+    Rows that start with `prefix` share no batch with others, nor do rows of different lengths if
+    `even`.
     """
     lengths = data.lengths
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    kinds = [(prefix is not None and i in prefix.rows, n * even) for i, n in enumerate(lengths)]
+    order = sorted(range(len(lengths)), key=lambda i: (kinds[i], lengths[i]))
     with counting(len(order), "predicting") as done:
         start = 0
         while start < len(order):
             end = min(start + batch_size, len(order))
-            while tokens and end > start + 1 and (end - start) * lengths[order[end - 1]] > tokens:
+            while end > start + 1 and (
+                kinds[order[end - 1]] != kinds[order[start]]
+                or (tokens and (end - start) * lengths[order[end - 1]] > tokens)
+            ):
                 end -= 1
             yield order[start:end]
             done(end - start)

@@ -29,7 +29,9 @@ from adapterhub.tasks._forward import (
 from adapterhub.tasks._losses import model_inputs, next_token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
+from adapterhub.tasks._shared_prefix import shared_prefix
 from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks._windows import Windows
 from adapterhub.tasks._writing import chosen_search, written_text
 
 if TYPE_CHECKING:
@@ -202,6 +204,7 @@ def generate(
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
     options = how.generation_options(model, prompts)
+    prefix = None if model.config.is_encoder_decoder else shared_prefix(model, prompts.rows)
 
     search = {"do_sample": False, "num_beams": how.beams, **chosen_search()}
 
@@ -211,7 +214,9 @@ def generate(
         inputs = {k: v for k, v in moved.items() if k != "labels"}
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         room = max(prompts.setting.positions - max(first, 1), 1)
-        most = {"max_new_tokens": min(options["max_new_tokens"], room)}
+        most: dict[str, Any] = {"max_new_tokens": min(options["max_new_tokens"], room)}
+        if prefix and indices[0] in prefix.rows:
+            most["past_key_values"] = prefix.cached(len(indices) * how.beams)
         with without_gradients():
             ids = model.generate(  # type: ignore[operator]
                 **inputs, **options | most, **search, use_cache=True, synced_gpus=in_step(),
@@ -220,7 +225,8 @@ def generate(
         return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
 
     model.eval()
-    batches = results(by_length(prompts, batch_size), compute)
+    # Padding would stand in front of the prefix.
+    batches = results(by_length(prompts, batch_size, None, prefix, even=bool(prefix)), compute)
     return in_order({index: text for batch in batches for index, text in batch})
 
 
@@ -239,6 +245,8 @@ def token_loss(
     """
     each = record is not None and len(data.owners) > 0
     head = _head_in_chunks(model, data, batch_size)
+    alone = shifted and not isinstance(data.rows, Windows)
+    prefix = shared_prefix(model, data.rows) if alone else None
 
     def read_states(passed: Passed) -> _BatchLoss:
         assert head is not None
@@ -263,9 +271,9 @@ def token_loss(
 
     if head is not None:
         below = partial(states_below, model, head)
-        batches = each_batch(model, data, batch_size, read_states, run=below)
+        batches = each_batch(model, data, batch_size, read_states, run=below, prefix=prefix)
     else:
-        batches = each_batch(model, data, batch_size, read, labels=not shifted)
+        batches = each_batch(model, data, batch_size, read, labels=not shifted, prefix=prefix)
     if record is not None and each:
         sums = [[0.0, 0] for _ in data.examples]
         for index, row in (pair for _, _, rows in batches for pair in rows):

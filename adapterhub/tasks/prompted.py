@@ -11,23 +11,30 @@ the mask. A causal model predicts the next token instead (Brown et al. 2020,
 https://arxiv.org/abs/2005.14165). There is no new head, so a backbone can be evaluated untrained
 (zero-shot), or with labelled examples in front of each prompt (few-shot, Brown et al., section 2).
 Training uses the model's own loss at that position, over the whole vocabulary.
+
+A word of several tokens is scored by the log likelihood of all of them, of which q(class) is the
+softmax: of a causal model each token given those before it (Brown et al., section 2.4, where it is
+also divided by the number of tokens); of a masked one, all at as many masks (Schick & Schütze 2021,
+section 3.1, https://arxiv.org/abs/2009.07118).
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from adapterhub.config.options import option
-from adapterhub.data.examples import Example, check_labels
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.data.examples import Example
+from adapterhub.errors import ConfigError, DataError, counted
 from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, limit_of, without_end
+from adapterhub.tasks._shared_prefix import answer_scores, shared_prefix
 from adapterhub.tasks.classification import OfTexts, OneClass, best_of
 
 if TYPE_CHECKING:
@@ -48,8 +55,9 @@ class Prompted(OneClass, OfTexts):
         a joy to watch,1
         "dull, and far too long",0
 
-    `words` has the word of each label, one token each; the template says where it is predicted.
-    `model: causal-lm` takes a causal language model.
+    `words` has the word of each label, or several; the template says where they are predicted.
+    `model: causal-lm` takes a causal language model. Long labels are less likely than short ones:
+    `length_normalized` compares the mean of their tokens.
 
     `predict` prints the class and its probability:
 
@@ -68,11 +76,16 @@ class Prompted(OneClass, OfTexts):
     examples: tuple[tuple[str, ...], ...] = option(
         (), "few-shot examples in front of each prompt: [[text, label]] or [[text, pair, label]]"
     )
+    length_normalized: bool = option(
+        False, "score words by the mean log likelihood of their tokens, not the sum", omitted=True
+    )
 
     name = "prompted"
     summary = "classification by a prompt and label words, also zero-shot and few-shot"
 
     def __post_init__(self) -> None:
+        words = {str(label): word for label, word in self.words.items()}
+        object.__setattr__(self, "words", words)
         fields = [match.group(1) for match in _FIELDS.finditer(self.template)]
         if fields.count("mask") != 1 or "text" not in fields:
             raise ConfigError(
@@ -102,7 +115,14 @@ class Prompted(OneClass, OfTexts):
 
     def check(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
         """Refuse labels that have no word."""
-        check_labels(tuple(self.words), (e.label for e in examples))
+        counts = Counter(str(e.label) for e in examples if str(e.label) not in self.words)
+        if counts:
+            raise DataError(
+                "the data has labels without a word",
+                offenders=[f"{label!r}: {counted(n, 'time')}" for label, n in counts.items()],
+                expected=f"one of {', '.join(map(repr, self.words))}",
+                hint=f"a word for each label: words={{{next(iter(counts))}: WORD, ...}}",
+            )
 
     def with_shots(self, examples: Sequence[Example], shots: int, seed: int) -> Prompted:
         """Draw `shots` examples per label and put them in front of each prompt, labels in turn.
@@ -122,18 +142,19 @@ class Prompted(OneClass, OfTexts):
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
         """Fill the template; `position` is where the label word is predicted."""
-        word_ids = dict(zip(self.words, self._word_ids(setting.tokenizer), strict=True))
+        answers = self.answer_ids(setting.tokenizer)
         rows: list[Row] = []
         for example in examples:
-            ids, position = self._prompt(example, setting)
+            ids, position = self._prompt(example, setting, max(map(len, answers.values())))
             row: Row = {"input_ids": ids, "position": position}
             if labelled:
-                row["labels"] = [IGNORED] * len(ids)
-                word = word_ids[str(example.label)]
+                answer = answers[str(example.label)]
                 if self.head == "causal-lm":
-                    row["input_ids"], row["labels"] = [*ids, word], [*row["labels"], word]
+                    row |= {"input_ids": [*ids, *answer], "labels": [IGNORED] * len(ids) + answer}
                 else:
-                    row["labels"][position] = word
+                    row["input_ids"] = _with_masks(row, len(answer))
+                    row["labels"] = [IGNORED] * len(row["input_ids"])
+                    row["labels"][position : position + len(answer)] = answer
             row["attention_mask"] = [1] * len(row["input_ids"])
             rows.append(row)
         return one_row_each(self, examples, setting, rows)
@@ -142,15 +163,22 @@ class Prompted(OneClass, OfTexts):
         """Return False: the room for the texts depends on the filled template."""
         return False
 
-    def _prompt(self, example: Example, setting: Setting) -> tuple[list[int], int]:
-        """Return the ids of a prompt, and the position whose logits predict the label word."""
+    def _prompt(self, example: Example, setting: Setting, longest: int) -> tuple[list[int], int]:
+        """Return the ids of a prompt, and the position whose logits predict the label word.
+
+        There is room for a word of `longest` tokens.
+        """
         tokenizer = setting.tokenizer
         causal = self.head == "causal-lm"
         mask = "" if causal else str(tokenizer.mask_token)
         texts = [t for t in (example.text, example.pair) if t is not None]
-        shots = "".join(f"{self._filled(self.words[e[-1]], *e[:-1])}\n" for e in self.examples)
+        shots = "".join(
+            f"{self._filled(self.words[e[-1]], *e[:-1])}\n"
+            for e in self.examples
+            if e[:-1] != tuple(texts)  # an example is not its own
+        )
         frame = self._filled(mask, *[""] * len(texts))
-        room = self._room(shots, frame, setting)
+        room = self._room(shots, frame, longest - (not causal), setting)
         cut = [cut_text(t, tokenizer, max(room // len(texts), 1)) for t in texts]
         filled = shots + self._filled(mask, *cut)
         ids: list[int] = tokenizer(filled.rstrip() if causal else filled)["input_ids"]
@@ -159,12 +187,14 @@ class Prompted(OneClass, OfTexts):
             return ids, len(ids) - 1
         return ids, ids.index(tokenizer.mask_token_id)
 
-    def _room(self, shots: str, frame: str, setting: Setting) -> int:
-        """Count the tokens left for the texts; few-shot examples do not count as input length."""
+    def _room(self, shots: str, frame: str, behind: int, setting: Setting) -> int:
+        """Count the tokens left for the texts; few-shot examples do not count as input length.
+
+        `behind` are those of a word that the frame does not have.
+        """
         shot_tokens = len(setting.tokenizer(shots, add_special_tokens=False)["input_ids"])
         most = min(setting.positions, setting.tokenizer.model_max_length)
-        word = self.head == "causal-lm"  # its label word comes behind the prompt
-        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + word
+        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + behind
         if shot_tokens and taken >= most:
             raise ConfigError(
                 f"the few-shot examples have {shot_tokens} tokens and leave no room for a text",
@@ -176,29 +206,30 @@ class Prompted(OneClass, OfTexts):
         values = {"text": text, "pair": pair, "mask": mask}
         return _FIELDS.sub(lambda match: values[match.group(1)], self.template)
 
-    def _word_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Return the token id of each label word, preceded by a space."""
+    def answer_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
+        """Return the tokens of the word of each label, as they follow a text and a space.
+
+        Raises:
+            ConfigError: a word has an unknown token, or two are the same; or there is no mask.
+        """
         if self.head == "masked-lm" and tokenizer.mask_token_id is None:
             raise ConfigError(
                 f"the tokenizer of {tokenizer.name_or_path} has no mask token",
                 hint="the option model: prompted(model=causal-lm, ...)",
             )
-        tokens_of = {
-            word: tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
-            for word in self.words.values()
-        }
+        answers = {label: _following(word, tokenizer) for label, word in self.words.items()}
         wrong = [
-            f"{word!r}: {' '.join(tokenizer.convert_ids_to_tokens(ids)) or 'no token'}"
-            for word, ids in tokens_of.items()
-            if len(ids) != 1 or ids[0] == tokenizer.unk_token_id
+            f"{self.words[label]!r}: {' '.join(tokenizer.convert_ids_to_tokens(ids)) or 'no token'}"
+            for label, ids in answers.items()
+            if not ids or tokenizer.unk_token_id in ids
         ]
-        if wrong or len({tuple(ids) for ids in tokens_of.values()}) < len(self.words):
+        if wrong or len({tuple(ids) for ids in answers.values()}) < len(answers):
             raise ConfigError(
-                "label words that are not distinct single tokens",
-                offenders=wrong,
-                expected="a different word of one token for each label",
+                "label words that the tokenizer does not tell apart",
+                offenders=wrong or [f"{label}: {word}" for label, word in self.words.items()],
+                expected="a different word for each label, of tokens that the vocabulary has",
             )
-        return [ids[0] for ids in tokens_of.values()]
+        return answers
 
     def padding_side(self, setting: Setting) -> str:
         """Return the right, where padding keeps the positions of the words."""
@@ -213,16 +244,72 @@ class Prompted(OneClass, OfTexts):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the class whose word is most probable, with the softmax over the words."""
+        import torch  # slow to import
+
+        if not data.examples:
+            return []
         prompts = self.encode(data.examples, data.setting, labelled=False)
-        word_ids = self._word_ids(data.setting.tokenizer)
+        answers = [*self.answer_ids(data.setting.tokenizer).values()]
+        if max(map(len, answers)) == 1:
+            scores = _token_scores(model, prompts, [i for (i,) in answers], batch_size)
+        elif self.head == "causal-lm":
+            scores = answer_scores(model, prompts, answers, batch_size)
+        else:
+            scores = _mask_scores(model, prompts, answers, batch_size)
+        lengths = torch.tensor([len(a) if self.length_normalized else 1 for a in answers])
+        shares = [(torch.tensor(each) / lengths).softmax(-1).tolist() for each in scores]
+        return [best_of(dict(zip(self.words, each, strict=True))) for each in shares]
 
-        def read(passed: Passed) -> Iterator[Prediction]:
+
+def _following(word: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of a word behind another one."""
+    start, whole, alone = (
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in ("a", f"a {word}", f" {word}")
+    )
+    # A tokenizer of sentences may put a space in front of each text, besides that of the word.
+    return list(whole[len(start) :] if whole[: len(start)] == start else alone)
+
+
+def _with_masks(row: Row, count: int) -> list[int]:
+    """Return the tokens of a prompt with several masks in place of one."""
+    ids, position = row["input_ids"], row["position"]
+    return [*ids[:position], *[ids[position]] * count, *ids[position + 1 :]]
+
+
+def _token_scores(
+    model: PreTrainedModel, prompts: Encoded, words: list[int], batch_size: int
+) -> list[list[float]]:
+    """Return the logit of each word, a single token, for each prompt."""
+
+    def read(passed: Passed) -> Iterator[list[float]]:
+        for logits, index in zip(passed.output.logits, passed.indices, strict=True):
+            position = prompts.rows[index]["position"] - passed.skipped
+            yield logits[position][words].float().tolist()
+
+    prefix = shared_prefix(model, prompts.rows)
+    return each_row(model, prompts, batch_size, read, prefix=prefix)
+
+
+def _mask_scores(
+    model: PreTrainedModel, prompts: Encoded, answers: Sequence[list[int]], batch_size: int
+) -> list[list[float]]:
+    """Return the log likelihood of each answer at as many masks, for each prompt."""
+    by_answer: dict[int, list[float]] = {}
+    for count in {len(answer) for answer in answers}:
+        rows = [row | {"input_ids": _with_masks(row, count)} for row in prompts.rows]
+        rows = [row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]
+        own = {i: answer for i, answer in enumerate(answers) if len(answer) == count}
+
+        def read(passed: Passed, own: dict[int, list[int]] = own) -> Iterator[list[float]]:
             for logits, index in zip(passed.output.logits, passed.indices, strict=True):
-                of_words = logits[prompts.rows[index]["position"]][word_ids]
-                probabilities = of_words.float().softmax(-1).tolist()
-                yield best_of(dict(zip(self.words, probabilities, strict=True)))
+                first = prompts.rows[index]["position"]
+                logs = logits[first:][: len(own[min(own)])].float().log_softmax(-1)
+                yield [float(logs[:, answer].diagonal().sum()) for answer in own.values()]
 
-        return each_row(model, prompts, batch_size, read)
+        found = each_row(model, replace(prompts, rows=rows), batch_size, read)
+        by_answer |= zip(own, zip(*found, strict=True), strict=True)
+    return [*map(list, zip(*(by_answer[i] for i in range(len(answers))), strict=True))]
 
 
 def _as_option(example: Example) -> tuple[str, ...]:
