@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 @max_length_option
 @click.option("--task", help="The task of the backbone, or of an ADAPTER that records none.")
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
-@click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
+@click.option(
+    "--shots",
+    type=click.IntRange(1),
+    help="Few-shot examples: per label, or in all where answers are generated.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
 @backbone_place_option
 @registry_option
@@ -64,7 +68,7 @@ def command(
 
     ADAPTER is a run folder, an adapter folder or a published name. Without it, --backbone and
     --task evaluate a language model that was not trained for the task (zero-shot); --examples and
-    --shots put labelled examples in front of each prompt (few-shot).
+    --shots put labelled examples in front of each prompt (few-shot), never a row's own.
     """
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.inference.record import LONGEST_UNRECORDED, read_training_record

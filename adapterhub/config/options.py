@@ -183,8 +183,8 @@ def from_dict(
     """Build a dataclass from plain data, strictly.
 
     Supports nested dataclasses, unions (the first member that accepts the value), `Literal`,
-    `tuple[X, ...]`, `dict[str, X]` and scalars. An int is accepted as a float; nothing else is
-    converted.
+    `tuple[X, ...]`, `dict[str, X]` and scalars. An int is accepted as a float, and as a key:
+    `{0: negative}` in YAML is `{"0": negative}`. Nothing else is converted.
 
     `where` is the prefix of each option's path in the error; `suggest` returns what to type instead
     of an unknown option, by its path, or "".
@@ -409,11 +409,14 @@ def _read_mapping(hint: Any, value: object, path: str, problems: _Problems) -> o
     if not isinstance(value, Mapping):
         return _refuse(hint, value, path, problems)
     for key in value:
-        if not isinstance(key, str):
+        if not isinstance(key, str) and type(key) is not int:
             problems.append(f"{path} has the key {key!r}, expected a string; put it in quotes")
+        elif type(key) is int and str(key) in value:
+            problems.append(f"{path} has the key {key} twice, as a number and in quotes")
         elif typing.get_origin(key_hint) is Annotated:  # a text with limits
-            _read(key_hint, key, path, problems)
-    return {key: _read(value_hint, item, at(path, key), problems) for key, item in value.items()}
+            _read(key_hint, str(key), path, problems)
+    pairs = ((str(key), item) for key, item in value.items())
+    return {key: _read(value_hint, item, at(path, key), problems) for key, item in pairs}
 
 
 def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> object:

@@ -378,6 +378,20 @@ def with_arguments(
     return ((*messages[0][:2], json.dumps(keys, ensure_ascii=False)), *messages[1:])
 
 
+def behind_turns(messages: tuple[Message, ...], turns: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a chat with turns between its instructions and its first other message.
+
+    What a template gets besides the messages stays with the first one.
+    """
+    start = next((n for n, m in enumerate(messages) if m[0] != "system"), len(messages))
+    if start or not turns or not messages:
+        return (*messages[:start], *turns, *messages[start:])
+    keys = _keys(messages[0])
+    given = keys.pop(ARGUMENTS, {})
+    first = (*messages[0][:2], json.dumps(keys, ensure_ascii=False)) if keys else messages[0][:2]
+    return with_arguments((*turns, first, *messages[1:]), given)
+
+
 def shared_arguments(chats: Iterable[Sequence[Message]]) -> dict[str, Any]:
     """Return the arguments of the chat template that all chats have, but tools and documents."""
     found: list[dict[str, Any]] = []

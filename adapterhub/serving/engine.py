@@ -343,7 +343,7 @@ class ServingEngine:
         with model.encoding:
             encoded = encode_prompt(prompt, served, options)
         before = encoded.ids if encoded.continues else []
-        pieces = TextPieces(self._writers.decoder(model), before, options.stop)
+        pieces = TextPieces(self._writers.decoder(model), before, (*options.stop, *encoded.stops))
         return WriteRequest(
             generation,
             served,

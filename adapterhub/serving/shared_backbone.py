@@ -59,6 +59,7 @@ from adapterhub.tasks._forward import CPU_TOKENS, on_device, without_gradients
 from adapterhub.tasks._lengths import lost_of_each
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import Row, pad
+from adapterhub.tasks._shared_prefix import PrefixStore, keeping_prefix
 
 PADDING = 0.25  # of the positions that a batch computes
 _SECONDS = 1.0  # that a measurement takes, at most
@@ -566,6 +567,7 @@ class ClassModel:
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
     _own_processor: Any = None  # of the thread that computes: nobody who submits waits for it
+    _prefix: tuple[Any, PrefixStore] | None = None  # of the adapter that was computed last
 
     def measure(self) -> None:
         """Do nothing: what a batch costs depends on the task."""
@@ -585,7 +587,10 @@ class ClassModel:
         served = asked[0][0]
         activate(self.model, served.name)
         examples = [request.example for _, request in asked]
-        predictions = self._predictor(served).predict_examples(examples, len(examples))
+        if self._prefix is None or self._prefix[0] is not served:
+            self._prefix = served, PrefixStore()
+        with keeping_prefix(self._prefix[1]):
+            predictions = self._predictor(served).predict_examples(examples, len(examples))
         answers: list[Answer] = []
         for (each, request), prediction in zip(asked, predictions, strict=True):
             answer = each.answer(request, prediction)
@@ -601,6 +606,7 @@ class ClassModel:
 
     def detach(self, served: ServedAdapter) -> None:
         """Remove an adapter."""
+        self._prefix = None
         _detach(self.model, served.name)
 
 

@@ -314,15 +314,25 @@ class Task(ABC):
     def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
         """Return the task with few-shot examples in front of each prompt.
 
-        `shots` are drawn per label.
+        `shots` are drawn per label, or in all where answers are generated.
 
         Raises:
             ConfigError: the task has no prompt.
-            DataError: a label has too few examples.
+            DataError: there are too few examples.
         """
         raise ConfigError(
-            f"{self.name} takes no few-shot examples", expected="a task with a prompt: prompted"
+            f"{self.name} takes no few-shot examples",
+            expected="a task with a prompt: prompted, causal-lm, seq2seq or unified-qa",
         )
+
+    def drawn(self, train: Sequence[Any], seed: int) -> Task:
+        """Return the task with what it draws from the training rows: nothing by default."""
+        return self
+
+    @property
+    def draws_shots(self) -> bool:
+        """Whether few-shot examples are to be drawn from the training rows."""
+        return False
 
     # Rows
 

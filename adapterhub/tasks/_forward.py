@@ -119,7 +119,7 @@ class Passed:
     skipped: int = 0
 
 
-class Prefix(Protocol):
+class PromptPrefix(Protocol):
     """Tokens with which some rows begin, and which a model has read once for all of them."""
 
     @property
@@ -141,7 +141,7 @@ def each_row(
     read: Callable[[Passed], Iterable[T]],
     *,
     run: Callable[[dict[str, Tensor]], Any] | None = None,
-    prefix: Prefix | None = None,
+    prefix: PromptPrefix | None = None,
     even: bool = False,
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each, in their order.
@@ -166,7 +166,7 @@ def each_batch(
     *,
     labels: bool = False,
     run: Callable[[dict[str, Tensor]], Any] | None = None,
-    prefix: Prefix | None = None,
+    prefix: PromptPrefix | None = None,
     even: bool = False,
 ) -> list[T]:
     """Run a model on all rows, and return what is read from its output for each batch.
@@ -218,7 +218,7 @@ def by_length(
     data: Batches,
     batch_size: int,
     tokens: int | None = None,
-    prefix: Prefix | None = None,
+    prefix: PromptPrefix | None = None,
     *,
     even: bool = False,
 ) -> Iterator[list[int]]:

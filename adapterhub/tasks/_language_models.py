@@ -65,6 +65,10 @@ class Generation:
         """Return the token that the tokenizer has behind a text."""
         return text_stops(setting.tokenizer)
 
+    def stop_texts(self, setting: Setting) -> tuple[str, ...]:
+        """Return the texts before which a generated text ends, besides its tokens: none here."""
+        return ()
+
     def of_texts(self) -> Generation:
         """Return the task that reads a text as it is, where texts are continued."""
         return self
@@ -204,9 +208,11 @@ def generate(
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
     options = how.generation_options(model, prompts)
-    prefix = None if model.config.is_encoder_decoder else shared_prefix(model, prompts.rows)
+    prefix = shared_prefix(model, prompts.rows)
+    prefix = prefix if prefix and prefix.is_whole else None
 
     search = {"do_sample": False, "num_beams": how.beams, **chosen_search()}
+    tokenizer, stops = prompts.setting.tokenizer, how.stop_texts(prompts.setting)
 
     def compute(indices: list[int]) -> list[tuple[int, Generated]]:
         batch = how.prompt_batch([prompts.rows[i] for i in indices], prompts.setting, side)
@@ -217,17 +223,43 @@ def generate(
         most: dict[str, Any] = {"max_new_tokens": min(options["max_new_tokens"], room)}
         if prefix and indices[0] in prefix.rows:
             most["past_key_values"] = prefix.cached(len(indices) * how.beams)
+        if stops:
+            ends = search.get("stopping_criteria", ())
+            most["stopping_criteria"] = [*ends, _StopTexts(tokenizer, stops, first)]
         with without_gradients():
             ids = model.generate(  # type: ignore[operator]
-                **inputs, **options | most, **search, use_cache=True, synced_gpus=in_step(),
+                **inputs, **options | search | most, use_cache=True, synced_gpus=in_step(),
             )  # fmt: skip
-        texts = [written_text(prompts.setting.tokenizer, row) for row in ids[:, first:].tolist()]
-        return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
+        texts = [written_text(tokenizer, row).strip() for row in ids[:, first:].tolist()]
+        return [*zip(indices, (Generated(text_before(t, stops)) for t in texts), strict=True)]
 
     model.eval()
     # Padding would stand in front of the prefix.
     batches = results(by_length(prompts, batch_size, None, prefix, even=bool(prefix)), compute)
     return in_order({index: text for batch in batches for index, text in batch})
+
+
+def text_before(text: str, stops: Sequence[str]) -> str:
+    """Return what comes before the first of some texts, without the space at its end."""
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return text.rstrip() if stops else text
+
+
+class _StopTexts:
+    """Ends each row of `generate` behind one of some texts, if other text is before it."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], first: int) -> None:
+        self.tokenizer, self.stops, self.first = tokenizer, stops, first
+
+    def __call__(self, ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        import torch  # slow to import
+
+        texts = (
+            written_text(self.tokenizer, row).lstrip() for row in ids[:, self.first :].tolist()
+        )
+        ended = [any(stop in text for stop in self.stops) for text in texts]
+        return torch.tensor(ended, device=ids.device)
 
 
 def token_loss(

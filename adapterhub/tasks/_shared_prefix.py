@@ -64,6 +64,11 @@ class SharedPrefix:
         """How many tokens there are."""
         return len(self.ids)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the cache has no virtual tokens, by which `generate` would count wrongly."""
+        return bool(self.cache.get_seq_length() == self.length)
+
     def cached(self, rows: int) -> Any:
         """Return a copy of the cache for a number of rows."""
         import torch  # slow to import
@@ -239,7 +244,7 @@ def answer_scores(
     """
     prefix = shared_prefix(model, prompts.rows)
     longest = max(map(len, answers))
-    ids = max((row["input_ids"] for row in prompts.rows), key=len, default=[])
+    ids: list[int] = max((row["input_ids"] for row in prompts.rows), key=len, default=[])
     if longest > 1 and not prefix and (len(ids) < 2 or not _continues(model, ids)):
         return _whole_scores(model, prompts, answers, batch_size)
 
@@ -296,7 +301,8 @@ def _rest_scores(
     )
     scores = output.logits.float().log_softmax(-1)
     each_token = scores.gather(-1, targets.clamp_min(0)[..., None])[..., 0]
-    return (each_token * learned).sum(-1).view(rows, len(answers))
+    sums: Tensor = (each_token * learned).sum(-1)
+    return sums.view(rows, len(answers))
 
 
 def _whole_scores(

@@ -27,6 +27,8 @@ from adapterhub.config.options import option
 from adapterhub.data.chat_formats import (
     ARGUMENTS,
     Message,
+    as_read,
+    behind_turns,
     chat_column,
     columns_beside,
     is_chat,
@@ -53,6 +55,15 @@ from adapterhub.tasks._chat_template import (
     fitted_chat,
     marked_spans,
     unused_keys,
+)
+from adapterhub.tasks._few_shot import (
+    EXAMPLES_HELP,
+    SEPARATOR,
+    SHOTS_HELP,
+    FewShot,
+    Shot,
+    check_shots,
+    shot_limit,
 )
 from adapterhub.tasks._language_models import (
     Generation,
@@ -88,7 +99,7 @@ class Chat(Grouped):
 
 @register_task
 @dataclass(frozen=True)
-class CausalLM(Generation, LearnsTokens):
+class CausalLM(FewShot, Generation, LearnsTokens):
     r"""Next-token prediction on responses, chats or raw text.
 
     Rows of `train.jsonl`:
@@ -122,6 +133,8 @@ class CausalLM(Generation, LearnsTokens):
         "all training chats have)",
         omitted=True,
     )
+    examples: tuple[Shot, ...] = option((), EXAMPLES_HELP, omitted=True)
+    shots: int = option(0, SHOTS_HELP, omitted=True)
 
     name = "causal-lm"
     most_tokens = 1024
@@ -147,6 +160,11 @@ class CausalLM(Generation, LearnsTokens):
             self._arguments()
         if self.generate and self.data == "text":
             raise ConfigError("raw text has no response to generate", hint="generate=false")
+        check_shots(self.shots, self.examples)
+        if (self.examples or self.shots) and self.data == "text":
+            raise ConfigError(
+                "raw text takes no few-shot examples", expected="prompts and responses, or chats"
+            )
 
     def _arguments(self) -> dict[str, Any]:
         try:
@@ -232,7 +250,7 @@ class CausalLM(Generation, LearnsTokens):
 
     def of_texts(self) -> CausalLM:
         """Return the task for raw texts."""
-        return replace(self, data="text", generate=False)
+        return replace(self, data="text", generate=False, examples=(), shots=0)
 
     def of_chats(self, setting: Setting) -> CausalLM:
         """Return the task for chats, where no template of pairs writes the prompts."""
@@ -249,6 +267,11 @@ class CausalLM(Generation, LearnsTokens):
         """Return the prompt or text; of a chat, its first messages."""
         return opening(example.messages) if isinstance(example, Chat) else example.text
 
+    def pools(self, examples: Sequence[Any]) -> dict[str, list[Shot]]:
+        """Return the prompts and responses, each once; of chats, those with one of each."""
+        pairs = (_question_and_answer(each) for each in examples)
+        return {"": [*dict.fromkeys(pair for pair in pairs if pair)]}
+
     # Rows
 
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
@@ -262,7 +285,8 @@ class CausalLM(Generation, LearnsTokens):
 
     def rows_of(self, example: Any, setting: Setting, *, labelled: bool) -> list[Row]:
         """Return the row of a prompt and its response, or those of a raw text."""
-        tokens, limit = self._tokens(example, setting.tokenizer), limit_of(setting)
+        tokens = self._tokens(example, setting.tokenizer)
+        limit = self._limit(example, tokens, setting)
         whole = self.data != "text"
         parts = [_fitted(tokens, limit)] if whole else _chunks(tokens, limit)
         return [_row(part) for part in parts if len(part) > 1]
@@ -286,29 +310,49 @@ class CausalLM(Generation, LearnsTokens):
         Where there are fewer positions than these, half of them are for the prompt.
         """
         free = setting.positions - self.new_tokens
-        room = max(min(limit_of(setting), free if free > 0 else setting.positions // 2), 1)
+        free = free if free > 0 else setting.positions // 2
         rows = []
         for example in examples:
-            ids = [i for i, _ in self._tokens(example, setting.tokenizer, prompt=True)][-room:]
+            tokens = self._tokens(example, setting.tokenizer, prompt=True)
+            room = max(min(self._limit(example, tokens, setting, prompt=True), free), 1)
+            ids = [i for i, _ in tokens][-room:]
             rows.append({"input_ids": ids, "attention_mask": [1] * len(ids)})
         return Encoded(self, setting, tuple(examples), rows, tuple(range(len(rows))))
+
+    def _limit(
+        self, example: Any, tokens: Tokens, setting: Setting, *, prompt: bool = False
+    ) -> int:
+        """Return the most tokens of a row; few-shot examples do not count as input length."""
+        if not self.examples:
+            return limit_of(setting)
+        alone = replace(self, examples=())._tokens(example, setting.tokenizer, prompt=prompt)
+        return shot_limit(setting, len(tokens) - len(alone))
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return False with few-shot examples, which do not count as input length."""
+        return not self.examples and super().fits(row, setting)
 
     def _tokens(
         self, example: Any, tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False
     ) -> Tokens:
         """Tokenize an example; with `prompt` only up to the (last) response."""
         given = self._arguments()
-        if isinstance(example, Chat):
-            return _chat_tokens(with_arguments(example.messages, given), tokenizer, prompt)
         template = prompt_template(self.template, tokenizer)
-        if self.data == "pairs" and template is None:
-            pair = (("user", example.text), ("assistant", str(example.label or "")))
-            return _chat_tokens(with_arguments(pair, given), tokenizer, prompt)
+        if isinstance(example, Chat) or (self.data == "pairs" and template is None):
+            messages = _messages(example)
+            shots = self.shots_before(_last_question(messages)) if self.examples else ()
+            turns = [turn for text, answer in shots for turn in _read_turns(text, answer)]
+            chat = behind_turns(with_arguments(messages, given), turns)
+            return _chat_tokens(chat, tokenizer, prompt)
         if self.data == "text":
             ids = _start(example.text, tokenizer)
             closed = ids if prompt or not example.text.strip() else ended(ids, tokenizer)
             return [(i, True) for i in closed]
-        filled = str(template).replace("{text}", example.text)
+        before = "".join(
+            str(template).replace("{text}", text) + answer + SEPARATOR
+            for text, answer in self.shots_before(example.text)
+        )
+        filled = before + str(template).replace("{text}", example.text)
         tokens = [(i, False) for i in _start(filled, tokenizer)]
         if not prompt:
             response = tokenizer(str(example.label), add_special_tokens=False)["input_ids"]
@@ -330,6 +374,12 @@ class CausalLM(Generation, LearnsTokens):
         if self.data == "chat" or (self.data == "pairs" and template is None):
             return template_stops(setting.tokenizer)
         return text_stops(setting.tokenizer)
+
+    def stop_texts(self, setting: Setting) -> tuple[str, ...]:
+        """Return what is between few-shot examples: a model that was not trained goes on."""
+        plain = self.data == "pairs" and prompt_template(self.template, setting.tokenizer)
+        inside = any(SEPARATOR in answer for _, answer in self.examples)
+        return (SEPARATOR,) if plain and self.examples and not inside else ()
 
     def padding_side(self, setting: Setting) -> str:
         """Return the right: no token attends to it."""
@@ -386,6 +436,29 @@ class CausalLM(Generation, LearnsTokens):
             *before, last = example.messages
             return ["\n".join(f"{message[0]}: {message[1]}" for message in before), last[1]]
         return [example.text, str(example.label or "")]
+
+
+def _messages(example: Any) -> tuple[Message, ...]:
+    """Return the messages of a chat, or those of a prompt and its response."""
+    if isinstance(example, Chat):
+        return example.messages
+    return (("user", example.text), ("assistant", str(example.label or "")))
+
+
+def _last_question(messages: Sequence[Message]) -> str:
+    return next((m[1] for m in reversed(messages) if m[0] == "user"), "")
+
+
+def _read_turns(text: str, answer: str) -> tuple[Message, Message]:
+    return ("user", text), as_read(("assistant", answer))
+
+
+def _question_and_answer(example: Any) -> Shot | None:
+    """Return a prompt and its response, or the two messages of a chat behind its instructions."""
+    messages = [message for message in _messages(example) if message[0] != "system"]
+    if [message[0] for message in messages] != ["user", "assistant"]:
+        return None
+    return messages[0][1], messages[1][1]
 
 
 def prompt_template(template: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:

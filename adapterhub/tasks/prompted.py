@@ -20,7 +20,6 @@ section 3.1, https://arxiv.org/abs/2009.07118).
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,9 +30,10 @@ from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, counted
 from adapterhub.tasks._base import Encoded, Prediction, one_row_each
+from adapterhub.tasks._few_shot import SHOTS_HELP, FewShot, Shot, text_room
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, limit_of, without_end
+from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, without_end
 from adapterhub.tasks._shared_prefix import answer_scores, shared_prefix
 from adapterhub.tasks.classification import OfTexts, OneClass, best_of
 
@@ -46,7 +46,7 @@ _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 
 @register_task
 @dataclass(frozen=True)
-class Prompted(OneClass, OfTexts):
+class Prompted(FewShot, OneClass, OfTexts):
     """One class per text or pair, by the word that a language model prefers.
 
     Rows of `train.csv`:
@@ -80,6 +80,8 @@ class Prompted(OneClass, OfTexts):
         False, "score words by the mean log likelihood of their tokens, not the sum", omitted=True
     )
 
+    shots: int = option(0, SHOTS_HELP + "; so many of each label", omitted=True)
+
     name = "prompted"
     summary = "classification by a prompt and label words, also zero-shot and few-shot"
 
@@ -96,6 +98,8 @@ class Prompted(OneClass, OfTexts):
                 f"the template {self.template!r} continues after the mask",
                 expected="a template that ends with {mask}: a causal-lm predicts the next token",
             )
+        if self.shots < 0:
+            raise ConfigError(f"shots is {self.shots}", expected="0 or more examples of each label")
         if len(self.words) < 2:
             raise ConfigError("words has fewer than two labels", expected="{label: word, ...}")
         length = 2 + ("pair" in fields)
@@ -124,19 +128,9 @@ class Prompted(OneClass, OfTexts):
                 hint=f"a word for each label: words={{{next(iter(counts))}: WORD, ...}}",
             )
 
-    def with_shots(self, examples: Sequence[Example], shots: int, seed: int) -> Prompted:
-        """Draw `shots` examples per label and put them in front of each prompt, labels in turn.
-
-        Raises:
-            DataError: a label has too few examples.
-        """
-        self.check((), examples)
-        pools = {label: [e for e in examples if str(e.label) == label] for label in self.words}
-        if short := [f"{label}: {len(pool)}" for label, pool in pools.items() if len(pool) < shots]:
-            raise DataError("too few examples of a label", offenders=short, expected=f"{shots}")
-        draw = random.Random(seed)
-        turns = zip(*(draw.sample(pool, shots) for pool in pools.values()), strict=True)
-        return replace(self, examples=tuple(_as_option(e) for turn in turns for e in turn))
+    def pools(self, examples: Sequence[Example]) -> dict[str, list[Shot]]:
+        """Return the examples of each label that has a word."""
+        return {n: [_as_option(e) for e in examples if str(e.label) == n] for n in self.words}
 
     # Rows
 
@@ -173,12 +167,11 @@ class Prompted(OneClass, OfTexts):
         mask = "" if causal else str(tokenizer.mask_token)
         texts = [t for t in (example.text, example.pair) if t is not None]
         shots = "".join(
-            f"{self._filled(self.words[e[-1]], *e[:-1])}\n"
-            for e in self.examples
-            if e[:-1] != tuple(texts)  # an example is not its own
+            f"{self._filled(self.words[label], *shown)}\n"
+            for *shown, label in self.shots_before(*texts)
         )
         frame = self._filled(mask, *[""] * len(texts))
-        room = self._room(shots, frame, longest - (not causal), setting)
+        room = text_room(shots, frame, longest - (not causal), setting)
         cut = [cut_text(t, tokenizer, max(room // len(texts), 1)) for t in texts]
         filled = shots + self._filled(mask, *cut)
         ids: list[int] = tokenizer(filled.rstrip() if causal else filled)["input_ids"]
@@ -186,21 +179,6 @@ class Prompted(OneClass, OfTexts):
             ids = without_end(ids, tokenizer)
             return ids, len(ids) - 1
         return ids, ids.index(tokenizer.mask_token_id)
-
-    def _room(self, shots: str, frame: str, behind: int, setting: Setting) -> int:
-        """Count the tokens left for the texts; few-shot examples do not count as input length.
-
-        `behind` are those of a word that the frame does not have.
-        """
-        shot_tokens = len(setting.tokenizer(shots, add_special_tokens=False)["input_ids"])
-        most = min(setting.positions, setting.tokenizer.model_max_length)
-        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + behind
-        if shot_tokens and taken >= most:
-            raise ConfigError(
-                f"the few-shot examples have {shot_tokens} tokens and leave no room for a text",
-                expected=f"fewer or shorter ones: the model reads {most} tokens",
-            )
-        return min(limit_of(setting) + shot_tokens, most) - taken
 
     def _filled(self, mask: str, text: str, pair: str = "") -> str:
         values = {"text": text, "pair": pair, "mask": mask}
@@ -295,7 +273,7 @@ def _mask_scores(
     model: PreTrainedModel, prompts: Encoded, answers: Sequence[list[int]], batch_size: int
 ) -> list[list[float]]:
     """Return the log likelihood of each answer at as many masks, for each prompt."""
-    by_answer: dict[int, list[float]] = {}
+    by_answer: dict[int, tuple[float, ...]] = {}
     for count in {len(answer) for answer in answers}:
         rows = [row | {"input_ids": _with_masks(row, count)} for row in prompts.rows]
         rows = [row | {"attention_mask": [1] * len(row["input_ids"])} for row in rows]
@@ -312,6 +290,6 @@ def _mask_scores(
     return [*map(list, zip(*(by_answer[i] for i in range(len(answers))), strict=True))]
 
 
-def _as_option(example: Example) -> tuple[str, ...]:
+def _as_option(example: Example) -> Shot:
     texts = (example.text, example.pair) if example.pair is not None else (example.text,)
     return (*texts, str(example.label))

@@ -24,6 +24,15 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel, read_table
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._few_shot import (
+    EXAMPLES_HELP,
+    SEPARATOR,
+    SHOTS_HELP,
+    FewShot,
+    Shot,
+    check_shots,
+    text_room,
+)
 from adapterhub.tasks._language_models import WritesTargets, WritesTexts, generate
 from adapterhub.tasks._languages import (
     LANGUAGE_COLUMNS,
@@ -36,7 +45,14 @@ from adapterhub.tasks._languages import (
     with_code,
 )
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, in_order, limit_of, rows_from_columns
+from adapterhub.tasks._rows import (
+    Row,
+    Setting,
+    cut_text,
+    in_order,
+    limit_of,
+    rows_from_columns,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +68,7 @@ class LanguagePair(Example):
 
 @register_task
 @dataclass(frozen=True)
-class Seq2Seq(WritesTargets, WritesTexts):
+class Seq2Seq(FewShot, WritesTargets, WritesTexts):
     """Text to text.
 
     Rows of `train.jsonl`:
@@ -83,6 +99,8 @@ class Seq2Seq(WritesTargets, WritesTexts):
     tgt_lang: str | None = option(
         None, "language of the targets, as the tokenizer names it", omitted=True
     )
+    examples: tuple[Shot, ...] = option((), EXAMPLES_HELP, omitted=True)
+    shots: int = option(0, SHOTS_HELP, omitted=True)
 
     name = "seq2seq"
     summary = "text to text: translation, summarization"
@@ -91,6 +109,7 @@ class Seq2Seq(WritesTargets, WritesTexts):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_template(self.template)
+        check_shots(self.shots, self.examples)
 
     # Examples
 
@@ -120,6 +139,19 @@ class Seq2Seq(WritesTargets, WritesTexts):
         )
         return own[0] or self.src_lang, own[1] or self.tgt_lang
 
+    def pools(self, examples: Sequence[Example]) -> dict[str, list[Shot]]:
+        """Return the texts and their targets, each once.
+
+        Raises:
+            ConfigError: they have several languages.
+        """
+        if len({*map(self.languages, examples)}) > 1:
+            raise ConfigError(
+                "few-shot examples of several languages",
+                expected="data of one source and one target language",
+            )
+        return {"": [*dict.fromkeys((e.text, str(e.label)) for e in examples)]}
+
     def _between(self, pair: Pair) -> Seq2Seq:
         return replace(self, src_lang=pair[0], tgt_lang=pair[1])
 
@@ -139,7 +171,7 @@ class Seq2Seq(WritesTargets, WritesTexts):
         Raises:
             ConfigError: the tokenizer has several languages, and those of a text are not known.
         """
-        texts = [self.template.replace("{text}", e.text) for e in examples]
+        texts = [self._input(e.text, setting) for e in examples]
         pairs = [self.languages(e) for e in examples]
         check_languages(pairs, (self.src_lang, self.tgt_lang), texts, setting.tokenizer)
         rows: dict[int, Row] = {}
@@ -151,9 +183,25 @@ class Seq2Seq(WritesTargets, WritesTexts):
             rows |= zip(indices, encoded, strict=True)
         return one_row_each(self, examples, setting, in_order(rows))
 
+    def _input(self, text: str, setting: Setting) -> str:
+        """Return the filled template behind the few-shot examples, which leave it its room."""
+        filled = self.template.replace("{text}", text)
+        shots = "".join(
+            self.template.replace("{text}", shown) + f"\n{target}{SEPARATOR}"
+            for shown, target in self.shots_before(text)
+        )
+        if not shots:
+            return filled
+        room = text_room(shots, self.template.replace("{text}", ""), 0, setting)
+        cut = cut_text(text, setting.tokenizer, max(room, 1))
+        return shots + self.template.replace("{text}", cut)
+
     def _encode(self, texts: list[str], targets: list[str] | None, setting: Setting) -> list[Row]:
         tokenizer = setting.tokenizer
-        rows = rows_from_columns(tokenizer(texts, truncation=True, max_length=limit_of(setting)))
+        most = limit_of(setting)
+        if self.examples:  # behind them, texts are cut already
+            most = min(setting.positions, tokenizer.model_max_length)
+        rows = rows_from_columns(tokenizer(texts, truncation=True, max_length=most))
         for row in rows:
             row.pop("token_type_ids", None)
         if targets is not None:
@@ -170,7 +218,7 @@ class Seq2Seq(WritesTargets, WritesTexts):
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether neither the input nor the target is truncated."""
-        return all(
+        return not self.examples and all(
             length <= limit
             for length, (_, _, limit) in zip(
                 self.row_lengths(row), self.limits(setting), strict=True

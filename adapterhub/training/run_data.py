@@ -175,7 +175,8 @@ def _table_data(recipe: Recipe) -> RunData:
         *case_note(labels),
         *unnamed_note(labels),
     )
-    data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    task = reader.task.drawn(train, recipe.seed)
+    data = RunData(task, labels, train, evaluation, reader.options, notes)
     return replace(data, spec=reader.spec, chosen=tuple(reader.chosen), test=test)
 
 
@@ -270,6 +271,8 @@ def _check_stream(recipe: Recipe) -> None:
         "data.eval is missing: no rows are held out of a stream": data.eval is None,
         "data.rows is set: train.max_steps says how many rows are drawn": data.rows is not None,
         "data.train_target is set: a stream has rows": data.train_target is not None,
+        "shots are drawn from all rows, which a stream has not":
+            task.draws_shots,
         f"{task.name} compares with a reference, which is computed of all rows beforehand":
             task.compares_with_reference,
     }  # fmt: skip

@@ -128,7 +128,8 @@ def test_an_invalid_value_is_reported_with_the_expected_type(subtests: pytest.Su
         ("sites", ["a", 1], "sites[1] is 1, expected str"),
         ("span", [1], "span has 1 items, expected 2"),
         ("rates", {"a": "x"}, "rates.a is 'x', expected float"),
-        ("rates", {1: 1.0}, "rates has the key 1"),
+        ("rates", {1.5: 1.0}, "rates has the key 1.5"),
+        ("rates", {1: 1.0, "1": 2.0}, "rates has the key 1 twice"),
         ("rates", [], "rates is [], expected mapping of float"),
         ("train", 3, "train is 3, expected mapping (epochs, rate"),
         ("train", {"every": "epohc"}, "did you mean 'epoch'?"),
@@ -152,6 +153,11 @@ def test_an_int_is_converted_to_float() -> None:
 class Unions:
     first: float | int = 0.0
     second: str | bool | None = None
+
+
+def test_an_int_is_a_key() -> None:
+    rates = {1: 1.0}
+    assert from_dict(Recipe, {"name": "a", "rates": rates}).rates == {"1": 1.0}
 
 
 def test_a_union_keeps_the_type_of_the_value() -> None:

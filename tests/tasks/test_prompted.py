@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import yaml
 from task_rows import words_of
 from transformers import AutoTokenizer
 
+import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, dump_task, parse_task
+from adapterhub.tasks.prompted import Prompted
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 
@@ -32,12 +36,73 @@ def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
     )
 
 
-@pytest.mark.parametrize("word", ["bad good", "good", "unheard"])
-def test_label_words_must_be_distinct_tokens(backbones, word):
+@pytest.mark.parametrize("word", ["good", "unheard", "bad unheard"])
+def test_label_words_must_be_told_apart(backbones, word):
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
     task = parse_task({"prompted": {"words": {"pos": "good", "neg": word}}})
-    with pytest.raises(ConfigError, match="one token"):
+    with pytest.raises(ConfigError, match="a different word"):
         task.encode([Example("a film", None, "pos")], Setting(tokenizer, 32), labelled=True)
+
+
+WORDS = {"0": "very bad", "1": "good", "2": "a dull film"}
+TEXTS = ("the movie was", "a plot", "the actor is very very")
+
+
+@pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
+def test_a_word_of_several_tokens_has_their_likelihood(backbones, kind):
+    """By the log softmax of transformers' own model; of a masked one, at a mask for each token."""
+    causal = kind == "causal-lm"
+    model, tokenizer = ah.load_backbone(str(backbones("llama" if causal else "bert")), task=kind)
+    template, mask = "{text} is {mask}", tokenizer.mask_token
+    options = {"template": template, "words": WORDS, "model": kind}
+    setting, examples = Setting(tokenizer, 32), [Example(text) for text in TEXTS]
+    expected = []
+    for text in TEXTS:
+        for word in WORDS.values():
+            answer = tokenizer(word, add_special_tokens=False)["input_ids"]
+            ids = tokenizer(f"{text} is {word}")["input_ids"]
+            ids = ids if causal else tokenizer(f"{text} is {f' {mask}' * len(answer)}")["input_ids"]
+            first = len(ids) - len(answer) - 1 if causal else ids.index(tokenizer.mask_token_id)
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            each = [logits[first + i, token] for i, token in enumerate(answer)]
+            expected.append([sum(each), sum(each) / len(each)])
+    sums = torch.tensor(expected).view(3, 3, 2).softmax(1)
+    for normalized in (False, True):
+        task = parse_task({"prompted": {**options, "length_normalized": normalized}})
+        data = task.encode(examples, setting, labelled=False)
+        scores = [[*p.scores.values()] for p in task.predict(model, data, 2)]
+        torch.testing.assert_close(torch.tensor(scores), sums[..., int(normalized)])
+    (row,) = task.encode([Example(TEXTS[0], None, "2")], setting, labelled=True).rows
+    assert words_of(tokenizer, row["labels"]) == ["a", "dull", "film"]
+    masks = row["input_ids"].count(tokenizer.mask_token_id)
+    assert masks == (0 if causal else 3)
+
+
+def test_labels_may_be_numbers():
+    """In YAML, Python and on the command line; labels without a word are named."""
+    words = {"0": "bad", "1": "very good"}
+    for spec in (
+        "prompted(words={0: bad, 1: very good})",
+        {"prompted": {"words": {0: "bad", 1: "very good"}}},
+        Prompted(words={0: "bad", 1: "very good"}),
+        yaml.safe_load("prompted: {words: {0: bad, 1: very good}}"),
+    ):
+        assert parse_task(spec).words == words
+    with pytest.raises(DataError) as error:
+        parse_task(spec).check((), [Example("a", None, label) for label in ("1", "2", "2")])
+    assert error.value.offenders == ("'2': 2 times",)
+    assert "words={2: WORD, ...}" in str(error.value)
+
+
+def test_an_example_is_not_in_front_of_itself(backbones):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("llama"))
+    train = [Example(f"movie {i}", None, label) for i, label in enumerate(("neg", "pos"))]
+    task = parse_task(PROMPT % "causal-lm").with_shots(train, 1, seed=0)
+    data = task.encode([*train, Example("a film")], Setting(tokenizer, 40), labelled=False)
+    found = [" ".join(words_of(tokenizer, row["input_ids"])) for row in data.rows]
+    assert [text.count("movie") for text in found] == [2, 2, 2]
+    assert found[0] == "<s> movie 1 is good movie 0 is"
 
 
 @pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])

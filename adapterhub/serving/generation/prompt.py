@@ -32,6 +32,7 @@ class EncodedPrompt:
         ends: the tokens at which the text ends.
         continues: whether the text continues the tokens of the row.
         start: the options of `generate` that choose the first token of the text.
+        stops: the texts before which it ends.
     """
 
     row: Row
@@ -39,6 +40,7 @@ class EncodedPrompt:
     ends: frozenset[int]
     continues: bool
     start: Mapping[str, Any] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
 
     @property
     def ids(self) -> list[int]:
@@ -78,7 +80,8 @@ def encode_prompt(
     room = _room(predictor, served, len(row["input_ids"]), continues, least=min(limit, 1))
     ends = frozenset((*served.ends, *task.stops(setting)))
     start = task.start_options(predictor.model, setting)
-    return EncodedPrompt(row, min(limit, room), ends, continues, start)
+    stops = task.stop_texts(setting)
+    return EncodedPrompt(row, min(limit, room), ends, continues, start, stops)
 
 
 def _row(example: Any, task: Any, served: ServedAdapter, setting: Setting) -> Row:
