@@ -183,6 +183,12 @@ class Site:
         return join(self.host, inside)
 
     @property
+    def weight_path(self) -> str:
+        """The path of the module whose weight it is; of stacked weights, that of the parameter."""
+        stacked = self.held is not None and self.held.experts is not None
+        return join(self.host, self.held.parameter) if stacked and self.held else self.module
+
+    @property
     def reads(self) -> str:
         """The stack whose tokens get here: keys of cross-attention are those of the encoder."""
         return "encoder" if self.role in ("cross.k", "cross.v") else self.stack
@@ -271,12 +277,15 @@ class Anatomy:
 
     @cached_property
     def _paths(self) -> dict[str, str]:
-        """The paths of modules in the base model, by the ids of the sites that are of a whole."""
+        """The paths of modules in the base model, by the ids of the sites that are of a whole.
+
+        Weights of experts have the paths of the parameters.
+        """
         base = f"{self.base_path}." if self.base_path else ""
         return {
-            site.id: site.module.removeprefix(base)
+            site.id: site.weight_path.removeprefix(base)
             for site in self.sites.values()
-            if site.kind in ("linear", "norm") and site.part is None
+            if site.kind in ("linear", "norm", "weight") and site.part is None
         } | {name: name for name in self.by_path}
 
     def _in_layers(self, site: Site, layers: str | int | tuple[int, ...]) -> bool:

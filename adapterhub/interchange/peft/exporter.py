@@ -25,6 +25,14 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.hooks.head import activation_between
 from adapterhub.interchange.peft.adaption_prompt import export_adaption_prompt
+from adapterhub.interchange.peft.experts import (
+    WRAPPER,
+    packed,
+    parameter_names,
+    parameter_path,
+    stacked,
+    wrapped_names,
+)
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportedModule,
@@ -40,6 +48,7 @@ from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.interchange.peft.updates import TIMES_OUTPUT
 from adapterhub.methods.alora import InvokedLoRALayer
 from adapterhub.methods.bdlora import BlockFactors
+from adapterhub.methods.common.experts import ExpertsUpdate
 from adapterhub.methods.common.ops import FactorModule
 from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
@@ -61,6 +70,7 @@ _PEFT_HEADS = {
 }
 NEW_TOKENS = "new tokens: their embeddings and tokenizer are not exported to peft"
 _PRODUCTS = (BlockFactors, ReplacedComponents)  # written as plain LoRAs
+Update = LoRALayer | FactorModule | ExpertsUpdate
 LOW_RANK_MODULES = (
     LoRALayer, DoRALayer, PiSSALayer, FrozenFactorLayer, InvokedLoRALayer, MinorComponents,
     *_PRODUCTS,
@@ -96,6 +106,7 @@ def to_peft(source: ExportSource) -> PeftFiles:
 def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     """Return the adapter as a peft checkpoint, as far as possible, and what peft cannot express."""
     kinds = {_KINDS[type(p.module)] for p in source.parts if type(p.module) in _KINDS}
+    kinds |= {"LORA"} if any(map(_is_low_rank, source.parts)) else set()
     kinds -= {"PREFIX_TUNING"} if "CARTRIDGE" in kinds else set()  # its table is that of a prefix
     kind: Kind = min(kinds, default="LN_TUNING")
     updates = _EXPORTERS[kind](source) if kinds else CheckpointPart()
@@ -125,11 +136,15 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     elsewhere = {
         f"{part.method.name} at {part.site.stack}.{part.site.role}"
         for part in placed
-        if type(part.module) in LOW_RANK_MODULES and part.site.kind != "linear"
+        if type(part.module) in LOW_RANK_MODULES and part.site.kind not in ("linear", "weight")
     }
     problems += [f"{place}: peft adapts projections only" for place in sorted(elsewhere)]
-    held = {f"{p.method.name} at {p.site.stack}.{p.site.role}" for p in source.parts if p.site.held}
-    problems += [f"{place}: only updates of projections are exported" for place in sorted(held)]
+    held = {
+        f"{part.method.name} at {part.site.stack}.{part.site.role}"
+        for part in source.parts
+        if part.site.held and not _is_low_rank(part)
+    }
+    problems += [f"{place}: peft adapts such weights by LoRA only" for place in sorted(held)]
     problems += [
         f"{part.site.id}: the module around it reads its weight, where peft's update does nothing"
         for part in source.parts
@@ -209,12 +224,14 @@ def _updated_inside(holders: Sequence[str], targets: Sequence[str]) -> list[str]
 
 
 def _biases(values: Mapping[str, Tensor], targets: Sequence[str]) -> CheckpointPart:
-    """Return trained biases; those of adapted modules belong to peft's `base_layer`."""
+    """Return trained biases; those of adapted modules belong to peft's `base_layer`.
+
+    A module is among the targets once for each of its adapted parameters.
+    """
     tensors = {}
     for path, value in values.items():
         module, _, name = path.rpartition(".")
-        layer = ".base_layer" if module in targets else ""
-        tensors[f"{module}{layer}.{name}"] = value
+        tensors[f"{module}{WRAPPER * targets.count(module)}.{name}"] = value
     return CheckpointPart(config={"bias": "all"} if values else {}, tensors=tensors)
 
 
@@ -285,35 +302,58 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     tokens = next((tokens for sets in invocations for tokens in sets), None)
     if tokens is not None and not (tokens.ids and source.task_type == "CAUSAL_LM"):
         problems.append("peft invokes by the ids of tokens, in language models")
-    hosts = dict.fromkeys(part.site.host for part in parts)
+    hosts = dict.fromkeys(part.site.host for part in parts if not part.site.held)
+    held = _held_sites(source)
     rooted = all(isinstance(part.method, RsLoRA) for part in parts)
+    dropout = max((getattr(part.method, "dropout", 0.0) for part in parts), default=0.0)
     return CheckpointPart(
         config=target_options(source, hosts)
         | pattern_options(updates, rooted)
         | {
+            "target_parameters": parameter_names(list(held), source.modules) or None,
             "use_dora": True in decomposed,
-            "lora_dropout": max(
-                (getattr(part.method, "dropout", 0.0) for part in parts), default=0.0
-            ),
+            "lora_dropout": 0.0 if held else dropout,  # peft has none of the input of a parameter
             "bias": "none",
             "init_lora_weights": True,
             "alora_invocation_tokens": None if tokens is None else list(tokens.ids),
         },
-        tensors={
-            f"{host}.{name}": tensor
-            for host, update in updates.items()
-            for name, tensor in update.tensors.items()
-        },
-        targets=sorted(hosts),
+        tensors=low_rank_tensors(source, updates),
+        targets=sorted([*hosts, *(site.host for site in held.values())]),
         problems=problems,
     )
 
 
+def _held_sites(source: ExportSource) -> dict[str, Site]:
+    """Map the paths of adapted parameters, which their modules multiply by themselves, to sites."""
+    sites = [part.site for part in source.parts if part.site.held and _is_low_rank(part)]
+    return {parameter_path(site): site for site in sites}
+
+
+def low_rank_tensors(
+    source: ExportSource, updates: Mapping[str, ModuleUpdate]
+) -> dict[str, Tensor]:
+    """Return the tensors of updates under the names of peft's files."""
+    held = _held_sites(source)
+    wrapped = wrapped_names(held, source.modules)
+    tensors: dict[str, Tensor] = {}
+    for path, update in updates.items():
+        values = update.tensors
+        if site := held.get(path):
+            low, high = (values[f"lora_{factor}.weight"] for factor in "AB")
+            low, high = packed(site, source.modules[site.host], low, high)
+            values = {"lora_A.weight": low, "lora_B.weight": high}
+        tensors |= {f"{wrapped.get(path, path)}.{name}": tensor for name, tensor in values.items()}
+    return tensors
+
+
 def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], list[str]]:
-    """Return the joined update of each module by its path, and what cannot be joined."""
-    by_host: dict[str, list[tuple[Site, LoRALayer | FactorModule]]] = {}
+    """Return the joined update of each module by its path, and what cannot be joined.
+
+    Those of parameters have the path of the parameter, and stacked factors if it is of experts.
+    """
+    by_host: dict[str, list[tuple[Site, Update]]] = {}
     for part in source.parts:
-        if _is_low_rank(part) and isinstance(part.module, LoRALayer | FactorModule):
+        if _is_low_rank(part) and isinstance(part.module, Update):
             by_host.setdefault(_wrapped(part.site), []).append((part.site, part.module))
     updates: dict[str, ModuleUpdate] = {}
     problems: list[str] = []
@@ -336,7 +376,9 @@ _OUTPUT = ".base_layer.out_proj"  # of torch's attention, which peft wraps as a 
 
 
 def _wrapped(site: Site) -> str:
-    """Return the path of the module that peft adapts for a site, in the names of its tensors."""
+    """Return the path of what peft adapts for a site: a module, or a parameter."""
+    if site.held:
+        return parameter_path(site)
     inside = site.matrix is not None and site.matrix.weight.startswith("out_proj.")
     return f"{site.host}{_OUTPUT}" if inside else site.host
 
@@ -347,7 +389,7 @@ def _with_both(
     """Give both weights of torch's attention an update of one rank and scale, as peft does."""
     both = dict(updates)
     for path in {path.removesuffix(_OUTPUT) for path in updates}:
-        if not isinstance(attention := source.modules[path], nn.MultiheadAttention):
+        if not isinstance(attention := source.modules.get(path), nn.MultiheadAttention):
             continue
         sizes = {path: 3 * attention.embed_dim, f"{path}{_OUTPUT}": attention.embed_dim}
         pair = {name: updates.get(name) for name in sizes}
@@ -365,12 +407,12 @@ def _with_both(
 
 
 def _is_low_rank(part: ExportedModule) -> bool:
-    return type(part.module) in LOW_RANK_MODULES and part.site.kind == "linear"
+    if isinstance(part.module, ExpertsUpdate):
+        return part.module.of in LOW_RANK_MODULES
+    return type(part.module) in LOW_RANK_MODULES and part.site.kind in ("linear", "weight")
 
 
-def joined_update(
-    host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer | FactorModule]]
-) -> ModuleUpdate | None:
+def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, Update]]) -> ModuleUpdate | None:
     """Join all updates of one module; return None if DoRA makes that impossible."""
     decomposed = any(isinstance(module, DoRALayer) for _, module in pieces)
     # Parts of a fused projection have separate rows, and so separate norms.
@@ -381,14 +423,14 @@ def joined_update(
     lows: list[Tensor] = []
     highs: list[Tensor] = []
     for site, module in pieces:
-        for low, high in _factors(module):
+        for low, high in _factors(module, site):
             # Equal scales leave the factors bit-identical.
             high = high if _scale(module) == scale else high * (_scale(module) / scale)
             lows.append(low)
             highs.append(_full_rows(site, host, high))
     tensors = {
-        "lora_A.weight": as_kernel(host, "A", torch.cat(lows)),
-        "lora_B.weight": as_kernel(host, "B", torch.cat(highs, dim=1)),
+        "lora_A.weight": as_kernel(host, "A", torch.cat(lows, dim=-2)),
+        "lora_B.weight": as_kernel(host, "B", torch.cat(highs, dim=-1)),
     }
     if isinstance(host, nn.Embedding):
         tensors = {
@@ -398,14 +440,21 @@ def joined_update(
     if decomposed:
         magnitude = _magnitude(host, pieces)
         tensors["lora_magnitude_vector"] = as_kernel(host, "magnitude", magnitude)
-    return ModuleUpdate(tensors, sum(len(low) for low in lows), scale)
+    return ModuleUpdate(tensors, sum(low.shape[-2] for low in lows), scale)
 
 
-def _scale(module: LoRALayer | FactorModule) -> float:
-    return module.scale if isinstance(module, LoRALayer) else 1.0
+def _scale(module: Update) -> float:
+    one = module.module_of(0) if isinstance(module, ExpertsUpdate) else module
+    return one.scale if isinstance(one, LoRALayer) else 1.0
 
 
-def _factors(module: LoRALayer | FactorModule) -> list[tuple[Tensor, Tensor]]:
+def _factors(module: Update, site: Site) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of A and B, stacked for experts, whose products are added."""
+    if isinstance(module, ExpertsUpdate):
+        assert site.held is not None
+        assert site.held.experts is not None
+        each = [_factors(module.module_of(n), site) for n in range(module.experts or 1)]  # type: ignore[arg-type]
+        return [stacked(pairs, site.held.experts) for pairs in zip(*each, strict=True)]
     if isinstance(module, FactorModule):
         left, right = module.factors()
         return [(right.detach(), left.detach())]
@@ -428,7 +477,7 @@ def _full_rows(site: Site, host: nn.Module, high: Tensor) -> Tensor:
     return site.part.write(high.new_zeros(high.shape[1], rows), high.T).T.contiguous()
 
 
-def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer | FactorModule]]) -> Tensor:
+def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, Update]]) -> Tensor:
     """Return DoRA's magnitudes of all rows; rows without an update keep their norms."""
     norms: Tensor | None = None
     for site, module in pieces:

@@ -21,6 +21,7 @@ from adapterhub.anatomy.sites import Anatomy, Site, join, sites_option
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_bias, read_weight, storage_problem
 from adapterhub.errors import SiteError
+from adapterhub.interchange.peft.experts import held_sites, is_exchanged, unpacked
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.peft.updates import (
@@ -60,25 +61,59 @@ def import_peft_low_rank(
     plain = not initialization and not rows
     known = anatomy.every() if plain else anatomy.sites.values()
     sites = {path: s for s in known if (path := adapted_module(s))}
-    at_sites, elsewhere = [], []
+    weights = held_sites(anatomy)
+    at_sites: list[tuple[Site, Update]] = []
+    elsewhere: list[Update] = []
     for update in updates:
-        site = None if update.parameter else sites.get(update.path)
-        table = isinstance(finder.modules[update.path], nn.Embedding)
+        module = finder.modules[update.path]
+        site = weights.get((update.path, update.parameter))
+        if site is None and (not update.parameter or _is_matrix(module, update.parameter)):
+            site = sites.get(update.path)
+        table = isinstance(module, nn.Embedding)
         if site is None or (table and "magnitude_vector" in update.tensors):
             elsewhere.append(update)
             continue
-        if initialization:
-            update = _with_available_rank(update, site.d_in, site.d_out)
-        translation.problems += update.shape_problems(site.d_in, site.d_out)
+        if site.held:
+            update, problems = _of_held(update, site, module, initialization)
+        else:
+            if initialization:
+                update = _with_available_rank(update, site.d_in, site.d_out)
+            problems = update.shape_problems(site.d_in, site.d_out)
+        translation.problems += problems
         at_sites.append((site, update))
     _add_biases(updates, rest, finder, translation)
     translation.problems += _variant_problems(files.config, initialization, at_sites, elsewhere)
     if files.config["alora_invocation_tokens"]:
-        translation.problems += _invocation_problems(files.config, initialization, elsewhere)
+        outside = elsewhere + [update for site, update in at_sites if site.held]
+        translation.problems += _invocation_problems(files.config, initialization, outside)
     if not translation.problems:
         _add_methods(files.config, initialization, translation, at_sites)
         rest = WeightFolder(initialization, rows, rest, finder, translation).fold(elsewhere)
     return rest
+
+
+def _is_matrix(module: nn.Module, parameter: str) -> bool:
+    """Return whether `target_parameters` named the weight of a projection."""
+    return parameter == "weight" and isinstance(module, nn.Linear)
+
+
+def _of_held(
+    update: Update, site: Site, module: nn.Module, initialization: str
+) -> tuple[Update, list[str]]:
+    """Return an update with the factors of a weight that its module multiplies by itself.
+
+    And what it cannot be, in which case it is returned as it was.
+    """
+    assert site.held is not None
+    sizes = (site.d_out, site.d_in) if is_exchanged(site, module) else (site.d_in, site.d_out)
+    problems = update.shape_problems(*sizes, site.held.experts or 1)
+    if initialization:
+        what = f"target_parameters with init_lora_weights {initialization}"
+        problems.append(f"{update.file_path}: {what}")
+    if problems:
+        return update, problems
+    low, high = unpacked(site, module, update.tensors["A"], update.tensors["B"])
+    return replace(update, tensors={**update.tensors, "A": low, "B": high}), []
 
 
 def adapted_module(site: Site) -> str:
@@ -139,20 +174,25 @@ def _add_methods(
     translation: Translation,
     updates: list[tuple[Site, Update]],
 ) -> None:
-    """Add one method for each alpha, with the tensors at its sites."""
-    method, variant = _method(config, initialization)
-    # Of our methods only RsLoRA divides alpha by the root of the rank.
-    convert = config["use_rslora"] and method is not RsLoRA
-    by_alpha: dict[float, list[tuple[Site, Update]]] = {}
+    """Add one method for each alpha, with the tensors at its sites.
+
+    Weights that their modules multiply by themselves get no variant: peft has none there.
+    """
+    chosen, variant = _method(config, initialization)
+    plain = RsLoRA if config["use_rslora"] else LoRA
+    groups: dict[tuple[type[Method], float], list[tuple[Site, Update]]] = {}
     for site, update in updates:
+        method = plain if site.held else chosen
+        # Of our methods only RsLoRA divides alpha by the root of the rank.
+        convert = config["use_rslora"] and method is not RsLoRA
         alpha = update.scale * update.rank if convert else update.alpha
-        by_alpha.setdefault(alpha, []).append((site, update))
-    for alpha, group in by_alpha.items():
+        groups.setdefault((method, alpha), []).append((site, update))
+    for (method, alpha), group in groups.items():
         options: dict[str, Any] = {
             **size_options("rank", {site.id: update.rank for site, update in group}),
             "alpha": float(alpha),
             "sites": sites_option(translation.anatomy, [site for site, _ in group]),
-            **variant,
+            **(variant if method is chosen else {}),
         }
         if issubclass(method, LowRank):
             options["dropout"] = float(config["lora_dropout"])
@@ -218,6 +258,8 @@ def _method_tensors(
     if "magnitude_vector" in update.tensors:
         tensors["magnitude"] = update.tensors["magnitude_vector"]
     host = anatomy.model.get_submodule(site.host)
+    if site.held:
+        return tensors
     if "diag" in update.tensors:
         left, right = smallest_components(read_weight(host).detach().cpu(), update.rank)
         tensors |= {"E": update.tensors["diag"], "A0": right, "B0": left}

@@ -103,7 +103,7 @@ _PEFT_RECORDS = frozenset(
 def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
     """Return the method that a configuration of peft means: LoRA, rsLoRA or DoRA at named modules.
 
-    Without `target_modules`, the sites are the method's own default.
+    Without `target_modules` and `target_parameters`, the sites are the method's own default.
 
     Raises:
         ConfigError: the configuration is of another method, or has options whose meaning is not
@@ -119,8 +119,11 @@ def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
         given = {ours: getattr(config, own, None) for own, ours in _PEFT_OPTIONS.items()}
         used = {n: v for n, v in given.items() if n in fields and v is not None}
         targets = getattr(config, "target_modules", None)
+        parameters = [*map(_weight, getattr(config, "target_parameters", None) or ())]
         if isinstance(targets, Collection) and not isinstance(targets, str):
-            used["sites"] = sorted(targets)
+            used["sites"] = sorted({*targets, *parameters})
+        elif parameters:
+            used["sites"] = sorted(parameters)
         hint = f"attach(model, {call_text(name, used)!r})"
     unread = _unread_of_peft(config) if kind == "lora" and len(kinds) < 2 else ["peft_type"]
     if not unread:
@@ -133,10 +136,16 @@ def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
+def _weight(parameter: str) -> str:
+    """Return the path of the site of a parameter; one without a module is of experts."""
+    path = parameter.removesuffix(".weight")
+    return path if "." in parameter else f"experts.{path}"
+
+
 def _unread_of_peft(config: Any) -> list[str]:
     """Return the options of a LoRA configuration that are neither translated nor the default."""
     usual = type(config)()
-    read = {*_PEFT_OPTIONS, *_PEFT_KINDS, *_PEFT_RECORDS}
+    read = {*_PEFT_OPTIONS, *_PEFT_KINDS, *_PEFT_RECORDS, "target_parameters"}
     if not isinstance(config.target_modules, str):  # "all-linear", or a regular expression
         read.add("target_modules")
     names = [field.name for field in dataclasses.fields(config) if field.name not in read]
