@@ -115,17 +115,17 @@ if TYPE_CHECKING:
     from adapterhub.methods.vblora import VBLoRA as VBLoRA
     from adapterhub.methods.vera import VeRA as VeRA
     from adapterhub.methods.waveft import WaveFT as WaveFT
-    from adapterhub.registry.changes import delete as delete
-    from adapterhub.registry.changes import tag as tag
-    from adapterhub.registry.changes import yank as yank
-    from adapterhub.registry.load import load as load
     from adapterhub.registry.publish import PublicationInfo
     from adapterhub.registry.publish import publish as publish
     from adapterhub.registry.publish import push as push
+    from adapterhub.registry.pull import load as load
     from adapterhub.registry.pull import pull as pull
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
     from adapterhub.registry.sign import verify as verify
+    from adapterhub.registry.tag_yank_delete import delete as delete
+    from adapterhub.registry.tag_yank_delete import tag as tag
+    from adapterhub.registry.tag_yank_delete import yank as yank
     from adapterhub.training.calibration import calibrate as calibrate
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
@@ -149,13 +149,13 @@ _LAZY = {
     "attach": "adapters.attach",
     "calibrate": "training.calibration",
     "combine": "merging.combine",
-    "delete": "registry.changes",
+    "delete": "registry.tag_yank_delete",
     "detach": "adapters.attach",
     "disabled": "adapters.route",
     "embed": "inference.embed",
     "fingerprint": "backbones.fingerprint",
     "inspect": "adapters.inspection",
-    "load": "registry.load",
+    "load": "registry.pull",
     "load_backbone": "backbones.load",
     "publish": "registry.publish",
     "pull": "registry.pull",
@@ -163,9 +163,9 @@ _LAZY = {
     "register_family": "anatomy",
     "search": "registry.search",
     "sign": "registry.sign",
-    "tag": "registry.changes",
+    "tag": "registry.tag_yank_delete",
     "verify": "registry.sign",
-    "yank": "registry.changes",
+    "yank": "registry.tag_yank_delete",
     "open": "inference.open:open_adapter",
     "merge": "merging.merge",
     "to_lora": "merging.combine",

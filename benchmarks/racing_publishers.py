@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import sample_adapters
 
 from adapterhub.files.native import MANIFEST_FILE, Saved
+from adapterhub.registry.open_store import registry_at
 from adapterhub.registry.store import Publication
-from adapterhub.registry.stores import registry_at
 
 
 def publish(registry: str, process: int, each: int, names: int) -> list[tuple[str, str, str]]:

@@ -36,9 +36,9 @@ import torch
 from adapterhub.files.manifest import BackboneRef, Manifest, from_json, to_json
 from adapterhub.files.native import write_adapter
 from adapterhub.registry.copying import copy_registry
+from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
-from adapterhub.registry.website import WebsiteRegistry
 
 METHODS = ("lora", "pfeiffer", "houlsby", "prefix", "mam", "prompt")
 TASKS = ("classification", "regression", "tagging", "seq2seq", "causal-lm")

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 ENTRANCES = ("__init__", "__main__")
-ENTRIES = {"train": "cli.train", "ah.load": "registry.load", "ah.attach": "adapters.attach"}
+ENTRIES = {"train": "cli.train", "ah.load": "registry.pull", "ah.attach": "adapters.attach"}
 """The modules with which the paths begin that a reader follows."""
 
 

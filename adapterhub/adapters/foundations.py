@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import AttachError, ConfigError, MismatchError
-from adapterhub.files.heads import without_heads
-from adapterhub.files.manifest import Manifest
+from adapterhub.files.manifest import Manifest, without_heads
 from adapterhub.files.native import Foundation
 from adapterhub.hooks.composition import Average, Composition, adapter_names
 from adapterhub.methods.common.site_module import EmbeddingModule

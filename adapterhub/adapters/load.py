@@ -34,8 +34,17 @@ from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
-from adapterhub.files.heads import name_in_file, only_head, with_head, without_heads
-from adapterhub.files.manifest import FAMILY, HEAD_MODULES, BackboneRef, Manifest, TaskHead
+from adapterhub.files.manifest import (
+    FAMILY,
+    HEAD_MODULES,
+    BackboneRef,
+    Manifest,
+    TaskHead,
+    name_in_file,
+    only_head,
+    with_head,
+    without_heads,
+)
 from adapterhub.files.native import Foundation, Saved, check_foundations
 from adapterhub.files.tensors import tensor_info
 from adapterhub.interchange.formats import Format, detect

@@ -29,8 +29,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from adapterhub.errors import RegistryError, counted, one_line, printable
-from adapterhub.files.scores import EN_DASH, ScoreError, score_text
-from adapterhub.files.shown_table import ShownTable
+from adapterhub.files.shown_table import EN_DASH, ScoreError, ShownTable, score_text
 
 if TYPE_CHECKING:
     from adapterhub.registry.copying import CopyReport

@@ -19,8 +19,7 @@ from adapterhub.cli._format import (
 from adapterhub.cli._options import as_json_option
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError
-from adapterhub.files.scores import TEST
-from adapterhub.files.shown_table import ShownTable
+from adapterhub.files.shown_table import TEST, ShownTable
 
 if TYPE_CHECKING:
     from adapterhub.pages.comparison import RunSummary

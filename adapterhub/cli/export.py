@@ -110,7 +110,7 @@ def _export(
     registry: str | None,
 ) -> None:
     from adapterhub.backbones.early_checks import check_backbone_options
-    from adapterhub.files.heads import with_head
+    from adapterhub.files.manifest import with_head
     from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.inference.record import training_record
     from adapterhub.registry.pull import pull_verified

@@ -77,9 +77,9 @@ def command(
 
 def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
     """Say why nothing matches in a local registry."""
+    from adapterhub.registry.open_store import registry_at
     from adapterhub.registry.search import why_empty
     from adapterhub.registry.store import Query
-    from adapterhub.registry.stores import registry_at
 
     lines = why_empty(Query(text, **fields), registry)
     if not lines:

@@ -106,7 +106,7 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
 
 def _answers(opened: Predictor, file: Path) -> tuple[str, list[str]]:
     """Return the exact match on a file of chats, with its interval, and the answers."""
-    from adapterhub.files.scores import score_text
+    from adapterhub.files.shown_table import score_text
 
     examples = opened.task.read(str(file), opened.data, "eval")
     predictions: list[Any] = []

@@ -16,7 +16,7 @@ from adapterhub.cli._format import bytes_text, print_json, say, say_text, shown_
 from adapterhub.cli._options import backbone_option, registry_option, require_signature_option
 from adapterhub.cli.list import main_metric
 from adapterhub.errors import AdapterhubError, one_line
-from adapterhub.files.scores import ERRORS, recorded_errors
+from adapterhub.files.shown_table import ERRORS, recorded_errors
 
 if TYPE_CHECKING:
     from adapterhub.files.manifest import Manifest
@@ -47,12 +47,11 @@ def command(
     REFERENCE is a run folder, an adapter folder or a published name.
     """
     from adapterhub.files.card import built_from, started_from
-    from adapterhub.files.heads import heads_text
-    from adapterhub.files.manifest import to_json
+    from adapterhub.files.manifest import heads_text, to_json
     from adapterhub.files.native import chain_text, read_card
-    from adapterhub.registry.published_files import name_to_publish
+    from adapterhub.registry.open_store import read_reference, store_of
     from adapterhub.registry.pull import pull_verified
-    from adapterhub.registry.stores import read_reference, store_of
+    from adapterhub.registry.version_files import name_to_publish
 
     parsed = read_reference(reference, registry)
     fetched = pull_verified(parsed, backbone=backbone, registry=registry)

@@ -118,9 +118,9 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
     """Return the adapters that are named, or those of the registry for the backbone."""
     from adapterhub.backbones.fingerprint import fingerprint
     from adapterhub.bench.suggest import Candidate
+    from adapterhub.registry.open_store import registry_at
     from adapterhub.registry.pull import pull_verified
     from adapterhub.registry.store import Query
-    from adapterhub.registry.stores import registry_at
 
     if not adapters:
         backbone = fingerprint(recipe.backbone, revision=recipe.revision)

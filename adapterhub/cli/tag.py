@@ -28,7 +28,7 @@ def command(
     NAME@TAG is then that version. Without a version, the newest one is tagged; without TAG, the
     tags are listed.
     """
-    from adapterhub.registry.changes import tag as change
+    from adapterhub.registry.tag_yank_delete import tag as change
 
     if remove and tag is None:
         raise click.UsageError("--remove takes a TAG")

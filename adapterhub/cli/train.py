@@ -34,8 +34,7 @@ from adapterhub.cli._recipe_flags import (
 from adapterhub.config.spec import call_text
 from adapterhub.config.user_folders import is_file
 from adapterhub.errors import AdapterhubError, ConfigError, TrainingError, one_line
-from adapterhub.files.scores import TEST
-from adapterhub.files.shown_table import ShownTable
+from adapterhub.files.shown_table import TEST, ShownTable
 from adapterhub.loop.processes import is_main, restarted
 from adapterhub.recipe.output_folder import new_output
 from adapterhub.recipe.recipe import Recipe, read

@@ -20,7 +20,7 @@ def command(reference: str, reason: str, registry: str | None, as_json: bool) ->
 
     Searches and the bare NAME skip it from now on. NAME@VERSION still loads, with a warning.
     """
-    from adapterhub.registry.changes import yank
+    from adapterhub.registry.tag_yank_delete import yank
 
     entry = yank(reference, reason, registry=registry)
     facts = asdict(replace(entry, yanked=reason))

@@ -19,10 +19,17 @@ from typing import Any
 from adapterhub._version import __version__
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError, one_line
-from adapterhub.files.heads import heads_text, with_head
-from adapterhub.files.manifest import Manifest
-from adapterhub.files.scores import ERRORS, TEST, recorded_errors, score_text
-from adapterhub.files.shown_table import ShownTable, TableCell, code_block, literal
+from adapterhub.files.manifest import Manifest, heads_text, with_head
+from adapterhub.files.shown_table import (
+    ERRORS,
+    TEST,
+    ShownTable,
+    TableCell,
+    code_block,
+    literal,
+    recorded_errors,
+    score_text,
+)
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"

@@ -18,7 +18,7 @@ import numpy as np
 
 from adapterhub.files.manifest import Manifest, TensorInfo
 from adapterhub.files.native import Saved
-from adapterhub.files.tensor_file import TensorFile
+from adapterhub.files.tensors import TensorFile
 
 # Long, or compared by value; the method is in `methods`, with all its options.
 _LEFT_OUT = ("tensors", "files", "backbone.identity", "training.recipe.method")

@@ -84,7 +84,7 @@ from adapterhub.files.manifest import (
 )
 from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import shorten
-from adapterhub.files.tensor_file import COPY_AGAIN, TENSORS_FILE, TensorFile, open_tensors
+from adapterhub.files.tensors import COPY_AGAIN, TENSORS_FILE, TensorFile, open_tensors
 
 if TYPE_CHECKING:
     import torch

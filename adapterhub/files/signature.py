@@ -146,13 +146,19 @@ def read_public_key(key: str | Path) -> PublicKey:
         raise ConfigError(f"{path}: {error.problem}", expected=error.expected) from None
 
 
-def read_private_key(path: str | Path, ask: Callable[[], str] | None = None) -> PrivateKey:
+def read_private_key(
+    path: str | Path | PrivateKey, ask: Callable[[], str] | None = None
+) -> PrivateKey:
     """Read a private key; the passphrase is `$ADAPTERHUB_KEY_PASSPHRASE`, or what `ask` returns.
+
+    A key is returned as it is.
 
     Raises:
         FileError: the file cannot be read, holds no Ed25519 key, or others can read it.
         ConfigError: the passphrase is missing or wrong, or cryptography is not installed.
     """
+    if isinstance(path, PrivateKey):
+        return path
     path = expanded(path)
     data = _read(path)
     _refuse_open_permissions(path)

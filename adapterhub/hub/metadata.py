@@ -16,7 +16,7 @@ from adapterhub.files.card import split_card
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
 from adapterhub.hub.commits import Tree
-from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES
+from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES
 
 ReadBlob = Callable[[str, int], bytes]
 """Returns the first bytes of a file, by its sha256."""

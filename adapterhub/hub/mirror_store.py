@@ -70,8 +70,8 @@ from adapterhub.hub.repositories import (
     find_repository,
 )
 from adapterhub.hub.state import Hub
+from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.hub_reader import Refs, RepositoryFiles
-from adapterhub.registry.other_formats import CONFIG_FILE
 
 REFS_SECONDS = 60.0  # after which the upstream is asked again what its branches and tags are
 _QUIET_SECONDS = 15.0  # in which an upstream that failed is not asked for news

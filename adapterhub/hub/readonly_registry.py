@@ -35,10 +35,9 @@ from adapterhub.hub.repositories import (
 from adapterhub.hub.search_rows import refresh_listing, remove_listing
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.names_file import Contents
-from adapterhub.registry.published_files import PUBLISHED, YANKED_FILE
 from adapterhub.registry.reference import INDEX_FILE
 from adapterhub.registry.store import Entry
+from adapterhub.registry.version_files import PUBLISHED, YANKED_FILE, Contents
 
 VIEW_OWNER = "registry"
 _LOOK_SECONDS = 5.0

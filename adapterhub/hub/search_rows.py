@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Integer, bindparam, delete, insert, select, t
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE
-from adapterhub.files.scores import ScoreError
+from adapterhub.files.shown_table import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.hub.commits import CommitRecord, Tree, branch_head, commit_at, read_tree
 from adapterhub.hub.database import facet_counts, facets, listings
@@ -29,12 +29,11 @@ from adapterhub.hub.search_sql import full_text_of
 from adapterhub.pages.listed import FIELDS, ListedVersion
 from adapterhub.pages.published import MainScore, PublishedVersion, version_to_show
 from adapterhub.pages.run_files import lower_is_better
-from adapterhub.registry.index_file import entry_of_row, row_of
-from adapterhub.registry.other_formats import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
-from adapterhub.registry.published_files import SIGNATURES_FOLDER, entry_of
+from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, word_text
 from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
+from adapterhub.registry.version_files import SIGNATURES_FOLDER, entry_of, entry_of_row, row_of
 
 ORDERS = {
     "name": "l.name",

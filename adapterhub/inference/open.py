@@ -26,11 +26,10 @@ from adapterhub.backbones.quantized import DECODED, stored_quantization
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, MergeError, MismatchError, one_line, warn_user
-from adapterhub.files.heads import with_head
-from adapterhub.files.manifest import FAMILY, Manifest
+from adapterhub.files.manifest import FAMILY, Manifest, with_head
 from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.files.scores import ScoreError
+from adapterhub.files.shown_table import ScoreError
 from adapterhub.inference.embed import embed
 from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 from adapterhub.config.options import from_dict, is_neutral, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.files.heads import with_head
-from adapterhub.files.manifest import Manifest
+from adapterhub.files.manifest import Manifest, with_head
 from adapterhub.files.native import Saved
 from adapterhub.recipe.recipe import DATA_SOURCES
 from adapterhub.registry.pull import pull

@@ -51,8 +51,7 @@ from adapterhub.files.atomic import (
     staging,
     sync_files,
 )
-from adapterhub.files.tensor_file import TENSORS_FILE
-from adapterhub.files.tensors import is_same_tensor
+from adapterhub.files.tensors import TENSORS_FILE, is_same_tensor
 from adapterhub.loop.processes import (
     everyone_s,
     from_main,

@@ -34,8 +34,7 @@ from adapterhub.backbones.load import load_backbone, meta_model
 from adapterhub.backbones.probe import probe
 from adapterhub.errors import MismatchError
 from adapterhub.files.card import model_kind
-from adapterhub.files.heads import with_head
-from adapterhub.files.manifest import Manifest
+from adapterhub.files.manifest import Manifest, with_head
 from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.schema import shorten

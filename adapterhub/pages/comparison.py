@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.scores import ScoreError, score_text
-from adapterhub.files.shown_table import ShownTable, TableCell
+from adapterhub.files.shown_table import ScoreError, ShownTable, TableCell, score_text
 from adapterhub.pages.figures import Points, overlay_chart
 from adapterhub.pages.page import framed_page, number_text, points_by_step
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping

@@ -6,8 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from adapterhub.files.card import backbone_auto_class, loading_lines, model_kind, peft_lines
-from adapterhub.files.heads import with_head
-from adapterhub.files.manifest import Manifest
+from adapterhub.files.manifest import Manifest, with_head
 from adapterhub.pages.published import PublishedVersion
 from adapterhub.tasks import TASKS, Task
 

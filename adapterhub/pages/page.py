@@ -20,8 +20,8 @@ from adapterhub.data.examples import notes_on_scores
 from adapterhub.errors import printable
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.card import stretches_of
-from adapterhub.files.heads import heads_text
-from adapterhub.files.scores import TEST
+from adapterhub.files.manifest import heads_text
+from adapterhub.files.shown_table import TEST
 from adapterhub.pages.figures import Points, line_chart
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 from adapterhub.pages.sections import Chart, Section, prediction_sections

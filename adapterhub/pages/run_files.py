@@ -15,7 +15,7 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
 from adapterhub.files.native import Saved, find_adapter
-from adapterhub.files.scores import ERRORS, ScoreError, recorded_errors
+from adapterhub.files.shown_table import ERRORS, ScoreError, recorded_errors
 from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predictions
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adapterhub.files.scores import ScoreError
+from adapterhub.files.shown_table import ScoreError
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import (
     LARGEST,

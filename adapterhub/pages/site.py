@@ -50,10 +50,10 @@ from adapterhub.pages.site_pages import (
     list_page,
     problems_page,
 )
-from adapterhub.registry.names_file import Contents
 from adapterhub.registry.reference import folder_of_id
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry
+from adapterhub.registry.version_files import Contents
 
 _FRONT, _ROWS, _BOARDS, _DATASETS, _PROBLEMS = (
     "index.html",

@@ -11,9 +11,8 @@ from adapterhub.errors import one_line
 from adapterhub.files.card import built_from, own_text, started_from
 from adapterhub.files.compare import differing_fields, field_row, value_text
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
-from adapterhub.files.scores import score_text
-from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.files.tensor_file import TENSORS_FILE
+from adapterhub.files.shown_table import ShownTable, TableCell, score_text
+from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import Leaderboard
 from adapterhub.pages.listed import (

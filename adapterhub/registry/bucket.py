@@ -21,19 +21,12 @@ from typing import Any
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.atomic import write_files
 from adapterhub.files.native import MANIFEST_FILE
-from adapterhub.registry.published_files import DATE_FILE, copy_adapter
-from adapterhub.registry.remote import RemoteStorage
+from adapterhub.registry.cached_storage import RemoteStorage
 from adapterhub.registry.store import ConflictError, Stored
+from adapterhub.registry.version_files import DATE_FILE, copy_adapter
 
-SCHEMES = ("s3", "gs", "az", "abfss")
 _PIECE = 4 << 20  # bytes of a download that are in memory at a time
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
-
-
-def is_bucket(location: object) -> bool:
-    """Return whether a text is the URL of a bucket: s3://bucket/prefix, gs://..., az://..."""
-    scheme, found, _ = str(location).partition("://")
-    return bool(found) and scheme in SCHEMES
 
 
 class Bucket(RemoteStorage):

@@ -45,7 +45,15 @@ from adapterhub.files.signature import (
     read_signatures,
     signatures_to_json,
 )
-from adapterhub.files.tensor_file import TENSORS_FILE
+from adapterhub.files.tensors import TENSORS_FILE
+from adapterhub.registry.foreign import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    copy_foreign,
+    entry_of_foreign,
+    files_to_copy,
+    foreign_digest,
+)
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
 from adapterhub.registry.hub_reader import (
     MOST_RESULTS,
@@ -54,24 +62,6 @@ from adapterhub.registry.hub_reader import (
     Refs,
 )
 from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
-from adapterhub.registry.other_formats import (
-    CONFIG_FILE,
-    MAX_CONFIG_BYTES,
-    copy_foreign,
-    entry_of_foreign,
-    files_to_copy,
-    foreign_digest,
-)
-from adapterhub.registry.published_files import (
-    BESIDE,
-    PUBLISHED,
-    SIGNATURES_FOLDER,
-    YANKED_FILE,
-    copy_adapter,
-    entry_of,
-    is_intact,
-    merged_signatures,
-)
 from adapterhub.registry.reference import check_tags
 from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
@@ -84,6 +74,16 @@ from adapterhub.registry.store import (
     version_number,
 )
 from adapterhub.registry.tokens import token_for
+from adapterhub.registry.version_files import (
+    BESIDE,
+    PUBLISHED,
+    SIGNATURES_FOLDER,
+    YANKED_FILE,
+    copy_adapter,
+    entry_of,
+    is_intact,
+    merged_signatures,
+)
 
 MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice

@@ -37,6 +37,7 @@ from adapterhub.files.atomic import (
     replace_file,
     staging,
 )
+from adapterhub.registry.foreign import MAX_CONFIG_BYTES
 from adapterhub.registry.hub_client import (
     Expected,
     HubClient,
@@ -45,10 +46,9 @@ from adapterhub.registry.hub_client import (
     UnreachableError,
     login_hint,
 )
-from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
-from adapterhub.registry.published_files import MAX_YANKED_BYTES, YANKED_FILE
 from adapterhub.registry.reference import is_repository, is_version
 from adapterhub.registry.store import version_number
+from adapterhub.registry.version_files import MAX_YANKED_BYTES, YANKED_FILE
 
 MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches
 MAX_INFO_BYTES = 8 << 20  # the names of some 100,000 files

@@ -35,13 +35,6 @@ from adapterhub.files.atomic import (
     replace_file,
 )
 from adapterhub.files.native import Saved, read_card
-from adapterhub.registry.index_file import MAX_INDEX_BYTES, entry_of_row, row_of, without_collection
-from adapterhub.registry.names_file import NAMES_FILE, Contents
-from adapterhub.registry.published_files import (
-    check_digest,
-    check_stamp,
-    copy_adapter,
-)
 from adapterhub.registry.reference import is_backbone_folder, is_name
 from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import (
@@ -50,6 +43,17 @@ from adapterhub.registry.store import (
     Stored,
     is_version_folder,
     word_text,
+)
+from adapterhub.registry.version_files import (
+    MAX_INDEX_BYTES,
+    NAMES_FILE,
+    Contents,
+    check_digest,
+    check_stamp,
+    copy_adapter,
+    entry_of_row,
+    row_of,
+    without_collection,
 )
 
 _CARD_CHARACTERS = 4_096  # the start of a card that text searches cover

@@ -37,7 +37,7 @@ from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import Foundation, Saved, all_below, copy_problems, write_copies
 from adapterhub.files.signature import PublicKey, key_problems
 from adapterhub.registry.local import LocalRegistry, default_root
-from adapterhub.registry.published_files import copy_adapter
+from adapterhub.registry.open_store import registry_at, store_of
 from adapterhub.registry.pull import Origins, check_copy, fetch
 from adapterhub.registry.reference import (
     DEFAULT_HUB,
@@ -48,7 +48,7 @@ from adapterhub.registry.reference import (
     parse_reference,
 )
 from adapterhub.registry.store import Store, version_number
-from adapterhub.registry.stores import registry_at, store_of
+from adapterhub.registry.version_files import copy_adapter
 
 LOCK_FILE = "adapterhub.lock"
 _MAX_BYTES = 4 << 20

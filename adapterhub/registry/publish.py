@@ -11,8 +11,11 @@ licence, and so changes its digest.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from adapterhub.config.user_folders import expanded
-from adapterhub.errors import ConfigError, RegistryError, warn_user
+from adapterhub.errors import ConfigError, RegistryError, SignatureError, warn_user
 from adapterhub.files import native
 from adapterhub.files.card import InPeft, card
 from adapterhub.files.manifest import (
@@ -28,17 +31,40 @@ from adapterhub.files.manifest import (
     Manifest,
     to_json,
 )
-from adapterhub.files.native import MANIFEST_FILE, Saved, adapter_folder, copy_of
-from adapterhub.files.signature import PrivateKey, read_signatures
+from adapterhub.files.native import (
+    MANIFEST_FILE,
+    PEFT_FILES,
+    SIGNATURE_FILE,
+    Saved,
+    adapter_folder,
+    copy_of,
+)
+from adapterhub.files.signature import (
+    PrivateKey,
+    Signature,
+    Statement,
+    read_private_key,
+    read_signatures,
+    sign_statement,
+    signatures_to_json,
+)
 from adapterhub.interchange.peft.files import CONFIG_FILE, kind_of_config, peft_bytes
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.published_files import BESIDE_SIGNATURE, files_beside, name_to_publish
+from adapterhub.registry.open_store import registry_at, store_of
 from adapterhub.registry.pull import fetch
 from adapterhub.registry.reference import Reference, is_name, parse_reference
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication, Query, Store
-from adapterhub.registry.stores import registry_at, store_of
+from adapterhub.registry.trust import same_name
+from adapterhub.registry.version_files import (
+    BESIDE,
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
+    PUBLISHED,
+    beside_bytes,
+    files_beside,
+    name_to_publish,
+)
 
 _MOST = 10_000  # versions for one backbone that are compared
 _NOT_REQUESTED = "it was published without peft's files"
@@ -237,7 +263,7 @@ def _files_of_peft(
         return {}, InPeft(None, (_NOT_REQUESTED,))
     make = make or backbone is not None
     files = {} if make else files_beside(saved.folder)
-    if not make and not files.keys() >= set(native.PEFT_FILES):
+    if not make and not files.keys() >= set(PEFT_FILES):
         return {}, InPeft(None, (_NOT_REQUESTED,))
     if key is None and BESIDE_SIGNATURE not in files and read_signatures(saved.folder):
         files, in_peft = {}, InPeft(None, (_NOT_SIGNED,))
@@ -313,6 +339,85 @@ def peft_files(saved: Saved, backbone: str | None) -> tuple[dict[str, bytes], In
     if conversion.files is None:
         return {}, summary
     return peft_bytes(conversion.files), summary
+
+
+def put_signed(
+    store: Store,
+    folder: Path,
+    publication: Publication,
+    source: Path,
+    key: str | Path | PrivateKey | None,
+) -> Entry:
+    """Publish a folder with the signatures that its source has, and with a new one.
+
+    `source` is the folder that it was made from. Without a key, no signature is added.
+
+    Raises:
+        SignatureError: without a key, and a signature in `source` is not for what is published.
+        RegistryError: the version is taken by other bytes, or the store denies write access.
+        FileError: the folder holds no valid adapter, or the key cannot be read.
+    """
+    private = None if key is None else read_private_key(key)
+    digest, found = Saved.at(folder).digest, read_signatures(source)
+    carried = [s for s in found if _is_about(s.statement, digest, publication.name)]
+    if private is None and len(carried) < len(found):
+        raise SignatureError(
+            f"{source / SIGNATURE_FILE} is not for what is published as {publication.name}",
+            offenders=[f"it is for {s.statement.name}" for s in found if s not in carried],
+            hint=f"--sign KEY to sign it anew, or delete {SIGNATURE_FILE}",
+        )
+    if private is None and not carried:
+        return store.put(folder, publication)
+    stated = (s.statement.version for s in carried if s.statement.version)
+    publication = replace(publication, version=publication.version or next(stated, None))
+    version, is_published = store.version_for(folder, publication)
+    if private is not None:
+        carried.append(sign_statement(Statement(digest, publication.name, version), private))
+    publication = replace(publication, version=version)
+    entry = _put_with(store, folder, publication, carried, private)
+    if is_published:
+        store.add_signatures(entry, carried)
+    return entry
+
+
+def _is_about(statement: Statement, digest: str, name: str) -> bool:
+    return statement.digest == digest and same_name(statement.name, name)
+
+
+def _put_with(
+    store: Store,
+    folder: Path,
+    publication: Publication,
+    signatures: Sequence[Signature],
+    key: PrivateKey | None,
+) -> Entry:
+    """Publish a folder with exactly these signatures; a key signs peft's files in it, too."""
+    with tempfile.TemporaryDirectory() as path:
+        copy = Path(path)
+        for name in (*PUBLISHED, *BESIDE):
+            if name != SIGNATURE_FILE and (folder / name).is_file():
+                _link(folder / name, copy / name)
+        (copy / SIGNATURE_FILE).write_bytes(signatures_to_json(signatures))
+        beside = {file: data for file, data in files_beside(copy).items() if file in PEFT_FILES}
+        if key is not None and beside:
+            for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # those of an earlier publication
+                (copy / file).unlink(missing_ok=True)
+            data = beside_bytes(Saved.at(copy).digest, beside)
+            called = Statement(
+                hashlib.sha256(data).hexdigest(), publication.name, publication.version
+            )
+            (copy / BESIDE_FILE).write_bytes(data)
+            signature = signatures_to_json([sign_statement(called, key)])
+            (copy / BESIDE_SIGNATURE).write_bytes(signature)
+        return store.put(copy, publication)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a file, which may be large, or copy it to another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def published_foundations(

@@ -16,19 +16,54 @@ folder with another one is refused.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from adapterhub.errors import ConfigError, RegistryError
+from adapterhub.files.native import PEFT_FILES, find_adapter
+from adapterhub.files.run_folder import names_in
+
+_MOST_FOLDERS = 2_000  # that are looked at, for a hint in an error
+_MOST_FOUND = 3
+
+
+def holds_adapter(folder: Path) -> bool:
+    """Return whether a folder has an adapter, that of a run or another library's included."""
+    return find_adapter(folder) is not None or (folder / PEFT_FILES[0]).is_file()
+
+
+def nearby_adapters(name: str) -> list[str]:
+    """Return the folders with an adapter of this or a similar name, here or one folder below."""
+    folders = {path: Path(path).name for path in islice(_folders(), _MOST_FOLDERS)}
+    similar = difflib.get_close_matches(name, {*folders.values()}, n=_MOST_FOUND, cutoff=0.75)
+    found = (path for near in similar for path in folders if folders[path] == near)
+    return [*islice((path for path in found if holds_adapter(Path(path))), _MOST_FOUND)]
+
+
+def _folders() -> Iterator[str]:
+    """Yield the folders here and in those, as one types them."""
+    here = _subfolders(Path())
+    yield from (f"./{name}" for name in here)
+    for name in here:
+        yield from (f"{name}/{inner}" for inner in _subfolders(Path(name)))
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return [name.removesuffix("/") for name in names_in(folder) if name.endswith("/")]
+
 
 ReferenceKind = Literal["folder", "local", "hub", "server"]
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _VERSION = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,199}"
 _LOOKS_LIKE_FOLDER = re.compile(r"\.{1,2}([/\\]|$)|[/~\\]|[A-Za-z]:[/\\]")
+_BUCKETS = ("s3", "gs", "az", "abfss")
 _REMOTE = re.compile(r"hf:|[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DEFAULT_HUB = "https://huggingface.co"  # of hf:, and the only one that is known to have Xet
@@ -70,6 +105,12 @@ def is_loopback(hostname: str | None) -> bool:
 def is_remote(text: str) -> bool:
     """Return whether a text has the start of a hub's reference, whatever follows."""
     return _REMOTE.match(text) is not None
+
+
+def is_bucket(location: object) -> bool:
+    """Return whether a text is the URL of a bucket: s3://bucket/prefix, gs://..., az://..."""
+    scheme, found, _ = str(location).partition("://")
+    return bool(found) and scheme in _BUCKETS
 
 
 def parse_reference(text: str) -> Reference:

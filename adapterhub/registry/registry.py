@@ -2,8 +2,8 @@
 
     BACKBONE/NAME/v1/             an adapter's files as saved; they never change, but for signatures
     BACKBONE/NAME/v1/.published   when it was published, in UTC
-    BACKBONE/NAME/names.json      tags, yanked versions and the highest version; see names_file.py
-    BACKBONE/index.json           what is in the folders, for searches; see index_file.py
+    BACKBONE/NAME/names.json      tags, yanked versions and the highest version
+    BACKBONE/index.json           what is in the folders, for searches; both in version_files.py
 
 A publisher takes the next number by replacing names.json on the condition that nobody else has
 since it was read, so two of them never share a version; then it writes the files. An interruption
@@ -42,37 +42,6 @@ from adapterhub.files.signature import (
     parse_signatures,
     read_signatures,
 )
-from adapterhub.registry.index_file import (
-    MAX_INDEX_BYTES,
-    index_bytes,
-    index_with,
-    parse_backbones,
-    parse_index,
-    root_bytes,
-    row_of,
-)
-from adapterhub.registry.names_file import (
-    MAX_NAMES_BYTES,
-    NAMES_FILE,
-    Contents,
-    Names,
-    names_bytes,
-    parse_names,
-)
-from adapterhub.registry.nearby import nearby_adapters
-from adapterhub.registry.published_files import (
-    BESIDE,
-    DATE_FILE,
-    MAX_DATE_BYTES,
-    PUBLISHED,
-    date_bytes,
-    date_now,
-    entry_of,
-    files_beside,
-    merged_signatures,
-    parse_date,
-    stamp_bytes,
-)
 from adapterhub.registry.reference import (
     INDEX_FILE,
     backbone_folder,
@@ -81,6 +50,7 @@ from adapterhub.registry.reference import (
     folder_of_id,
     is_backbone_folder,
     is_name,
+    nearby_adapters,
 )
 from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import (
@@ -98,6 +68,32 @@ from adapterhub.registry.store import (
     is_version_folder,
     version_number,
     word_text,
+)
+from adapterhub.registry.version_files import (
+    BESIDE,
+    DATE_FILE,
+    MAX_DATE_BYTES,
+    MAX_INDEX_BYTES,
+    MAX_NAMES_BYTES,
+    NAMES_FILE,
+    PUBLISHED,
+    Contents,
+    Names,
+    date_bytes,
+    date_now,
+    entry_of,
+    files_beside,
+    index_bytes,
+    index_with,
+    merged_signatures,
+    names_bytes,
+    parse_backbones,
+    parse_date,
+    parse_index,
+    parse_names,
+    root_bytes,
+    row_of,
+    stamp_bytes,
 )
 
 _ATTEMPTS = 60  # to change a file while others do

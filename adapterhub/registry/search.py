@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.registry.open_store import registry_at, store_of
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.store import SORTS, Entry, Query, Store
-from adapterhub.registry.stores import registry_at, store_of
 
 _ALL = 1_000_000  # more than a registry has
 _MOST_CHOICES = 8  # values of a field that are listed

@@ -48,7 +48,7 @@ from adapterhub.errors import (
     one_line,
     warn_user,
 )
-from adapterhub.files.heads import ONE_HEAD
+from adapterhub.files.manifest import ONE_HEAD
 from adapterhub.inference.open import (
     AdapterSource,
     PulledAdapter,
@@ -58,10 +58,10 @@ from adapterhub.inference.open import (
 from adapterhub.inference.record import TrainingRecord, task_and_kind
 from adapterhub.methods.common.site_module import EmbeddingModule
 from adapterhub.methods.common.spec import restore_methods
+from adapterhub.registry.open_store import read_reference, registry_at, store_of
 from adapterhub.registry.pull import fetch_folder
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, choose_version
-from adapterhub.registry.stores import read_reference, registry_at, store_of
 from adapterhub.serving.shared_backbone import (
     UNMEASURED,
     BatchLimits,

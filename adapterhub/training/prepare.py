@@ -41,9 +41,9 @@ from adapterhub.methods.common.base import Method
 from adapterhub.methods.common.spec import dump_methods, parse_methods, restore_methods
 from adapterhub.recipe.options import RunOptions, run_options
 from adapterhub.recipe.recipe import Recipe
+from adapterhub.registry.open_store import read_reference, registry_at
 from adapterhub.registry.pull import foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.stores import read_reference, registry_at
 from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun
 from adapterhub.speed.liger import check_installed
 from adapterhub.status import doing

@@ -19,7 +19,7 @@ from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.scores import ERRORS, TEST, ScoreError, recorded_errors
+from adapterhub.files.shown_table import ERRORS, TEST, ScoreError, recorded_errors
 from adapterhub.loop import checkpoint, loop
 from adapterhub.loop.engine import BatchList, Engine, LazyBatches, batch_order, model_loss
 from adapterhub.loop.processes import (

@@ -23,7 +23,7 @@ from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError, counted, one_line
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.scores import ScoreError
+from adapterhub.files.shown_table import ScoreError
 from adapterhub.loop.processes import own_device
 from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
 from adapterhub.pages.page import write_page

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.schema import canonical_json
-from adapterhub.registry.published_files import DATE_FILE
+from adapterhub.registry.version_files import DATE_FILE
 
 Tree = dict[str, Any]
 LABELS = {

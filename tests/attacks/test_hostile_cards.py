@@ -22,7 +22,7 @@ from adapterhub.errors import printable
 from adapterhub.files.card import InPeft, card, export_card, split_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.registry.hub_writer import hub_card
-from adapterhub.registry.published_files import entry_of
+from adapterhub.registry.version_files import entry_of
 
 HARMLESS = Manifest(
     name="polite",

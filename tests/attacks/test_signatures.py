@@ -154,10 +154,9 @@ def calls(attribute):
 
 
 def test_files_leave_a_store_by_one_door():
-    """`sign`, `verify` and the choice of a backbone in `load` only read them; nobody else does."""
+    """`sign` and `verify` only read them; nobody else does."""
     gets = {path for path, call in calls("get") if call.startswith("store.get(")}
-    readers = {"registry/load.py", "registry/sign.py"}
-    assert gets == {"registry/pull.py", *readers}
+    assert gets == {"registry/pull.py", "registry/sign.py"}
     assert {path for path, _ in calls("fetch")} == {
         "registry/pull.py",
         "registry/lockfile.py",
@@ -171,7 +170,7 @@ def test_nothing_is_loaded_but_what_was_pulled():
     `import` converts another library's adapter, a push one's own to peft, an export one for vLLM.
     """
     assert {path for path, _ in calls("load_folder")} == {
-        "registry/load.py",
+        "registry/pull.py",
         "inference/open.py",
         "cli/combine.py",
         "cli/export.py",
@@ -403,7 +402,7 @@ def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypa
     """The bytes that are loaded are those that were checked."""
     ah.publish(valid, "polite", sign=key)
     signing.require(key)
-    loading = importlib.import_module("adapterhub.registry.load")
+    loading = importlib.import_module("adapterhub.adapters.load")
     load_folder = loading.load_folder
 
     def swapped(model, saved, **options):
@@ -419,7 +418,7 @@ def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypa
 def test_a_swap_for_another_librarys_files_is_ignored(registry, valid, model, key, monkeypatch):
     ah.publish(valid, "polite", sign=key)
     signing.require(key)
-    loading = importlib.import_module("adapterhub.registry.load")
+    loading = importlib.import_module("adapterhub.adapters.load")
     load_folder = loading.load_folder
 
     def swapped(model, saved, **options):

@@ -21,7 +21,7 @@ from adapterhub.data.tables import read_table
 from adapterhub.errors import AdapterhubError
 from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import read
-from adapterhub.registry.stores import named_reference
+from adapterhub.registry.open_store import named_reference
 
 PACKAGE = Path(ah.__file__).parent
 STRANGE = {

@@ -9,7 +9,6 @@ import pytest
 from sample_adapters import IDENTITY
 
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.files.heads import name_in_file, with_head
 from adapterhub.files.manifest import (
     BackboneRef,
     HeadRecord,
@@ -17,7 +16,9 @@ from adapterhub.files.manifest import (
     TaskHead,
     TensorInfo,
     from_json,
+    name_in_file,
     to_json,
+    with_head,
 )
 from adapterhub.files.schema import canonical_json
 

@@ -10,10 +10,11 @@ import torch
 from sample_adapters import IDENTITY
 
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.tensor_file import TENSORS_FILE, open_tensors
 from adapterhub.files.tensors import (
+    TENSORS_FILE,
     checked_copies,
     is_same_tensor,
+    open_tensors,
     tensor_bytes,
     verified_tensors,
 )

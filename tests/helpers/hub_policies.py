@@ -40,7 +40,7 @@ from adapterhub.hub.database import (
     repositories,
     versions,
 )
-from adapterhub.registry.published_files import beside_bytes
+from adapterhub.registry.version_files import beside_bytes
 
 ROLES = ("root", "ada", "wil", "eve")
 _PLACES = ("acme", "ada", "wil", "eve")

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import Saved
-from adapterhub.registry.published_files import DATE_FILE, check_digest, copy_adapter
 from adapterhub.registry.store import ConflictError, Storage, Stored
+from adapterhub.registry.version_files import DATE_FILE, check_digest, copy_adapter
 
 
 class MemoryStorage(Storage):

@@ -22,8 +22,8 @@ from adapterhub.files.signature import Statement, sign_statement, signatures_to_
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.import_export import import_registry
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.published_files import beside_bytes
 from adapterhub.registry.store import Publication
+from adapterhub.registry.version_files import beside_bytes
 
 pytestmark = pytest.mark.usefixtures("online")
 PEFT = {

@@ -11,7 +11,7 @@ from run_folders import ROWS, predictions
 from selection import long_table
 
 from adapterhub.bench.statistics import estimate_all, repeated_runs
-from adapterhub.files.scores import ScoreError, recorded_errors, score_text
+from adapterhub.files.shown_table import ScoreError, recorded_errors, score_text
 from adapterhub.pages.predictions import KINDS
 from adapterhub.pages.row_scores import row_scores
 from adapterhub.pages.score_errors import EvaluatedRows, score_error, score_errors

@@ -28,7 +28,7 @@ from adapterhub.pages.leaderboards import (
     pareto_front,
 )
 from adapterhub.pages.site import SiteOptions, write_site
-from adapterhub.registry.stores import registry_at
+from adapterhub.registry.open_store import registry_at
 
 MOST_BYTES = 150_000  # of a page without its charts
 

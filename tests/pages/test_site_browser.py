@@ -13,7 +13,7 @@ from team_registry import BACKBONE, write_team
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.listed import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
-from adapterhub.registry.stores import registry_at
+from adapterhub.registry.open_store import registry_at
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 PAGES = (
@@ -140,7 +140,7 @@ def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp
     from adapterhub.files.manifest import from_json
     from adapterhub.pages.listed import ListedVersion, rows_script
     from adapterhub.pages.published import MainScore
-    from adapterhub.registry.published_files import entry_of
+    from adapterhub.registry.version_files import entry_of
 
     write_adapters(tmp_path / "r", 20, backbones=20)
     files = sorted((tmp_path / "r").rglob("adapter.json"))

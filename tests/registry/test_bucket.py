@@ -10,7 +10,8 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.registry.bucket import Bucket, is_bucket
+from adapterhub.registry.bucket import Bucket
+from adapterhub.registry.reference import is_bucket
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import ConflictError, Publication
 

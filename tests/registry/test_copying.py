@@ -13,7 +13,8 @@ import web_servers
 
 from adapterhub.errors import ConfigError
 from adapterhub.files.signature import Statement, sign_statement
-from adapterhub.registry import copying, stores
+from adapterhub.registry import bucket as buckets
+from adapterhub.registry import copying
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.copying import copy_registry, place
 from adapterhub.registry.local import LocalRegistry
@@ -47,7 +48,7 @@ def source(tmp_path, monkeypatch):
 def bucket(tmp_path, monkeypatch):
     obstore = pytest.importorskip("obstore.store")
     objects = obstore.MemoryStore()
-    monkeypatch.setattr(stores, "Bucket", lambda url: Bucket(url, objects))
+    monkeypatch.setattr(buckets, "Bucket", lambda url: Bucket(url, objects))
     yield "s3://bucket/p"
 
 

@@ -15,8 +15,12 @@ from memory_storage import MemoryStorage
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.signature import Statement, sign_statement
-from adapterhub.registry import index_file
-from adapterhub.registry.index_file import (
+from adapterhub.registry import version_files
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.reference import check_name, is_backbone_folder
+from adapterhub.registry.registry import Registry
+from adapterhub.registry.store import ConflictError, Entry, Publication, Query
+from adapterhub.registry.version_files import (
     entry_of_row,
     index_bytes,
     parse_backbones,
@@ -24,10 +28,6 @@ from adapterhub.registry.index_file import (
     root_bytes,
     row_of,
 )
-from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.reference import check_name, is_backbone_folder
-from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import ConflictError, Entry, Publication, Query
 
 BACKBONE = "acme--bert-small"
 FILE = f"{BACKBONE}/index.json"
@@ -246,7 +246,7 @@ def test_an_index_that_cannot_be_written_does_not_stop_a_publication(
 
 
 def test_a_million_rows_are_a_sentence(monkeypatch):
-    monkeypatch.setattr(index_file, "MAX_INDEX_BYTES", 100)
+    monkeypatch.setattr(version_files, "MAX_INDEX_BYTES", 100)
     with pytest.raises(FileError, match="it has more than 100 bytes"):
         parse_index(b" " * 101, "index.json", BACKBONE)
 

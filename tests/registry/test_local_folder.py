@@ -14,8 +14,8 @@ from adapterhub.files import native
 from adapterhub.files.native import Saved
 from adapterhub.registry import local
 from adapterhub.registry.local import Folder, LocalRegistry
-from adapterhub.registry.published_files import DATE_FILE, date_now, stamp_bytes
 from adapterhub.registry.store import ConflictError, Publication
+from adapterhub.registry.version_files import DATE_FILE, date_now, stamp_bytes
 
 PATH = "acme--bert-small/polite"
 

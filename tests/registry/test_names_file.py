@@ -7,9 +7,9 @@ import json
 import pytest
 
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.registry import names_file
-from adapterhub.registry.names_file import Names, names_bytes, parse_names
+from adapterhub.registry import version_files
 from adapterhub.registry.reference import check_tags
+from adapterhub.registry.version_files import Names, names_bytes, parse_names
 
 
 def test_what_is_written_is_read():
@@ -37,7 +37,7 @@ def test_a_file_that_is_too_large_for_readers_is_not_written(monkeypatch):
     names = Names({f"tag-{number}": "v1" for number in range(100)})
     data = names_bytes(names, "polite")
     assert len(json.loads(data)["tags"]) == 100
-    monkeypatch.setattr(names_file, "MAX_NAMES_BYTES", 1_000)
+    monkeypatch.setattr(version_files, "MAX_NAMES_BYTES", 1_000)
     with pytest.raises(FileError, match="more than 1000"):
         parse_names(data, "names.json")
     with pytest.raises(ConfigError, match="invalid tags"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sample_adapters
 
-from adapterhub.registry.nearby import holds_adapter, nearby_adapters
+from adapterhub.registry.reference import holds_adapter, nearby_adapters
 
 
 def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):

@@ -14,9 +14,9 @@ from adapterhub.files.native import Saved
 from adapterhub.registry import registry
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.names_file import Names
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.version_files import Names
 
 objects = pytest.importorskip("obstore.store")
 PATH = f"{sample_adapters.BACKBONE.replace('/', '--')}/polite"

@@ -26,13 +26,13 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry import published_files, registry
+from adapterhub.registry import registry, version_files
 from adapterhub.registry.bucket import Bucket
+from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
-from adapterhub.registry.website import WebsiteRegistry
 
 
 class OwnersHub(HubStore):
@@ -400,7 +400,7 @@ def break_next_get(store, monkeypatch):
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         store.hub.cut_after = 40
         return
-    write, calls = published_files.write_files, []
+    write, calls = version_files.write_files, []
 
     def broken(staged, payload):
         calls.append(staged)
@@ -409,7 +409,7 @@ def break_next_get(store, monkeypatch):
             raise OSError(5, "Input/output error")
         write(staged, payload)
 
-    monkeypatch.setattr(published_files, "write_files", broken)
+    monkeypatch.setattr(version_files, "write_files", broken)
 
 
 def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(

@@ -13,7 +13,7 @@ from sklearn.metrics import ndcg_score
 from adapterhub.data.examples import Example
 from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import DataError
-from adapterhub.files.scores import ScoreError
+from adapterhub.files.shown_table import ScoreError
 from adapterhub.pages.predictions import PredictionFile, outcomes_of
 from adapterhub.pages.row_scores import grouped_columns, row_scores
 from adapterhub.pages.score_errors import EvaluatedRows, score_error, score_errors

@@ -11,7 +11,7 @@ from served import TEXTS, TaskExample
 
 from adapterhub.adapters.state import find_state
 from adapterhub.backbones.local_folders import remember_folder
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine
 
@@ -95,7 +95,7 @@ def test_a_server_answers_as_the_backend_for_models(name, served, evaluate, back
     if name == BACKBONE:
         model = HFLM(pretrained=backbone, device="cpu", batch_size=4)
     else:
-        remember_folder(read_manifest(Path(folders[name])).backbone.id, backbones("llama"))
+        remember_folder(Saved.at(Path(folders[name])).manifest.backbone.id, backbones("llama"))
         opened = open_adapter(folders[name])
         model = HFLM(pretrained=opened.model, tokenizer=opened.tokenizer, batch_size=4)
     expected = evaluate(model)

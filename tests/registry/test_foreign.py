@@ -17,8 +17,8 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
+from adapterhub.registry.foreign import entry_of_foreign
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.other_formats import entry_of_foreign
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -17,10 +17,15 @@ from pathlib import Path
 
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import ConfigError, warn_user
-from adapterhub.registry.bucket import Bucket, is_bucket
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.nearby import holds_adapter
-from adapterhub.registry.reference import Reference, is_name, is_remote, parse_reference
+from adapterhub.registry.reference import (
+    Reference,
+    holds_adapter,
+    is_bucket,
+    is_name,
+    is_remote,
+    parse_reference,
+)
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Store
 from adapterhub.registry.trust import current_trust
@@ -93,9 +98,11 @@ def registry_at(location: str | Path | None) -> Registry:
     """
     named = location if location is not None else os.environ.get("ADAPTERHUB_REGISTRY")
     if is_bucket(named):
+        from adapterhub.registry.bucket import Bucket
+
         return Registry(Bucket(str(named)))
     if str(named).startswith(("https://", "http://")):
-        from adapterhub.registry.website import WebsiteRegistry  # httpx2 is slow to import
+        from adapterhub.registry.http_storage import WebsiteRegistry  # httpx2 is slow to import
 
         return WebsiteRegistry(str(named))
     return LocalRegistry(location)

@@ -14,14 +14,19 @@ from urllib.parse import urlsplit
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.registry.cached_storage import RemoteStorage
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
-from adapterhub.registry.index_file import MAX_INDEX_BYTES, parse_backbones
-from adapterhub.registry.names_file import MAX_NAMES_BYTES, NAMES_FILE, Contents
 from adapterhub.registry.reference import INDEX_FILE, is_loopback
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.remote import RemoteStorage
 from adapterhub.registry.store import Stored, version_number
 from adapterhub.registry.tokens import token_for
+from adapterhub.registry.version_files import (
+    MAX_INDEX_BYTES,
+    MAX_NAMES_BYTES,
+    NAMES_FILE,
+    Contents,
+    parse_backbones,
+)
 
 _MOST_PROBED = 1_000  # versions of a name that no index has
 

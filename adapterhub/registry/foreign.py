@@ -13,8 +13,8 @@ from adapterhub.errors import FileError
 from adapterhub.files import schema
 from adapterhub.interchange.adapters_library import files as adapters
 from adapterhub.interchange.peft import files as peft
-from adapterhub.registry.published_files import copy_files
 from adapterhub.registry.store import Entry
+from adapterhub.registry.version_files import copy_files
 
 CONFIG_FILE = peft.CONFIG_FILE  # the adapters library uses the same name
 _TENSOR_FILES = (peft.TENSORS_FILE, adapters.WEIGHTS[0])

@@ -10,10 +10,10 @@ import web_servers
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.registry import hub_client
+from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.open_store import registry_at
 from adapterhub.registry.store import Publication, Query
-from adapterhub.registry.stores import registry_at
-from adapterhub.registry.website import WebsiteRegistry
 
 BACKBONE = "acme--bert-small"
 

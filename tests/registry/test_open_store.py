@@ -12,10 +12,10 @@ from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.open_store import read_reference, store_of
 from adapterhub.registry.publish import publish
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.stores import read_reference, store_of
 
 
 def test_each_kind_of_reference_has_its_store(tmp_path):

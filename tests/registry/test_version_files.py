@@ -9,7 +9,7 @@ import sample_adapters
 
 from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
-from adapterhub.registry.published_files import (
+from adapterhub.registry.version_files import (
     DATE_FILE,
     copy_adapter,
     copy_files,
