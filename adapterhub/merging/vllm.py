@@ -1,7 +1,8 @@
 """An adapter as a LoRA for vLLM, converted where it is none.
 
-LoRA, rsLoRA and PiSSA are copied, which needs no weights. What changes a projection in another
-affine way, such as DoRA or IA3, becomes the closest LoRA of the server's rank, which loses a part:
+LoRA, rsLoRA and PiSSA are copied, which needs no weights, also at routed experts. What changes a
+projection in another affine way, such as DoRA or IA3, becomes the closest LoRA of the server's
+rank, which loses a part:
 
     lost     ||W' - W - s B A|| / ||W' - W|| of the projection where it is largest
     missed   ||z - z'|| / ||z' - z0|| of the outputs for a probe: z with the LoRA, z' with the
@@ -12,6 +13,7 @@ Everything else is refused, by the name of its method.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,25 +31,28 @@ from adapterhub.adapters.export import (
 )
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import disabled
+from adapterhub.backbones.checkpoint import opened_tensors, weight_files
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_backbone, meta_model
 from adapterhub.backbones.probe import probe
-from adapterhub.errors import MismatchError
+from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest, with_head
 from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import ExportSource
-from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others
+from adapterhub.interchange.peft.exporter import NEW_TOKENS, is_low_rank, on_others
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, architecture_problems, try_vllm
 from adapterhub.merging.combine import combine
 from adapterhub.merging.merge import blockers
+from adapterhub.methods.common.experts import ExpertsUpdate
 from adapterhub.methods.common.site_module import OutputModule
 from adapterhub.methods.common.spec import Spec
 from adapterhub.status import doing
 
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 MOST_LOST = 0.1  # of the update of a projection, by default
 
 
@@ -73,6 +78,11 @@ class VllmExport:
         return int(self.files.config["r"])
 
     @property
+    def stacked(self) -> bool:
+        """Whether it updates stacked weights of experts."""
+        return bool(self.files.config.get("target_parameters"))
+
+    @property
     def notes(self) -> list[str]:
         """What whoever serves it has to know."""
         notes = []
@@ -85,6 +95,12 @@ class VllmExport:
         if self.files.ends:
             ends = ", ".join(map(str, self.files.ends))
             notes.append(f"it ends texts at the tokens {ends}: send them as stop_token_ids")
+        if self.stacked:
+            notes.append(
+                "its experts are stacked, as in the checkpoint: where vLLM's class of the model "
+                "does not stack them, start it with --enable-mixed-moe-lora-format, and load the "
+                "adapter with is_3d_lora_weight"
+            )
         if self.template is not None:
             notes.append("its chats have a template of their own: serve with --chat-template")
         return notes
@@ -135,7 +151,8 @@ def in_vllm(
     _refuse(_problems(adapter))
     template = _own_template(manifest, location, revision)
     if _is_exact(adapter):
-        files, problems = try_vllm(_named(adapter, manifest), max_rank)
+        stacked = _has_stacked_experts(location, revision)
+        files, problems = try_vllm(_named(adapter, manifest), max_rank, stacked=stacked)
         _refuse(problems)
         return VllmExport(files, template=template)
     with doing(f"loading {location}"):
@@ -199,8 +216,11 @@ def _problems(adapter: Adapter) -> list[str]:
         for method in adapter.methods
         if any(part.trains_backbone for part in method.parts())
     ]
+    exact = _is_exact(adapter)  # a conversion has no weights that are not of projections
     held = {
-        f"{p.method.name} at {p.site.stack}.{p.site.role}" for p in adapter.placed if p.site.held
+        f"{part.method.name} at {part.site.stack}.{part.site.role}"
+        for part in adapter.export_source().parts
+        if part.site.held and not (exact and is_low_rank(part))
     }
     return problems + [
         f"{place}: only updates of projections are exported" for place in sorted(held)
@@ -209,9 +229,11 @@ def _problems(adapter: Adapter) -> list[str]:
 
 def _is_exact(adapter: Adapter) -> bool:
     """Return whether all updates are low-rank, so that they can be copied."""
+    modules = [placed.module for placed in adapter.placed]
     return all(
-        isinstance(placed.module, OutputModule) and placed.module.factors() is not None
-        for placed in adapter.placed
+        isinstance(module, ExpertsUpdate)
+        or (isinstance(module, OutputModule) and module.factors() is not None)
+        for module in modules
     )
 
 
@@ -237,6 +259,20 @@ def _biases(adapter: Adapter, converted: Adapter) -> Iterator[str]:
         names = ", ".join(dict.fromkeys(placed.method.name for placed in adapter.placed))
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         yield f"{names}: changes {changed[0].name}{more}; vLLM has no biases in a LoRA"
+
+
+def _has_stacked_experts(location: str, revision: str | None) -> bool | None:
+    """Return whether a checkpoint has no module for each expert; None if it has no weights."""
+    folder, _ = find_backbone(location, revision)
+    try:
+        files = weight_files(folder)
+    except BackboneError:
+        return None
+    for file in files:
+        with opened_tensors(file) as tensors:
+            if any(_EXPERT.search(tensor.name) for tensor in tensors):
+                return False
+    return True
 
 
 def _named(adapter: Adapter, manifest: Manifest) -> ExportSource:

@@ -15,6 +15,7 @@ from adapterhub.config.user_folders import KeyedFiles, user_folder
 from adapterhub.errors import MismatchError
 from adapterhub.files.atomic import explained, file_digest
 from adapterhub.files.schema import canonical_json
+from adapterhub.interchange.peft.files import read_config
 from adapterhub.merging.vllm import in_vllm
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.registry.reference import Reference, parse_reference
@@ -40,6 +41,11 @@ class ConvertedAdapter:
     digest: str
     folder: Path
     notes: tuple[str, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether it updates stacked weights of experts."""
+        return bool(read_config(self.folder)["target_parameters"])
 
 
 class ConvertedAdapters:

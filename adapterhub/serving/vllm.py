@@ -105,10 +105,14 @@ def resolver_of(settings: ResolverSettings) -> Any:
             _LOG.info("%.100r is %s, sha256 %.12s", lora_name, found.reference, found.digest)
             for note in found.notes:
                 _LOG.warning("%s: %s", found.reference, note)
+            options = {"is_3d_lora_weight": True} if found.stacked else {}
+            if not hasattr(LoRARequest, "is_3d_lora_weight"):  # before vLLM 0.24
+                options = {}
             return LoRARequest(
                 lora_name=lora_name,
                 lora_int_id=int_id(found.digest),
                 lora_path=str(found.folder),
+                **options,
             )
 
     return AdapterhubResolver()

@@ -26,6 +26,7 @@ class LoRARequest:
     base_model_name: str | None = None
     tensorizer_config_dict: dict[str, Any] | None = None
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
         if self.lora_int_id < 1:
@@ -47,19 +48,25 @@ class _LoRAResolverRegistry:
 
 
 class _Model:
-    """An entry of vLLM's registry: a class that serves LoRA, or does not."""
+    """An entry of vLLM's registry: a class that serves LoRA, or does not, and how at experts."""
 
-    def __init__(self, lora: bool) -> None:
-        self.lora = lora
+    def __init__(self, lora: bool, stacked: bool = False) -> None:
+        self.lora, self.stacked = lora, stacked
 
     def load_model_cls(self) -> type:
-        return type("Model", (), {"supports_lora": self.lora})
+        return type("Model", (), {"supports_lora": self.lora, "is_3d_moe_weight": self.stacked})
 
 
 class ModelRegistry:
     """The models of `vllm/model_executor/models/registry.py`."""
 
-    models: ClassVar = {"LlamaForCausalLM": _Model(True), "GPT2LMHeadModel": _Model(False)}
+    models: ClassVar = {
+        "LlamaForCausalLM": _Model(True),
+        "GPT2LMHeadModel": _Model(False),
+        "MixtralForCausalLM": _Model(True),
+        "GptOssForCausalLM": _Model(True, stacked=True),
+        "Qwen3_5MoeForCausalLM": _Model(True, stacked=True),
+    }
 
     @classmethod
     def get_supported_archs(cls) -> list[str]:

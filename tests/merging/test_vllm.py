@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
+from expert_models import expert_model, logits, redraw
 from fixtures import word_tokenizer
 from language_adapters import text_logits, write_language_model, write_noisy
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 from vllm_stand_in import standing_in
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
-from adapterhub.interchange.peft.files import CONFIG_FILE, TENSORS_FILE
-from adapterhub.interchange.peft.vllm import RANKS
+from adapterhub.interchange.peft.files import CONFIG_FILE, TENSORS_FILE, write_peft
+from adapterhub.interchange.peft.vllm import RANKS, try_vllm
 from adapterhub.merging.vllm import blocking_vllm, in_vllm
 
 peft = pytest.importorskip("peft")
@@ -105,7 +108,7 @@ def test_a_copy_computes_the_same_in_peft(tmp_path, method, architecture):
     check_form(tmp_path / "out", export.rank)
 
 
-def check_form(folder: Path, rank: int) -> None:
+def check_form(folder: Path, rank: int, by_module: bool = True) -> None:
     """Check what every release of vLLM requires of the files."""
     config = json.loads((folder / CONFIG_FILE).read_bytes())
     assert config["peft_type"] == "LORA"
@@ -118,7 +121,11 @@ def check_form(folder: Path, rank: int) -> None:
         factor = name.split(".")[-2]
         assert name.endswith(".weight")
         assert factor in ("lora_A", "lora_B")
-        assert tensor.shape[0 if factor == "lora_A" else 1] == rank
+        count = tensor.shape[0 if factor == "lora_A" else 1] // rank
+        assert (count == 1) == (by_module or not name.split(".lora_")[0].endswith(STACKED)), name
+
+
+STACKED = (".experts", ".experts.base_layer")
 
 
 def test_copies_need_no_weights(tmp_path):
@@ -179,6 +186,100 @@ def test_an_installed_vllm_tells_which_models_take_lora(architecture):
     refused = ["GPT2LMHeadModel: the installed vLLM has no LoRA on it"]
     assert found == (refused if architecture == "gpt2" else [])
     assert blocking_vllm(model, "lora") == ([], False), "without vLLM"
+
+
+# By type: whether each expert has modules of its own, and whether peft reads them.
+EXPERTS = {
+    "mixtral": (True, True),
+    "qwen3_moe": (True, True),
+    "nemotron_h": (True, False),  # without a gate
+    "gpt_oss": (False, True),
+    "granitemoe": (False, True),
+    "qwen3_5_moe_text": (False, True),  # by vLLM's class, in place of its checkpoint
+}
+
+
+def add_by_module(model, tensors, scale, folder):
+    """Add updates to the modules of a checkpoint, and load it, as vLLM does."""
+    weights = revert_weight_conversion(model, model.state_dict())
+    for name in [name for name in tensors if ".lora_A." in name]:
+        high = tensors[name.replace("lora_A", "lora_B")]
+        path = name.replace(".lora_A", "")
+        if path not in weights:  # Nemotron H: vLLM maps both prefixes
+            path = path.replace("model.", "backbone.", 1)
+        weights[path] = weights[path] + scale * high @ tensors[name]
+    folder.mkdir()
+    save_file({n: t.contiguous() for n, t in weights.items()}, folder / "model.safetensors")
+    model.config.save_pretrained(folder)
+    return type(model).from_pretrained(folder).eval()
+
+
+def add_stacked(model, tensors, scale, folder):
+    """Add updates to stacked weights by the reshapes of vLLM's `_stack_moe_lora_weights`."""
+    model = copy.deepcopy(model)
+    for name in [name for name in tensors if ".lora_A." in name]:
+        low, high = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+        path = name.removesuffix(".lora_A.weight")
+        module = model.get_submodule(path.removesuffix(".base_layer"))
+        if path.endswith((".experts", ".base_layer")):
+            own = "gate_up_proj" if path.endswith(".base_layer") else "down_proj"
+            weight = module.get_parameter(own)
+            count = len(weight)
+            low = low.reshape(count, -1, low.shape[-1])
+            high = high.reshape(len(high), -1, count).permute(2, 0, 1)
+        else:
+            weight = module.weight
+        delta = scale * high @ low
+        with torch.no_grad():
+            weight += delta.mT if getattr(module, "is_transposed", False) else delta
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:the files or the model do not name their backbone")
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
+@pytest.mark.parametrize("model_type", EXPERTS)
+def test_experts_have_the_form_that_vllm_takes(tmp_path, model_type):
+    by_module, in_peft = EXPERTS[model_type]
+    model = expert_model(model_type)
+    options = {"rank": 3, "ranks": {"ffn.experts.down": 2}}
+    adapter = ah.attach(model, {"lora": {"sites": ["ffn.experts.*", "attn.q"], **options}})
+    redraw(adapter)
+    with torch.no_grad():
+        expected = logits(model)
+    with standing_in():
+        files, problems = try_vllm(adapter.export_source())
+    assert problems == []
+    trained = adapter.count()
+    adapter.detach()
+    write_peft(tmp_path / "lora", files)
+    check_form(tmp_path / "lora", 3, by_module)
+    add = add_by_module if by_module else add_stacked
+    scale = files.config["lora_alpha"] / files.config["r"]
+    with torch.no_grad():
+        served = add(model, files.tensors, scale, tmp_path / "backbone")
+        torch.testing.assert_close(logits(served), expected, atol=2e-5, rtol=1e-4)
+        ours = ah.load(model, tmp_path / "lora")
+        torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)
+        assert ours.count() < 1.3 * trained  # of one rank now
+        ours.detach()
+        if in_peft:
+            theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "lora").eval()
+            torch.testing.assert_close(logits(theirs), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_layer_has_updates_of_all_projections_of_its_experts(tmp_path):
+    spec = "lora(rank=2, sites=['ffn.experts.down'])"
+    backbone, adapter = saved(tmp_path, "mixtral", spec)
+    export = in_vllm(adapter, backbone=str(backbone))
+    assert export.notes == []
+    names = {name.split(".experts.")[1] for name in export.files.tensors if ".layers.0." in name}
+    assert len(names) == 2 * 3 * 4  # factors, projections and experts
+    with standing_in():
+        assert blocking_vllm(expert_model("gpt_oss"), spec) == ([], False)
+        found, _ = blocking_vllm(expert_model("mixtral"), "lora(sites=['ffn.router'])")
+    assert found == ["decoder.ffn.router: vLLM has no LoRA there"]
+    found, _ = blocking_vllm(expert_model("mixtral"), [spec, "dora"])
+    assert found == ["lora at decoder.ffn.experts.down: only updates of projections are exported"]
 
 
 @pytest.mark.parametrize("method", ["lora(rank=2)", "dora(rank=2)"])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from language_adapters import text_logits, write_language_model, write_noisy
 from safetensors.torch import load_file
-from vllm_stand_in import LoRARequest, Server, standing_in
+from vllm_stand_in import LoRARequest, ModelRegistry, Server, standing_in
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
@@ -81,6 +81,21 @@ def test_a_reference_is_a_lora_that_computes_the_same(server, language):
     assert not torch.allclose(bare, expected, atol=1e-3)
     served = text_logits(in_weights(language / "llama", Path(found.lora_path)))
     assert torch.allclose(served, expected, atol=2e-5)
+
+
+def test_a_request_tells_that_experts_are_stacked(tmp_path, monkeypatch):
+    write_language_model(tmp_path / "mixtral", "mixtral")
+    spec = "lora(rank=2, sites=['ffn.experts.*'])"
+    write_noisy(tmp_path / "experts", tmp_path / "mixtral", spec)
+    ah.publish(tmp_path / "experts", "experts")
+    monkeypatch.setenv(ALLOW, "experts")
+    stacks = ModelRegistry.models["GptOssForCausalLM"]
+    monkeypatch.setitem(ModelRegistry.models, "MixtralForCausalLM", stacks)
+    with standing_in() as registry:
+        register()
+        (found,) = ask(Server(str(tmp_path / "mixtral"), registry), "experts@1")
+    assert found is not None
+    assert found.is_3d_lora_weight
 
 
 def test_a_conversion_tells_its_error(server, caplog, monkeypatch):

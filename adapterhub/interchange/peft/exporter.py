@@ -106,7 +106,7 @@ def to_peft(source: ExportSource) -> PeftFiles:
 def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     """Return the adapter as a peft checkpoint, as far as possible, and what peft cannot express."""
     kinds = {_KINDS[type(p.module)] for p in source.parts if type(p.module) in _KINDS}
-    kinds |= {"LORA"} if any(map(_is_low_rank, source.parts)) else set()
+    kinds |= {"LORA"} if any(map(is_low_rank, source.parts)) else set()
     kinds -= {"PREFIX_TUNING"} if "CARTRIDGE" in kinds else set()  # its table is that of a prefix
     kind: Kind = min(kinds, default="LN_TUNING")
     updates = _EXPORTERS[kind](source) if kinds else CheckpointPart()
@@ -142,7 +142,7 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     held = {
         f"{part.method.name} at {part.site.stack}.{part.site.role}"
         for part in source.parts
-        if part.site.held and not _is_low_rank(part)
+        if part.site.held and not is_low_rank(part)
     }
     problems += [f"{place}: peft adapts such weights by LoRA only" for place in sorted(held)]
     problems += [
@@ -292,7 +292,7 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     PiSSA subtracts) are stacked: B A + B' A' = [B B'] [A; A'].
     """
     updates, problems = low_rank_updates(source)
-    parts = [part for part in source.parts if _is_low_rank(part)]
+    parts = [part for part in source.parts if is_low_rank(part)]
     decomposed = {isinstance(part.module, DoRALayer) for part in parts}
     if len(decomposed) > 1:
         problems.append("peft uses DoRA for all updates of a checkpoint, or for none")
@@ -303,7 +303,7 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     if tokens is not None and not (tokens.ids and source.task_type == "CAUSAL_LM"):
         problems.append("peft invokes by the ids of tokens, in language models")
     hosts = dict.fromkeys(part.site.host for part in parts if not part.site.held)
-    held = _held_sites(source)
+    held = held_weights(source)
     rooted = all(isinstance(part.method, RsLoRA) for part in parts)
     dropout = max((getattr(part.method, "dropout", 0.0) for part in parts), default=0.0)
     return CheckpointPart(
@@ -323,22 +323,27 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     )
 
 
-def _held_sites(source: ExportSource) -> dict[str, Site]:
+def held_weights(source: ExportSource) -> dict[str, Site]:
     """Map the paths of adapted parameters, which their modules multiply by themselves, to sites."""
-    sites = [part.site for part in source.parts if part.site.held and _is_low_rank(part)]
+    sites = [part.site for part in source.parts if part.site.held and is_low_rank(part)]
     return {parameter_path(site): site for site in sites}
 
 
 def low_rank_tensors(
-    source: ExportSource, updates: Mapping[str, ModuleUpdate]
+    source: ExportSource, updates: Mapping[str, ModuleUpdate], held: bool = True
 ) -> dict[str, Tensor]:
-    """Return the tensors of updates under the names of peft's files."""
-    held = _held_sites(source)
-    wrapped = wrapped_names(held, source.modules)
+    """Return the tensors of updates under the names of peft's files.
+
+    `held`: also those of weights that their modules multiply by themselves.
+    """
+    sites = held_weights(source)
+    wrapped = wrapped_names(sites, source.modules)
     tensors: dict[str, Tensor] = {}
     for path, update in updates.items():
         values = update.tensors
-        if site := held.get(path):
+        if site := sites.get(path):
+            if not held:
+                continue
             low, high = (values[f"lora_{factor}.weight"] for factor in "AB")
             low, high = packed(site, source.modules[site.host], low, high)
             values = {"lora_A.weight": low, "lora_B.weight": high}
@@ -353,7 +358,7 @@ def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], lis
     """
     by_host: dict[str, list[tuple[Site, Update]]] = {}
     for part in source.parts:
-        if _is_low_rank(part) and isinstance(part.module, Update):
+        if is_low_rank(part) and isinstance(part.module, Update):
             by_host.setdefault(_wrapped(part.site), []).append((part.site, part.module))
     updates: dict[str, ModuleUpdate] = {}
     problems: list[str] = []
@@ -406,7 +411,8 @@ def _with_both(
     return both
 
 
-def _is_low_rank(part: ExportedModule) -> bool:
+def is_low_rank(part: ExportedModule) -> bool:
+    """Return whether peft's LoRA has the update of a module at its site."""
     if isinstance(part.module, ExpertsUpdate):
         return part.module.of in LOW_RANK_MODULES
     return type(part.module) in LOW_RANK_MODULES and part.site.kind in ("linear", "weight")

@@ -172,7 +172,7 @@ def _check_targets(files: PeftFiles, finder: ModuleFinder, translation: Translat
         return
     translation.problems += [
         f"{path}: has tensors, but target_modules does not match it"
-        for path in sorted(tuned - by_parameter.keys())
+        for path in sorted(tuned - by_parameter.keys() - finder.stored)
         # Of torch's attention, which is the target, peft adapts the output projection too.
         if path.removesuffix(".base_layer.out_proj") not in finder.targets
         and not _is_tied_target(path, files, finder)
@@ -187,6 +187,7 @@ def _check_targets(files: PeftFiles, finder: ModuleFinder, translation: Translat
             f"{path}: target_modules matches it, but it has no tensors"
             for module, path in modules.items()
             if path not in tuned
+            and not finder.stored
             and getattr(module, "weight", None) is not None
             and path in finder.targets
         ]

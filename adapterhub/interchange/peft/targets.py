@@ -147,7 +147,7 @@ class ModuleFinder:
     A module's path can differ between classes around the base model and between versions of
     transformers. Then the base model's path is added or removed. If that does not help, the module
     is used whose path is the only one with the same ending from the layer number on. `renamed`
-    maps the paths that differ.
+    maps the paths that differ; `stored` are the paths of modules that are stacked in this model.
     """
 
     def __init__(self, anatomy: Anatomy, config: Mapping[str, Any]) -> None:
@@ -155,6 +155,7 @@ class ModuleFinder:
         self.modules = modules_of(anatomy.model)
         self.base = anatomy.base_path
         self.renamed: dict[str, str] = {}
+        self.stored: set[str] = set()
 
     def find(self, path: str) -> str | None:
         """Return a module's path in the model; None if there is no such module or several."""

@@ -8,7 +8,7 @@
                                                  in a module
 
 The factors of E stacked matrices, such as those of experts, are stored as A: (E rank, d_in) and
-B: (d_out, rank E).
+B: (d_out, rank E); or each has tensors of its own, in files from before transformers stacked them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.projections import CONVOLUTIONS
+from adapterhub.anatomy.sites import Site
+from adapterhub.interchange.peft.experts import (
+    WRAPPER,
+    StoredModule,
+    find_stored,
+    joined,
+    packed,
+    stored_modules,
+)
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.kernels import OTHER_KERNEL, as_factor, only_shifts
 from adapterhub.interchange.peft.targets import ModuleFinder
@@ -33,7 +42,6 @@ from adapterhub.methods.pissa import principal
 _KEY = re.compile(
     r"(?P<path>.+)\.lora_(?:embedding_)?(?P<what>A|B|magnitude_vector|diag|B\.bias)(?:\.weight)?"
 )
-_WRAPPER = ".base_layer"
 BIAS = "B.bias"
 TIMES_OUTPUT = 2  # peft 0.21 adds the update of the output of torch's MultiheadAttention twice
 
@@ -88,8 +96,72 @@ def read_updates(
             by_path.setdefault(match["path"], {})[match["what"]] = tensor.to(torch.float32)
         else:
             rest[name] = tensor
+    experts = _of_stored_modules(files.config, by_path, finder, translation)
     found = (_update(files.config, p, t, finder, translation) for p, t in by_path.items())
-    return [update for update in found if update is not None], rest
+    return [*experts, *(update for update in found if update is not None)], rest
+
+
+def _of_stored_modules(
+    config: Mapping[str, Any],
+    by_path: dict[str, dict[str, Tensor]],
+    finder: ModuleFinder,
+    translation: Translation,
+) -> list[Update]:
+    """Collect the updates of modules that this transformers stacks, such as those of an expert.
+
+    They are removed from `by_path`.
+    """
+    unknown = [path for path in by_path if WRAPPER not in path and finder.find(path) is None]
+    modules = stored_modules(translation.anatomy) if unknown else {}
+    by_site: dict[Site, dict[str, StoredModule]] = {}
+    for path in unknown:
+        part = find_stored(path, modules)
+        if part is not None and by_path[path].keys() == {"A", "B"}:
+            by_site.setdefault(part.site, {})[path] = part
+    finder.stored.update(path for parts in by_site.values() for path in parts)
+    updates = []
+    for site, parts in by_site.items():
+        pieces = {}
+        for path, part in parts.items():
+            rank, alpha, scale = _scale(config, path, finder)
+            pieces[path] = Update(path, path, rank, alpha, scale, by_path.pop(path))
+            wrong = pieces[path].shape_problems(site.d_in, part.stop - part.start)
+            translation.problems += wrong
+        if not translation.problems:
+            updates.append(_joined_update(config, site, parts, pieces, finder))
+    return updates
+
+
+def _joined_update(
+    config: Mapping[str, Any],
+    site: Site,
+    parts: Mapping[str, StoredModule],
+    pieces: Mapping[str, Update],
+    finder: ModuleFinder,
+) -> Update:
+    """Join the updates of the modules that a weight is stacked from, as peft packs them."""
+    scales = {piece.scale for piece in pieces.values()}
+    scale = scales.pop() if len(scales) == 1 else 1.0
+    factors = []
+    for path, piece in pieces.items():
+        low, high = piece.tensors["A"], piece.tensors["B"]
+        # Equal scales leave the factors bit-identical.
+        factors.append((parts[path], low, high * (piece.scale / scale)))
+    low, high = joined(site, factors)
+    rank = low.shape[-2]
+    alpha = scale * (math.sqrt(rank) if config["use_rslora"] else rank)
+    alpha = round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
+    low, high = packed(site, finder.modules[site.host], low, high)
+    assert site.held is not None
+    tensors = {"A": low, "B": high}
+    return Update(site.host, site.host, rank, alpha, scale, tensors, site.held.parameter)
+
+
+def _scale(config: Mapping[str, Any], path: str, finder: ModuleFinder) -> tuple[int, float, float]:
+    """Return the rank, the alpha and the scale of the update at a path."""
+    rank = finder.targets.value_at(config["rank_pattern"], path, config["r"])
+    alpha = finder.targets.value_at(config["alpha_pattern"], path, config["lora_alpha"])
+    return rank, alpha, alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
 
 
 def _update(
@@ -101,9 +173,9 @@ def _update(
 ) -> Update | None:
     """Collect the update of one module, or report why it cannot be used."""
     module_path = file_path
-    while module_path.endswith(_WRAPPER):
-        module_path = module_path.removesuffix(_WRAPPER)
-    output = f"{_WRAPPER}.out_proj"  # of torch's attention
+    while module_path.endswith(WRAPPER):
+        module_path = module_path.removesuffix(WRAPPER)
+    output = f"{WRAPPER}.out_proj"  # of torch's attention
     if module_path.endswith(output) and "B" in tensors:
         module_path = module_path.removesuffix(output) + ".out_proj"
         tensors["B"] = TIMES_OUTPUT * tensors["B"]
@@ -112,7 +184,7 @@ def _update(
         translation.problems.append(f"{file_path}: this backbone has no such module")
         return None
     names = finder.targets.parameters_at(module_path, finder.modules[path])
-    depth = file_path.count(_WRAPPER)
+    depth = file_path.count(WRAPPER)
     # The first parameter has the innermost wrapper.
     parameter = names[len(names) - 1 - depth] if depth < len(names) else ""
     target = f"{module_path}.{parameter}" if parameter else file_path
@@ -129,9 +201,7 @@ def _update(
         translation.problems.append(f"{file_path}: {OTHER_KERNEL}")
         return None
     tensors = {name: as_factor(module, name, tensor) for name, tensor in tensors.items()}
-    rank = finder.targets.value_at(config["rank_pattern"], target, config["r"])
-    alpha = finder.targets.value_at(config["alpha_pattern"], target, config["lora_alpha"])
-    scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
+    rank, alpha, scale = _scale(config, target, finder)
     blocks = _blocks(config["use_bdlora"] or {}, module_path)
     return Update(file_path, path, rank, alpha, scale, tensors, parameter, blocks)
 

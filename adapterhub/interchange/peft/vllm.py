@@ -3,20 +3,44 @@
     y + (alpha / r) B A x      one r and one alpha for all modules, no other tensors
 
 Factors of a smaller rank are padded with zeros. Where scales differ, each is multiplied into its B.
+
+Updates of routed experts have one of two forms, by vLLM's class of the model, whose checkpoints it
+reads in the same way. With `is_3d_moe_weight` they are stacked as in peft's files, otherwise there
+is a LoRA for each module of the checkpoint:
+
+    mlp.experts.base_layer (gate and up), mlp.experts (down)
+    mlp.experts.7.gate_proj, mlp.experts.7.up_proj, mlp.experts.7.down_proj
+
+An adapted layer has all of them: those without an update are zero.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.sites import Site
+from adapterhub.interchange.peft.experts import (
+    WRAPPER,
+    Factors,
+    StoredModule,
+    flattened,
+    is_of_experts,
+    parameter_path,
+    stored_modules,
+)
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import (
     ModuleUpdate,
+    held_weights,
+    low_rank_tensors,
     low_rank_updates,
     pattern_options,
     try_peft,
@@ -27,25 +51,104 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values of --max-lora-rank
 DEFAULT_RANK = 16
 
 
-def try_vllm(source: ExportSource, max_rank: int = DEFAULT_RANK) -> tuple[PeftFiles, list[str]]:
+def try_vllm(
+    source: ExportSource, max_rank: int = DEFAULT_RANK, *, stacked: bool | None = None
+) -> tuple[PeftFiles, list[str]]:
     """Return a LoRA in the form for vLLM, as far as possible, and what vLLM does not serve.
 
-    `max_rank` is the server's `--max-lora-rank`.
+    Args:
+        source: the adapter.
+        max_rank: the server's `--max-lora-rank`.
+        stacked: the form of experts, if vLLM does not tell: that of the checkpoint. By default
+            that which `save_pretrained` writes.
     """
     files, problems = try_peft(source)
     updates = at_one_rank(low_rank_updates(source)[0])
     if updates and files.kind == "LORA":
-        tensors = {
-            f"{host}.{name}": tensor
-            for host, update in updates.items()
-            for name, tensor in update.tensors.items()
-        }
+        factors = _experts(source, updates)
+        packed = low_rank_tensors(source, updates)
+        tensors = {name: t for name, t in files.tensors.items() if name not in packed}
+        tensors |= low_rank_tensors(source, updates, held=False)
         options = pattern_options(updates, rooted=False)
         options |= {"rank_pattern": None, "alpha_pattern": None}  # empty by now
-        files = replace(
-            files, config={**files.config, **options}, tensors={**files.tensors, **tensors}
-        )
+        told = stacks_experts(type(source.anatomy.model).__name__)
+        modules = [] if told or (told is None and stacked) else _modules(source, factors)
+        if modules:
+            tensors |= _by_module(modules, factors)
+            leaves = {name.rpartition(".")[2] for name, _ in modules}
+            options["target_modules"] = sorted({*files.config["target_modules"], *leaves})
+            options["target_parameters"] = None
+        else:
+            tensors |= _stacked(factors)
+        files = replace(files, config={**files.config, **options}, tensors=tensors)
+        problems = problems + _held_problems(source, stacked=not modules)
     return files, problems + vllm_problems(files, source.anatomy.model, max_rank)
+
+
+def _experts(source: ExportSource, updates: Mapping[str, ModuleUpdate]) -> dict[Site, Factors]:
+    """Return A and B of each weight of experts in the adapted modules: zeros if it has no update.
+
+    (experts, rank, d_in) and (experts, d_out, rank)
+    """
+    adapted = {site.host for site in held_weights(source).values() if is_of_experts(site)}
+    factors: dict[Site, Factors] = {}
+    for site in source.anatomy.sites.values():
+        if site.held is None or not is_of_experts(site) or site.host not in adapted:
+            continue
+        if update := updates.get(parameter_path(site)):
+            factors[site] = update.tensors["lora_A.weight"], update.tensors["lora_B.weight"]
+        else:
+            count, rank = site.held.experts or 1, next(iter(updates.values())).rank
+            low = torch.zeros(count, rank, site.d_in)
+            factors[site] = low, torch.zeros(count, site.d_out, rank)
+    return factors
+
+
+def _modules(
+    source: ExportSource, factors: Mapping[Site, Factors]
+) -> list[tuple[str, StoredModule]]:
+    """Return the modules of a checkpoint that weights of experts are stacked from; [] if none."""
+    stored = stored_modules(source.anatomy) if factors else {}
+    return [(name, module) for name, module in stored.items() if module.site in factors]
+
+
+def _by_module(
+    modules: Iterable[tuple[str, StoredModule]], factors: Mapping[Site, Factors]
+) -> dict[str, Tensor]:
+    """Return a LoRA for each module of the checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    for name, part in modules:
+        low, high = factors[part.site]
+        tensors[f"{name}.lora_A.weight"] = low[part.expert]
+        tensors[f"{name}.lora_B.weight"] = high[part.expert, part.start : part.stop]
+    return tensors
+
+
+_STACKED = {"gate_up": WRAPPER, "down": ""}
+
+
+def _stacked(factors: Mapping[Site, Factors]) -> dict[str, Tensor]:
+    """Return the matrices of all experts of a layer; other projections are left out."""
+    tensors: dict[str, Tensor] = {}
+    for site, pair in factors.items():
+        if (wrapper := _STACKED.get(_projection(site))) is not None:
+            for factor, matrix in zip("AB", flattened(*pair), strict=True):
+                tensors[f"{site.host}{wrapper}.lora_{factor}.weight"] = matrix
+    return tensors
+
+
+def _projection(site: Site) -> str:
+    return site.role.rpartition(".")[2]
+
+
+def _held_problems(source: ExportSource, stacked: bool) -> list[str]:
+    """List the weights that hosts multiply by themselves, and that vLLM has no LoRA at."""
+    places = {
+        f"{site.stack}.{site.role}"
+        for site in held_weights(source).values()
+        if not is_of_experts(site) or (stacked and _projection(site) not in _STACKED)
+    }
+    return [f"{place}: vLLM has no LoRA there" for place in sorted(places)]
 
 
 def at_one_rank(updates: Mapping[str, ModuleUpdate]) -> dict[str, ModuleUpdate]:
@@ -85,13 +188,28 @@ def is_served(architecture: str) -> bool | None:
 
     None: vLLM is not installed, or has no class of its own for it, and would run transformers'.
     """
+    if (cls := _class_in_vllm(architecture)) is None:
+        return None
+    from vllm.model_executor.models import supports_lora
+
+    return bool(supports_lora(cls))
+
+
+def stacks_experts(architecture: str) -> bool | None:
+    """Return whether the installed vLLM takes updates of stacked experts; None as `is_served`."""
+    cls = _class_in_vllm(architecture)
+    return None if cls is None else bool(getattr(cls, "is_3d_moe_weight", False))
+
+
+def _class_in_vllm(architecture: str) -> Any:
+    """Return the class of models of the installed vLLM; None if there is none."""
     if importlib.util.find_spec("vllm") is None:
         return None
-    from vllm.model_executor.models import ModelRegistry, supports_lora
+    from vllm.model_executor.models import ModelRegistry
 
     if architecture not in ModelRegistry.get_supported_archs():
         return None
-    return bool(supports_lora(ModelRegistry.models[architecture].load_model_cls()))
+    return ModelRegistry.models[architecture].load_model_cls()
 
 
 def vllm_problems(

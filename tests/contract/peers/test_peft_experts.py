@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 from expert_models import expert_model, logits, redraw
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from selection import long_table
 
 import adapterhub as ah
@@ -137,6 +137,37 @@ def test_two_adapters_at_once(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(logits(model), logits(theirs), atol=2e-5, rtol=1e-4)
     ah.detach(model)
+
+
+def test_files_from_before_transformers_stacked_experts(tmp_path):
+    """Mixtral as in transformers 4: a LoRA for each projection of each expert, and for routers."""
+    model = expert_model("mixtral")
+    rank, config = 2, model.config
+    sizes = {"w1": (32, 48), "w3": (32, 48), "w2": (48, 32)}
+    modules = {"block_sparse_moe.gate": (32, 4), "self_attn.q_proj": (32, 32)}
+    for expert in range(config.num_local_experts):
+        modules |= {f"block_sparse_moe.experts.{expert}.{n}": size for n, size in sizes.items()}
+    torch.manual_seed(0)
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for name, (d_in, d_out) in modules.items():
+            path = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{path}.lora_A.weight"] = 0.2 * torch.randn(rank, d_in)
+            tensors[f"{path}.lora_B.weight"] = 0.2 * torch.randn(d_out, rank)
+    save_file(tensors, tmp_path / TENSORS_FILE, metadata={"format": "pt"})
+    names = [*sizes, "gate", "q_proj"]
+    lora = peft.LoraConfig(r=rank, lora_alpha=6, target_modules=names, inference_mode=True)
+    lora.save_pretrained(tmp_path)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
+    adapter = ah.load(model, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(logits(model), logits(theirs), atol=2e-5, rtol=1e-4)
+    adapter.save(tmp_path / "ours")
+    stored = numbers(tmp_path / "ours" / "adapter.safetensors")
+    # Gate and up become one projection of twice the rank, whose B has zeros.
+    zeros = 2 * rank * 48 * config.num_local_experts * config.num_hidden_layers
+    assert stored == numbers(tmp_path / TENSORS_FILE) + zeros
+    adapter.detach()
 
 
 CONFIGURATIONS = {
