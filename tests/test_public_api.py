@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny_models
+import torch
 
 import adapterhub as ah
+from adapterhub import extend
 from adapterhub.errors import ConfigError, MismatchError, RegistryError
 from adapterhub.methods import METHODS, Method
 
@@ -104,3 +107,44 @@ def test_options_beside_the_method():
         with pytest.raises(ConfigError, match="rank"):
             ah.attach(model, method, name="b", **options)
     assert list(ah.adapters(model)) == ["a"]
+
+
+class Bias(extend.OutputModule):
+    def __init__(self, site, scale):
+        super().__init__()
+        self.bias, self.scale = torch.nn.Parameter(torch.zeros(site.d_out)), scale
+
+    def forward(self, x, y):
+        return y + self.scale * self.bias
+
+
+@dataclass(frozen=True)
+class Shift(extend.ProjectionMethod):
+    name = "shift"
+    paper = "none"
+    summary = "a bias at each projection"
+    learning_rate = 1e-3
+
+    scale: float = extend.option(1.0, "factor of the bias")
+
+    def module(self, site, rank, anatomy):
+        return Bias(site, self.scale)
+
+    def size(self, site, rank):
+        return site.d_out
+
+
+def test_a_method_outside_the_package_needs_extend_alone(monkeypatch, tmp_path):
+    monkeypatch.setitem(METHODS, "shift", Shift)
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "shift(scale=2)")
+    tiny_models.scramble(adapter)
+    changed = model(**tiny_models.batch()).logits
+    adapter.save(tmp_path / "shift")
+    adapter.detach()
+    ah.load(model, tmp_path / "shift")
+    assert model(**tiny_models.batch()).logits.equal(changed)
+
+
+def test_extend_exports_what_it_lists():
+    assert all(hasattr(extend, name) for name in extend.__all__)
