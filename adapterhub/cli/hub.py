@@ -51,7 +51,16 @@ _blobs = click.option(
     "--blobs", metavar="URL", help="Bucket for the files of a new hub in postgresql://..."
 )
 _TYPES = ("models", "datasets", "spaces")
-_LIBRARIES = ("sqlalchemy", "alembic", "starlette", "uvicorn", "pathspec", "nh3", "markdown_it")
+_LIBRARIES = (
+    "sqlalchemy",
+    "alembic",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
+    "pathspec",
+    "nh3",
+    "markdown_it",
+)
 _upstream_token = click.option(
     "--upstream-token",
     multiple=True,

@@ -34,8 +34,9 @@ from adapterhub.hub.content_policy import NamespaceRules, check_name_of_file
 from adapterhub.hub.database import received_reader
 from adapterhub.hub.errors import HubRefusal, TooManyBytesError
 from adapterhub.hub.gate import check_files, check_room
-from adapterhub.hub.request import HubCall, HubRoute, in_thread, json_answer, json_fields
+from adapterhub.hub.request import REPOSITORY, HubCall, in_thread, json_answer, json_fields
 from adapterhub.hub.search_rows import refresh_listing
+from adapterhub.web.frame import Endpoint
 
 MOST_LINE = 1 << 20
 MOST_LINES = 25_000  # a repository has at most 20,000 files
@@ -366,6 +367,6 @@ def _size_of(file: object) -> int:
 
 
 COMMITS = (
-    HubRoute("POST", "/api/{type}/{owner}/{name}/preupload/{rev}", preupload, WRITE, _BODY),
-    HubRoute("POST", "/api/{type}/{owner}/{name}/commit/{rev}", commit, WRITE, reads_itself=True),
+    Endpoint("POST", REPOSITORY + "/preupload/{rev}", preupload, WRITE, _BODY),
+    Endpoint("POST", REPOSITORY + "/commit/{rev}", commit, WRITE, reads_itself=True),
 )

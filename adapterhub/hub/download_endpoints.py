@@ -21,7 +21,8 @@ from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.bucket_blobs import BlobBucket
 from adapterhub.hub.commits import commit_at, read_tree
 from adapterhub.hub.errors import HubRefusal, MissingEntryError
-from adapterhub.hub.request import HubCall, HubRoute, in_thread
+from adapterhub.hub.request import HubCall, in_thread
+from adapterhub.web.frame import Endpoint
 
 _PIECE = 256 << 10
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -168,8 +169,14 @@ def _headers(path: str, blob: BlobInfo, tag: str) -> dict[str, str]:
 
 
 DOWNLOADS = (
-    HubRoute(
-        "GET HEAD", "/{kind}/{owner}/{name}/resolve/{rev}/{rest}", download, READ, reads_itself=True
+    Endpoint(
+        "GET HEAD",
+        "/{kind:datasets|spaces}/{owner}/{name}/resolve/{rev}/{rest:path}",
+        download,
+        READ,
+        reads_itself=True,
     ),
-    HubRoute("GET HEAD", "/{owner}/{name}/resolve/{rev}/{rest}", download, READ, reads_itself=True),
+    Endpoint(
+        "GET HEAD", "/{owner}/{name}/resolve/{rev}/{rest:path}", download, READ, reads_itself=True
+    ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapterhub.errors import ServingError, one_line
+from adapterhub.errors import AdapterhubError, ServingError, one_line
+from adapterhub.web.frame import LargeBodyError, SlowError
 
 RETRY_SECONDS = 5
 
@@ -162,3 +163,16 @@ class StaleParentError(HubRefusal):
     """Another writer was first."""
 
     status = 412
+
+
+def refusal_of(error: Exception) -> HubRefusal:
+    """Return how an error is answered."""
+    if isinstance(error, HubRefusal):
+        return error
+    if isinstance(error, LargeBodyError):
+        return TooManyBytesError(f"the body has more than {error.most:,} bytes")
+    if isinstance(error, SlowError):
+        return SlowBodyError()
+    if isinstance(error, AdapterhubError):
+        return HubRefusal("; ".join((error.problem, *error.offenders)))
+    return HubRefusal("the hub has made a mistake; its log says where", status=500)

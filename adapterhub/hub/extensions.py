@@ -14,9 +14,10 @@ from adapterhub.hub.content_policy import signature_problem
 from adapterhub.hub.database import blobs, repositories, versions
 from adapterhub.hub.errors import DeniedError, HubRefusal
 from adapterhub.hub.repositories import delete_version, move_tag, versions_of
-from adapterhub.hub.request import OPEN, TOKEN, HubCall, HubRoute, json_answer
+from adapterhub.hub.request import OPEN, TOKEN, TYPE, HubCall, json_answer
 from adapterhub.hub.search_rows import refresh_listing
 from adapterhub.hub.state import audit_rows
+from adapterhub.web.frame import Endpoint
 
 _BODY = 64 << 10
 CAN = ("versions", "move-tag", "delete-version", "audit")
@@ -118,14 +119,17 @@ def metrics(call: HubCall) -> Response:
 
 
 OWN = (
-    HubRoute("GET", "/api/adapterhub", about, OPEN),
-    HubRoute("GET", "/api/adapterhub/audit", read_audit, TOKEN),
-    HubRoute("GET", "/api/adapterhub/{type}/{owner}/{name}/versions", list_versions, READ),
-    HubRoute(
-        "DELETE", "/api/adapterhub/{type}/{owner}/{name}/versions/{rev}", remove_version, ADMIN
+    Endpoint("GET", "/api/adapterhub", about, OPEN),
+    Endpoint("GET", "/api/adapterhub/audit", read_audit, TOKEN),
+    Endpoint("GET", f"/api/adapterhub/{TYPE}" + "/{owner}/{name}/versions", list_versions, READ),
+    Endpoint(
+        "DELETE",
+        f"/api/adapterhub/{TYPE}" + "/{owner}/{name}/versions/{rev}",
+        remove_version,
+        ADMIN,
     ),
-    HubRoute("PUT", "/api/adapterhub/{type}/{owner}/{name}/tag/{rev}", put_tag, WRITE, _BODY),
-    HubRoute("GET HEAD", "/health", health, OPEN),
-    HubRoute("GET HEAD", "/ready", ready, OPEN),
-    HubRoute("GET", "/metrics", metrics, TOKEN),
+    Endpoint("PUT", f"/api/adapterhub/{TYPE}" + "/{owner}/{name}/tag/{rev}", put_tag, WRITE, _BODY),
+    Endpoint("GET HEAD", "/health", health, OPEN),
+    Endpoint("GET HEAD", "/ready", ready, OPEN),
+    Endpoint("GET", "/metrics", metrics, TOKEN),
 )

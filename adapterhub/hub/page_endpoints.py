@@ -42,7 +42,7 @@ from adapterhub.hub.commits import (
 from adapterhub.hub.errors import HubRefusal, MissingEntryError
 from adapterhub.hub.mirror_store import kept_tree
 from adapterhub.hub.repositories import versions_of
-from adapterhub.hub.request import OPEN, PAGE, HubCall, HubRoute, part_of_list, redirect
+from adapterhub.hub.request import OPEN, PAGE, HubCall, part_of_list, redirect
 from adapterhub.hub.search_rows import (
     ORDERS,
     HubListing,
@@ -63,7 +63,7 @@ from adapterhub.pages.site_pages import (
     list_page,
 )
 from adapterhub.web.connections import is_own_form
-from adapterhub.web.request_log import page_response
+from adapterhub.web.frame import Endpoint, page_response
 
 _ON_A_PAGE = 50
 _MOST_CHOICES = 60
@@ -241,7 +241,7 @@ def _login_page(call: HubCall, title: str, about: str = "") -> str:
 
 def log_in(call: HubCall) -> Response:
     """Log in with a token: its holder reads pages for some hours."""
-    token = parse_qs(call.body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+    token = parse_qs(call.raw_body.decode("utf-8", "replace")).get("token", [""])[0].strip()
     if not is_own_form(call.request.headers, call.base):
         raise HubRefusal("another site may not log you in", status=403)
     with call.hub.database.reading() as connection:
@@ -397,17 +397,17 @@ def _own_tokens(connection: Connection, user: str) -> list[tuple[Any, ...]]:
 
 
 PAGES = (
-    HubRoute("GET HEAD", "/", front, PAGE),
-    HubRoute("GET", _LOGIN, tokens_page, PAGE),
-    HubRoute("POST", "/settings/login", log_in, OPEN, _FORM_BODY),
-    HubRoute("POST", "/settings/logout", log_out, OPEN, _FORM_BODY),
+    Endpoint("GET HEAD", "/", front, PAGE),
+    Endpoint("GET", _LOGIN, tokens_page, PAGE),
+    Endpoint("POST", "/settings/login", log_in, OPEN, _FORM_BODY),
+    Endpoint("POST", "/settings/logout", log_out, OPEN, _FORM_BODY),
     *(
-        HubRoute("GET HEAD", f"{start}/{{owner}}/{{name}}{end}", answer, READ)
-        for start in ("/{kind}", "")
+        Endpoint("GET HEAD", f"{start}/{{owner}}/{{name}}{end}", answer, READ)
+        for start in ("/{kind:datasets|spaces}", "")
         for end, answer in (
             ("", repository_page),
             ("/tree/{rev}", tree_page),
-            ("/tree/{rev}/{rest}", tree_page),
+            ("/tree/{rev}/{rest:path}", tree_page),
             ("/commit/{rev}", commit_page),
             ("/commits/{rev}", commits_page),
         )

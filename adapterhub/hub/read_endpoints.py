@@ -40,14 +40,16 @@ from adapterhub.hub.metadata import (
 from adapterhub.hub.mirror_store import kept_tree, sum_of_sizes
 from adapterhub.hub.request import (
     OPEN,
+    REPOSITORY,
     TOKEN,
+    TYPE,
     HubCall,
-    HubRoute,
     json_answer,
     listed_answer,
     part_of_list,
 )
 from adapterhub.hub.search_rows import HubListing, HubQuery, listing_of, search_listings
+from adapterhub.web.frame import Endpoint
 
 _MOST_LISTED, _USUAL_LISTED = 1_000, 500
 _MOST_IN_TREE, _USUAL_IN_TREE = 1_000, 1_000
@@ -154,7 +156,7 @@ def paths_info(call: HubCall) -> Response:
         fields = call.fields
         paths, is_expanded = fields.get("paths", []), fields.get("expand") is True
     else:
-        form = parse_qs(call.body.decode("utf-8", "replace"))
+        form = parse_qs(call.raw_body.decode("utf-8", "replace"))
         paths, is_expanded = form.get("paths", []), form.get("expand") == ["true"]
     if not isinstance(paths, list):
         raise HubRefusal("the body has no list of paths")
@@ -327,19 +329,19 @@ def _entry(path: str, info: BlobInfo | FolderInfo, commit: CommitRecord | None) 
 
 
 READS = (
-    HubRoute("GET", "/api/whoami-v2", whoami, TOKEN),
-    HubRoute("GET", "/api/{type}", list_repositories, READ),
-    HubRoute("POST", "/api/validate-yaml", validate_yaml, OPEN, _CARD_BODY),
-    HubRoute("GET", "/api/agent-harnesses", no_harnesses, OPEN),
-    HubRoute("GET HEAD POST", "/api/telemetry/{rest}", nothing, OPEN),
-    HubRoute("POST", "/v1/telemetry", nothing, OPEN),
-    HubRoute("GET", "/api/{type}/{owner}/{name}", repository_info, READ),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/revision/{rev}", repository_info, READ),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/tree/{rev}", list_tree, READ),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/tree/{rev}/{rest}", list_tree, READ),
-    HubRoute("POST", "/api/{type}/{owner}/{name}/paths-info/{rev}", paths_info, READ, _SMALL_BODY),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/refs", list_refs, READ),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/commits/{rev}", list_commits, READ),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/auth-check", allowed, READ),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/auth-check/write", allowed, WRITE),
+    Endpoint("GET", "/api/whoami-v2", whoami, TOKEN),
+    Endpoint("GET", f"/api/{TYPE}", list_repositories, READ),
+    Endpoint("POST", "/api/validate-yaml", validate_yaml, OPEN, _CARD_BODY),
+    Endpoint("GET", "/api/agent-harnesses", no_harnesses, OPEN),
+    Endpoint("GET HEAD POST", "/api/telemetry/{rest:path}", nothing, OPEN),
+    Endpoint("POST", "/v1/telemetry", nothing, OPEN),
+    Endpoint("GET", REPOSITORY, repository_info, READ),
+    Endpoint("GET", REPOSITORY + "/revision/{rev}", repository_info, READ),
+    Endpoint("GET", REPOSITORY + "/tree/{rev}", list_tree, READ),
+    Endpoint("GET", REPOSITORY + "/tree/{rev}/{rest:path}", list_tree, READ),
+    Endpoint("POST", REPOSITORY + "/paths-info/{rev}", paths_info, READ, _SMALL_BODY),
+    Endpoint("GET", REPOSITORY + "/refs", list_refs, READ),
+    Endpoint("GET", REPOSITORY + "/commits/{rev}", list_commits, READ),
+    Endpoint("GET", REPOSITORY + "/auth-check", allowed, READ),
+    Endpoint("GET", REPOSITORY + "/auth-check/write", allowed, WRITE),
 )

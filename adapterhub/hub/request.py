@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,23 +15,21 @@ from urllib.parse import unquote_to_bytes
 import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
-from starlette.requests import Request
 from starlette.responses import Response
 
 from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
-from adapterhub.hub.accounts import READ, Visitor, namespace_of
+from adapterhub.hub.accounts import Visitor, namespace_of
 from adapterhub.hub.content_policy import NamespaceRules, parse_rules
 from adapterhub.hub.errors import (
     HubRefusal,
     MissingRepositoryError,
-    SlowBodyError,
-    TooManyBytesError,
 )
 from adapterhub.hub.gate import CheckedFiles, changing
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
 from adapterhub.web.connections import client_address
+from adapterhub.web.frame import Endpoint, WebCall, match_endpoint
 
 if TYPE_CHECKING:
     from adapterhub.hub.mirror import Mirror
@@ -40,15 +38,11 @@ OPEN, TOKEN, PAGE = "", "token", "page"
 """What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
 _MOST_DEPTH = 16
 _MOST_REMEMBERED = 20_000
-_PIECE = 256 << 10
-PIECE_SECONDS = 30.0  # that a piece of a body, or the rest of it, may take to come
 THREADS: ContextVar[anyio.CapacityLimiter | None] = ContextVar("threads", default=None)
 """The threads in which a request is answered; None for those of readers."""
-_PARTS = {
-    "type": "models|datasets|spaces",
-    "kind": "datasets|spaces",
-    "rest": ".*",
-}
+TYPE = "{type:models|datasets|spaces}"
+REPOSITORY = f"/api/{TYPE}/{{owner}}/{{name}}"
+"""The path of a repository, at which most of the Hub's protocol is."""
 _OF_REPOSITORY = re.compile(
     r"/api/(models|datasets|spaces)/[^/]+/"
     r"(?!tree/|revision/|commits?/|refs$|paths-info/|preupload/|tag/|branch/|resolve/)[^/]+/."
@@ -58,67 +52,25 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class HubRoute:
-    """An endpoint.
-
-    Attributes:
-        methods: of HTTP, with spaces.
-        path: its path, with names in braces for parts of it.
-        answer: answers a call, in a thread; or a coroutine, which reads the body itself.
-        needs: a role in the repository or `OPEN` or `TOKEN`.
-        body: the bytes of the largest body; 0 for none.
-        reads_itself: whether `answer` is a coroutine.
-        pattern: compiled from the path.
-    """
-
-    methods: str
-    path: str
-    answer: Callable[[HubCall], Any]
-    needs: str
-    body: int = 0
-    reads_itself: bool = False
-    pattern: re.Pattern[str] = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        def part(match: re.Match[str]) -> str:
-            return f"(?P<{match[1]}>{_PARTS.get(match[1], '[^/]+')})"
-
-        object.__setattr__(self, "pattern", re.compile(re.sub(r"\{(\w+)\}", part, self.path)))
-
-    @property
-    def writes(self) -> bool:
-        """Whether it changes the hub, and so waits for others who do."""
-        return self.needs != READ and not {"GET", "HEAD"} & {*self.methods.split()}
-
-
-@dataclass
-class HubCall:
+@dataclass(kw_only=True)
+class HubCall(WebCall):
     """A request.
 
     Attributes:
         hub: the hub that it is for.
         mirror: what it keeps of its upstream.
-        request: as it came.
         base: the address that the client asks by, without a slash at the end.
         path: of the request, without the prefix that the hub is at, and as it was quoted.
-        route: its endpoint.
-        values: the parts of the path, not quoted any more.
         visitor: who sends it.
-        repository: what it is about.
-        body: its body.
+        found: what it is about.
     """
 
     hub: Hub
     mirror: Mirror
-    request: Request
     base: str
     path: str
-    route: HubRoute
-    values: Mapping[str, str]
     visitor: Visitor = field(default_factory=Visitor)
     found: HubRepository | None = None
-    body: bytes = b""
 
     @property
     def repository(self) -> HubRepository:
@@ -145,7 +97,7 @@ class HubCall:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The body as an object; it is refused if it is none."""
-        return json_fields(self.body or b"{}", "the body", _MOST_DEPTH)
+        return json_fields(self.raw_body or b"{}", "the body", _MOST_DEPTH)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text of the body.
@@ -203,47 +155,6 @@ class HubCall:
             known[key] = value
         return value
 
-    async def read_body(self, most: int) -> bytes:
-        """Read the body.
-
-        Raises:
-            TooManyBytesError: it has more bytes, as its head says, or as they come.
-            SlowBodyError: it does not come in time.
-        """
-        return b"".join([piece async for piece in self.pieces(most)])
-
-    async def pieces(self, most: int | None = None) -> AsyncIterator[bytes]:
-        """Yield the body in pieces of a quarter of a mebibyte.
-
-        Raises:
-            TooManyBytesError: it has more bytes than `most`.
-            SlowBodyError: a piece does not come in time.
-        """
-        length = self.request.headers.get("content-length", "")
-        too_large = TooManyBytesError(f"the body has more than {most or 0:,} bytes")
-        if most is not None and length.isdecimal() and int(length[:20]) > most:
-            raise too_large
-        size, stream = 0, self.request.stream()
-        while held := await _piece(stream):
-            size += len(held)
-            if most is not None and size > most:
-                raise too_large
-            yield held
-
-
-async def _piece(stream: AsyncIterator[bytes]) -> bytes:
-    """Return the next piece of a body, or its rest; b"" at its end."""
-    held = bytearray()
-    try:
-        with anyio.fail_after(PIECE_SECONDS):
-            async for chunk in stream:
-                held += chunk
-                if len(held) >= _PIECE:
-                    break
-    except TimeoutError:
-        raise SlowBodyError from None
-    return bytes(held)
-
 
 async def in_thread(
     work: Callable[_Parameters, _Result],
@@ -286,23 +197,21 @@ def unquoted(part: str) -> str:
     return found
 
 
-def match_route(
-    routes: Iterable[HubRoute], method: str, path: str
-) -> tuple[HubRoute, dict[str, str]]:
+def find_endpoint(
+    endpoints: Iterable[Endpoint], method: str, path: str
+) -> tuple[Endpoint, dict[str, str]]:
     """Return the endpoint of a path as it is quoted, and the parts of the path.
 
     Raises:
         MissingRepositoryError: there is none, where a client asks for a repository.
         HubRefusal: there is none.
     """
-    is_path = False
-    for route in routes:
-        found = route.pattern.fullmatch(path)
-        if found is not None and path.startswith("/api/") == route.path.startswith("/api/"):
-            if method in route.methods.split():
-                return route, {name: unquoted(text) for name, text in found.groupdict().items()}
-            is_path = True
-    if is_path:
+    is_api = path.startswith("/api/")
+    among = (each for each in endpoints if each.path.startswith("/api/") == is_api)
+    found, values, methods = match_endpoint(among, method, path)
+    if found is not None:
+        return found, {name: unquoted(text) for name, text in values.items()}
+    if methods:
         raise HubRefusal(f"this path is not asked by {method}", status=405)
     is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
     if is_own or _OF_REPOSITORY.match(path):

@@ -1,8 +1,7 @@
 """The server of a hub: where it listens, and the walk of a request to the bytes of the answer.
 
-`HubApp._walk` is the walk: by which name the hub was asked, which endpoint it is, who asks, whether
-they may, what a mirror has to fetch, what the body is, and what the endpoint answers. What is
-refused is an answer, too.
+The walk is that of every server of ours (web/frame.py). `HubApp` has its steps: by which name the
+hub was asked, which endpoint it is, who asks, whether they may, and what a mirror has to fetch.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,9 +19,8 @@ from urllib.parse import urlsplit
 
 import anyio
 from sqlalchemy import Connection
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from adapterhub.errors import AdapterhubError, ConfigError, one_line
 from adapterhub.hub.accounts import (
@@ -45,6 +41,7 @@ from adapterhub.hub.errors import (
     HubRefusal,
     MissingRepositoryError,
     UnknownTokenError,
+    refusal_of,
 )
 from adapterhub.hub.extensions import OWN
 from adapterhub.hub.mirror import Mirror
@@ -58,10 +55,9 @@ from adapterhub.hub.request import (
     THREADS,
     TOKEN,
     HubCall,
-    HubRoute,
+    find_endpoint,
     in_thread,
     json_answer,
-    match_route,
     redirect,
 )
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
@@ -77,99 +73,81 @@ from adapterhub.web.connections import (
     limited_protocol,
     listen,
 )
-from adapterhub.web.request_log import SECURE_HEADERS, log_request, logs_requests, trace_of
+from adapterhub.web.frame import UNKNOWN, Endpoint, LimitError, SlowError, WebFrame, place_of
 from adapterhub.web.tokens import digest_of_token, is_token
 
 log = logging.getLogger("adapterhub.hub")
 
-ROUTES: tuple[HubRoute, ...] = (*READS, *WRITES, *COMMITS, *UPLOADS, *DOWNLOADS, *OWN, *PAGES)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *READS,
+    *WRITES,
+    *COMMITS,
+    *UPLOADS,
+    *DOWNLOADS,
+    *OWN,
+    *PAGES,
+)
 """All paths that clients may ask for; the first one that matches is taken."""
 _NOTE_SECONDS = 60.0  # between two notes of when tokens were used
 _WRITERS = 12  # threads; each may hold a connection to the database
-_LEFT = 499  # the status of a request whose client has left
+_NOWHERE = Endpoint("GET", UNKNOWN, lambda call: None, OPEN)
 
 
-class HubApp:
-    """An ASGI application that answers for a hub."""
+class HubApp(WebFrame[HubCall]):
+    """Answers for a hub."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub, self.mirror = hub, Mirror(hub)
         public = urlsplit(hub.options.public_url or "")
         self._public, self._prefix = hub.options.public_url, public.path.rstrip("/")
         self._writers: anyio.CapacityLimiter | None = None  # it needs the event loop
+        self._noting: asyncio.Task[None] | None = None
         self._hosts = {public.netloc.lower(), *map(str.lower, hub.options.hosts)} - {""}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and count and log it; or start and stop with the server."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-            return
-        began, status, request = time.perf_counter(), _LEFT, Request(scope, receive)
-        call: HubCall | None = None
-        try:
-            call, response = await self._answer(request)
-            _complete(response)
-            status = response.status_code
-            await response(scope, receive, send)
-        except ClientDisconnect:
-            status = _LEFT
-        finally:
-            self._note(request, call, status, time.perf_counter() - began)
+    def find(self, request: Request) -> HubCall:
+        """Return what a request asks for: by which name, and at which endpoint.
 
-    async def _answer(self, request: Request) -> tuple[HubCall | None, Response]:
-        """Return the answer to a request, or its error as one."""
-        call: HubCall | None = None
-        try:
-            call = self._call(request)
-            return call, await self._walk(call)
-        except ClientDisconnect:
-            raise
-        except HubRefusal as error:
-            return call, self._refused(request, call, error)
-        except AdapterhubError as error:
-            return call, refused(HubRefusal("; ".join((error.problem, *error.offenders))))
-        except Exception as error:
-            # Its words may quote a file: the log has where it was raised, and of what class.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: %s\n%s", request.method, type(error).__name__, where)
-            return call, refused(
-                HubRefusal("the hub has made a mistake; its log says where", status=500)
-            )
-
-    def _refused(self, request: Request, call: HubCall | None, error: HubRefusal) -> Response:
-        """Return the answer for what is refused: a page where a browser shows it."""
-        answer, path = refused(error), request.url.path.removeprefix(self._prefix)
-        is_shown = "text/html" in request.headers.get("accept", "")
-        if not is_shown or path.startswith("/api/") or error.status == 421:
-            return answer
-        if call is None:  # there is no such path
-            base = self._base(request)
-            route = HubRoute("GET", "unknown", lambda call: refused(error), OPEN)
-            call = HubCall(self.hub, self.mirror, request, base, path, route, {})
-        page = error_page(call, error)
-        for name in ("x-error-message", "x-error-code", "retry-after"):
-            if name in answer.headers:
-                page.headers[name] = answer.headers[name]
-        return page
-
-    def _call(self, request: Request) -> HubCall:
-        """Return what a request asks for: by which name, and at which endpoint."""
+        Raises:
+            HubRefusal: the hub has not this name, or no such endpoint.
+        """
         base = self._base(request)
         raw = bytes(request.scope.get("raw_path") or request.url.path.encode())
         path = raw.split(b"?", 1)[0].decode("ascii", "replace")
         if self._prefix and (path == self._prefix or path.startswith(f"{self._prefix}/")):
             path = path[len(self._prefix) :] or "/"
-        route, values = match_route(ROUTES, request.method, path)
-        return HubCall(self.hub, self.mirror, request, base, path, route, values)
+        endpoint, values = find_endpoint(ENDPOINTS, request.method, path)
+        return self._call(request, endpoint, values, base, path)
 
-    async def _walk(self, call: HubCall) -> Response:
-        """Answer a call: who asks, whether they may, what the body is, what the endpoint says."""
-        route = call.route
-        if route.writes:
-            THREADS.set(self._threads_of_writers())
-        if self.hub.options.is_read_only and call.request.method not in ("GET", "HEAD"):
+    def _call(
+        self,
+        request: Request,
+        endpoint: Endpoint,
+        values: Mapping[str, str],
+        base: str,
+        path: str,
+    ) -> HubCall:
+        return HubCall(
+            request=request,
+            endpoint=endpoint,
+            values=values,
+            hub=self.hub,
+            mirror=self.mirror,
+            base=base,
+            path=path,
+        )
+
+    async def admit(self, call: HubCall) -> Response | None:
+        """Find out who asks and whether they may; have a mirror fetch what it needs for it.
+
+        Raises:
+            HubRefusal: they may not.
+        """
+        role, is_read = call.endpoint.role, call.request.method in ("GET", "HEAD")
+        if role != READ and not {"GET", "HEAD"} & {*call.endpoint.methods.split()}:
+            THREADS.set(self._threads_of_writers())  # it waits for others who change the hub
+        if self.hub.options.is_read_only and not is_read:
             raise_if_writing(call)
-        if route.needs != OPEN:
+        if role != OPEN:
             try:
                 call.visitor, call.found = await self._admit(call)
             except UnknownTokenError:
@@ -179,15 +157,62 @@ class HubApp:
             if call.found and call.found.is_mirrored:
                 await self.mirror.follow(call.found, call.values.get("rev", MAIN))
                 call.visitor, call.found = await self._admit(call)  # it may be another one by now
-        if moved := _moved(call):
-            return moved
-        if route.reads_itself:
-            response: Response = await route.answer(call)
+        return _moved(call)
+
+    async def read(self, call: HubCall) -> bytes:
+        """Read the body of an endpoint that has one."""
+        return await call.read_body(call.endpoint.body) if call.endpoint.body else b""
+
+    async def answer(self, call: HubCall) -> Response:
+        """Return what an endpoint answers, in a thread, unless it reads the body itself."""
+        if call.endpoint.reads_itself:
+            response: Response = await call.endpoint.answer(call)
             return response
-        if route.body:
-            call.body = await call.read_body(route.body)
-        response = await in_thread(route.answer, call)
+        response = await in_thread(call.endpoint.answer, call)
         return response
+
+    def refused(self, request: Request, call: HubCall | None, error: Exception) -> Response:
+        """Return an error as an answer: a page where a browser shows it."""
+        refusal = refusal_of(error)
+        if not isinstance(error, AdapterhubError):
+            log.error("%s: %s", request.method, place_of(error))
+        answer, path = refused(refusal), request.url.path.removeprefix(self._prefix)
+        is_shown = isinstance(error, HubRefusal | LimitError | SlowError) and (
+            "text/html" in request.headers.get("accept", "")
+        )
+        if not is_shown or path.startswith("/api/") or refusal.status == 421:
+            return answer
+        call = call or self._call(request, _NOWHERE, {}, self._base(request), path)
+        page = error_page(call, refusal)
+        for name in ("x-error-message", "x-error-code", "retry-after"):
+            if name in answer.headers:
+                page.headers[name] = answer.headers[name]
+        return page
+
+    def count(self, method: str, call: HubCall | None, status: int, seconds: float) -> None:
+        """Count a request by its method and path."""
+        path = call.endpoint.shown if call else UNKNOWN
+        self.hub.metrics.observe(method, path, status, seconds)
+
+    def log_facts(self, call: HubCall) -> dict[str, Any]:
+        """Return who asked for what."""
+        return {
+            "user": call.visitor.user,
+            "token": call.visitor.token,
+            "repository": call.found.name if call.found else "",
+        }
+
+    async def start(self) -> None:
+        """Note when tokens and copies were used, from time to time."""
+        self._noting = asyncio.create_task(self._keep_noting())
+
+    async def stop(self) -> None:
+        """Note the last uses, and close the mirror."""
+        if self._noting is not None:
+            self._noting.cancel()
+        with suppress(HubRefusal):
+            await in_thread(self._note_uses)
+        self.mirror.close()
 
     def _threads_of_writers(self) -> anyio.CapacityLimiter:
         """Return the threads for those who change the hub: readers do not wait behind them."""
@@ -203,7 +228,7 @@ class HubApp:
         except MissingRepositoryError:
             kind = call.values.get("type", call.values.get("kind", "models"))
             name = f"{call.values['owner']}/{call.values['name']}"
-            if call.route.needs != READ or not await self.mirror.add(kind, name, call.visitor):
+            if call.endpoint.role != READ or not await self.mirror.add(kind, name, call.visitor):
                 raise
             await in_thread(self._note_mirrored, call, name)
         return await in_thread(admit)
@@ -217,11 +242,11 @@ class HubApp:
         headers, values = call.request.headers, call.values
         place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
         known = (headers.get("authorization"), headers.get("cookie"), self._named_user(call))
-        return ("admitted", call.route.needs, call.request.method, *place, *known)
+        return ("admitted", call.endpoint.role, call.request.method, *place, *known)
 
     def _admitted(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
         """Find out who asks and about which repository; refuse those who may not."""
-        needs, values = call.route.needs, call.values
+        needs, values = call.endpoint.role, call.values
         with self.hub.database.reading() as connection:
             call.visitor = visitor = self._visitor(call, connection)
             if "owner" not in values:
@@ -240,8 +265,8 @@ class HubApp:
         """Refuse a stranger where no repository has said who may read it."""
         if call.visitor.token:
             self.hub.note_token(call.visitor.token)
-        is_open = call.route.needs == READ and self.hub.options.open_reading
-        if call.found or call.visitor.user or is_open or call.route.needs == PAGE:
+        is_open = call.endpoint.role == READ and self.hub.options.open_reading
+        if call.found or call.visitor.user or is_open or call.endpoint.role == PAGE:
             return
         raise HubRefusal(f"this needs a token of this hub: {call.base}/settings/tokens", status=401)
 
@@ -292,33 +317,6 @@ class HubApp:
         is_named = named in ("http", "https") and is_among(peer, self.hub.options.proxies)
         return named if is_named else request.url.scheme
 
-    def _note(self, request: Request, call: HubCall | None, status: int, seconds: float) -> None:
-        path = call.route.path if call else "unknown"
-        self.hub.metrics.observe(request.method, path, status, seconds)
-        if logs_requests():
-            log_request(
-                method=request.method,
-                path=path,
-                status=status,
-                ms=round(1000 * seconds, 2),
-                user=call.visitor.user if call else "",
-                token=call.visitor.token if call else "",
-                repository=call.found.name if call and call.found else "",
-                trace=trace_of(request.headers.get("traceparent")),
-            )
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Start and stop with the server; meanwhile write when tokens and copies were used."""
-        await receive()
-        noting = asyncio.create_task(self._keep_noting())
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        noting.cancel()
-        with suppress(HubRefusal):
-            await in_thread(self._note_uses)
-        self.mirror.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
     async def _keep_noting(self) -> None:
         while True:
             await asyncio.sleep(_NOTE_SECONDS)
@@ -353,7 +351,7 @@ def raise_if_writing(call: HubCall) -> None:
     Raises:
         DeniedError: the endpoint would.
     """
-    if call.route.needs not in (OPEN, READ):
+    if call.endpoint.role not in (OPEN, READ):
         raise DeniedError(
             "this hub shows a registry in a folder and changes nothing: adapterhub publish does"
         )
@@ -370,12 +368,6 @@ def refused(error: HubRefusal) -> Response:
     if error.code:
         headers["x-error-code"] = error.code
     return json_answer({"error": said}, error.status, headers)
-
-
-def _complete(response: Response) -> None:
-    """Add the headers that every answer has."""
-    known = {name for name, _ in response.raw_headers}
-    response.raw_headers.extend(pair for pair in SECURE_HEADERS if pair[0] not in known)
 
 
 _WRITE_SECONDS = 60.0

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy import URL, Connection, insert, select
 from sqlalchemy.exc import DatabaseError
 
@@ -43,7 +44,6 @@ from adapterhub.hub.database import (
     settings,
 )
 from adapterhub.hub.errors import BusyError, HubRefusal
-from adapterhub.hub.hub_metrics import HubMetrics
 from adapterhub.web.tokens import digest_of_token, new_token
 
 BLOBS, WRITES = "blobs", "writes"
@@ -122,6 +122,42 @@ class FailedLogins:
             if len(self.times) >= _MOST_ADDRESSES:
                 self.times.clear()
             self.times[address] = [*self.times[address][-_FAILURES:], time.monotonic()]
+
+
+_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class HubMetrics:
+    """Counts requests by endpoint and status, and the time that they take, for Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("method", "path", "status")
+        self._requests = Counter(
+            "adapterhub_hub_requests",
+            "Requests that were answered.",
+            labels,
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "adapterhub_hub_request_seconds",
+            "Time to an answer.",
+            registry=self.registry,
+            buckets=_BOUNDS,
+        )
+
+    def observe(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(method, path, str(status)).inc()
+        self._seconds.observe(seconds)
+
+    def text(self, gauges: Mapping[str, int]) -> bytes:
+        """Return all that was counted, and some numbers of the hub."""
+        shown = CollectorRegistry()
+        shown.register(self.registry)
+        for name, value in gauges.items():
+            Gauge(f"adapterhub_hub_{name}", name.replace("_", " "), registry=shown).set(value)
+        return generate_latest(shown)
 
 
 class Hub:

@@ -21,7 +21,8 @@ from adapterhub.hub.database import changes_of
 from adapterhub.hub.errors import DeniedError, HubRefusal
 from adapterhub.hub.gate import check_room, quota_of
 from adapterhub.hub.repositories import repository_of_id
-from adapterhub.hub.request import OPEN, HubCall, HubRoute, in_thread, json_answer
+from adapterhub.hub.request import OPEN, REPOSITORY, HubCall, in_thread, json_answer
+from adapterhub.web.frame import Endpoint
 
 PART_BYTES = 128 << 20
 PROMISE_SECONDS = 2 * 3600.0  # in which room is kept; later it is there, or it is not
@@ -236,14 +237,14 @@ def _object(value: object) -> tuple[str, int]:
 
 UPLOADS = (
     *(
-        HubRoute(
+        Endpoint(
             "POST", f"{start}/{{owner}}/{{name}}.git/info/lfs/objects/{verb}", answer, WRITE, _BODY
         )
-        for start in ("/{kind}", "")
+        for start in ("/{kind:datasets|spaces}", "")
         for verb, answer in (("batch", batch), ("verify", verify_upload))
     ),
-    HubRoute("PUT", "/lfs/{key}", put_whole, OPEN, reads_itself=True),
-    HubRoute("POST", "/lfs/{key}", complete, OPEN, _BODY),
-    HubRoute("PUT", "/lfs/{key}/{number}", put_part, OPEN, reads_itself=True),
-    HubRoute("GET", "/api/{type}/{owner}/{name}/xet-write-token/{rev}", no_xet, WRITE),
+    Endpoint("PUT", "/lfs/{key}", put_whole, OPEN, reads_itself=True),
+    Endpoint("POST", "/lfs/{key}", complete, OPEN, _BODY),
+    Endpoint("PUT", "/lfs/{key}/{number}", put_part, OPEN, reads_itself=True),
+    Endpoint("GET", REPOSITORY + "/xet-write-token/{rev}", no_xet, WRITE),
 )

@@ -31,8 +31,9 @@ from adapterhub.hub.repositories import (
     set_private,
     visible_repository,
 )
-from adapterhub.hub.request import TOKEN, HubCall, HubRoute, json_answer
+from adapterhub.hub.request import REPOSITORY, TOKEN, HubCall, json_answer
 from adapterhub.hub.search_rows import refresh_listing, remove_listing
+from adapterhub.web.frame import Endpoint
 
 _BODY = 1 << 20
 _TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}
@@ -185,13 +186,13 @@ def _full_name(call: HubCall) -> str:
 
 
 WRITES = (
-    HubRoute("POST", "/api/repos/create", add_repository, TOKEN, _BODY),
-    HubRoute("DELETE", "/api/repos/delete", remove_repository, TOKEN, _BODY),
-    HubRoute("POST", "/api/repos/move", rename_repository, TOKEN, _BODY),
-    HubRoute("PUT", "/api/{type}/{owner}/{name}/settings", change_settings, ADMIN, _BODY),
-    HubRoute("POST", "/api/{type}/{owner}/{name}/tag/{rev}", add_tag, WRITE, _BODY),
-    HubRoute("DELETE", "/api/{type}/{owner}/{name}/tag/{rev}", remove_tag, WRITE, _BODY),
-    HubRoute("POST", "/api/{type}/{owner}/{name}/branch/{rev}", add_branch, WRITE, _BODY),
-    HubRoute("DELETE", "/api/{type}/{owner}/{name}/branch/{rev}", remove_branch, WRITE, _BODY),
-    HubRoute("GET POST", "/api/{type}/{owner}/{name}/discussions", no_discussions, READ, _BODY),
+    Endpoint("POST", "/api/repos/create", add_repository, TOKEN, _BODY),
+    Endpoint("DELETE", "/api/repos/delete", remove_repository, TOKEN, _BODY),
+    Endpoint("POST", "/api/repos/move", rename_repository, TOKEN, _BODY),
+    Endpoint("PUT", REPOSITORY + "/settings", change_settings, ADMIN, _BODY),
+    Endpoint("POST", REPOSITORY + "/tag/{rev}", add_tag, WRITE, _BODY),
+    Endpoint("DELETE", REPOSITORY + "/tag/{rev}", remove_tag, WRITE, _BODY),
+    Endpoint("POST", REPOSITORY + "/branch/{rev}", add_branch, WRITE, _BODY),
+    Endpoint("DELETE", REPOSITORY + "/branch/{rev}", remove_branch, WRITE, _BODY),
+    Endpoint("GET POST", REPOSITORY + "/discussions", no_discussions, READ, _BODY),
 )

@@ -53,10 +53,10 @@ from adapterhub.serving.http.lifecycle import (
     open_tokens,
     served_endpoints,
 )
-from adapterhub.serving.http.request import Call, Endpoint
+from adapterhub.serving.http.request import Call
 from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
-from adapterhub.web.request_log import SECURE_HEADERS
+from adapterhub.web.frame import SECURE_HEADERS, Endpoint
 from adapterhub.web.tokens import AccessToken, TokenFile
 
 _TRIES = 3  # of a request: one that kills each replica must not kill all
@@ -142,7 +142,7 @@ class Replica:
                 await asyncio.Event().wait()  # the client stays until this task is cancelled
             return request.pop()
 
-        task = asyncio.create_task(self.app({**scope, "state": {}}, receive, messages.put))
+        task = asyncio.ensure_future(self.app({**scope, "state": {}}, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             ended = False
@@ -257,7 +257,7 @@ class Front:
         """
         from ray.exceptions import RayActorError
 
-        scope, model = _scope(call), adapter_hint(call.path_params, call.raw_body)
+        scope, model = _scope(call), adapter_hint(call.values, call.raw_body)
         handle = self.engine.handle.options(
             method_name="answer", stream=True, multiplexed_model_id=model
         )

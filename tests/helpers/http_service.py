@@ -20,9 +20,9 @@ from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.app import ENDPOINTS, make_app
 from adapterhub.serving.http.lifecycle import HttpServer, open_service
-from adapterhub.serving.http.request import Endpoint
 from adapterhub.serving.http.server_state import Service
 from adapterhub.serving.options import ServeOptions
+from adapterhub.web.frame import Endpoint
 
 BACKBONE = "the-backbone"
 PAIRS = ((CONTEXT, "the movie was good"), ("a plot", "the end was poor"))

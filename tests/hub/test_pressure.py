@@ -14,7 +14,7 @@ import pytest
 from commit_body import commit, create
 from waiting import wait_until
 
-from adapterhub.hub import request
+from adapterhub.web import frame
 from adapterhub.web.connections import raise_file_limit
 
 HEADS = (
@@ -75,7 +75,7 @@ def test_clients_are_served_while_strangers_hold_connections(tmp_path, many_file
 
 @pytest.mark.parametrize("head", HEADS[:2])
 def test_a_body_that_does_not_come_is_refused(hub, head, monkeypatch):
-    monkeypatch.setattr(request, "PIECE_SECONDS", 0.2)
+    monkeypatch.setattr(frame, "PIECE_SECONDS", 0.2)
     host = urlsplit(hub.address).netloc
     name, port = host.split(":")
     with socket.create_connection((name, int(port)), timeout=10) as stranger:

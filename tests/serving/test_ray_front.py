@@ -17,7 +17,6 @@ from adapterhub.ray_cluster import import_serve
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.lifecycle import HttpServer, served_endpoints
-from adapterhub.serving.http.request import Endpoint
 from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import (
@@ -29,6 +28,7 @@ from adapterhub.serving.ray_front import (
     adapter_hint,
     forwarded,
 )
+from adapterhub.web.frame import Endpoint
 from adapterhub.web.tokens import AccessToken
 
 exceptions = pytest.importorskip("ray.exceptions")
@@ -89,7 +89,7 @@ def call(body: bytes = b"{}", deadline: float = 30.0, **params: str) -> Any:
         request=SimpleNamespace(scope=scope),
         token=None,
         raw_body=body,
-        path_params=params,
+        values=params,
         service=SimpleNamespace(limits=limits),
     )
 
@@ -196,7 +196,7 @@ def endpoint(path: str, role: str) -> Endpoint:
     async def answer(call: Any) -> dict[str, Any]:
         return {}
 
-    return Endpoint("POST", path, "", None, None, answer, role)
+    return Endpoint("POST", path, answer, role, summary="")
 
 
 def test_a_front_answers_without_an_adapter_of_its_own():

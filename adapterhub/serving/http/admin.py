@@ -8,9 +8,9 @@ from typing import Any
 from starlette.responses import Response
 
 from adapterhub.serving.http.errors import NotReadyError
-from adapterhub.serving.http.openapi import documentation, openapi, shown_path
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
-from adapterhub.web.request_log import page_response
+from adapterhub.serving.http.openapi import documentation, openapi
+from adapterhub.serving.http.request import AdapterFacts, Call
+from adapterhub.web.frame import Endpoint, page_response
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,7 +43,7 @@ async def _openapi(call: Call) -> dict[str, Any]:
 async def _paths(call: Call) -> dict[str, Any] | Response:
     if "text/html" in call.request.headers.get("accept", ""):
         return await _docs(call)
-    paths = {shown_path(each): each.summary for each in call.service.endpoints}
+    paths = {each.shown: each.summary for each in call.service.endpoints}
     return {"server": "adapterhub serve", "documentation": "/docs", "paths": paths}
 
 
@@ -67,7 +67,9 @@ def operations(metrics: str = "predict") -> tuple[Endpoint, ...]:
     `metrics` is who may read the metrics: a role; "": everybody; "off": nobody.
     """
     return tuple(
-        Endpoint(method, path, summary, None, None, answer, role, ("operations",), None, True)
+        Endpoint(
+            method, path, answer, role, summary=summary, tags=("operations",), while_starting=True
+        )
         for method, path, summary, answer, role in (
             ("GET", "/healthz", "Whether requests are computed", _healthz, ""),
             ("GET", "/readyz", "Whether all is loaded and warm", _readyz, ""),

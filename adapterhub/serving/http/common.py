@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, FailFast, Field
 
 from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
-from adapterhub.serving.http.openapi import shown_path
-from adapterhub.serving.http.request import AdapterFacts, Call
+from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
 from adapterhub.tasks._writing import written_text
 
-BESIDE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
-"""Fields that say something of the client, which no answer depends on."""
 T = TypeVar("T")
 
 
@@ -42,34 +39,6 @@ _TRIED = 32  # adapters among which the only one that fits is looked for
 def now() -> int:
     """Return the time in seconds since 1970."""
     return int(time.time())
-
-
-class ClientRequest(BaseModel):
-    """A body of a client: each of its fields acts, changes nothing, or is refused.
-
-    A field that is null is as if it was not there.
-
-    Attributes:
-        neutral: fields that are not supported, with the values that change nothing.
-    """
-
-    model_config = ConfigDict(extra="allow")
-    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
-
-    def check(self) -> None:
-        """Refuse fields that would be ignored.
-
-        Raises:
-            RequestError: there are some.
-        """
-        refuse_unless(self.model_extra or {}, self.neutral, acts=BESIDE)
 
 
 class AdapterRequest(ClientRequest):
@@ -184,7 +153,7 @@ async def writing_facts(call: Call, model: str) -> AdapterFacts:
 def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
     """Return the error for an adapter that does not fit, which names the paths that it fits."""
     known = call.service.endpoints
-    paths = [shown_path(e) for e in known if e.example and e.example(facts) is not None]
+    paths = [e.shown for e in known if e.example and e.example(facts) is not None]
     return WrongShapeError(
         f"{facts.reference} is for {facts.task}, for which {call.request.url.path} has no answer",
         expected=" or ".join(dict.fromkeys(paths)),
@@ -280,43 +249,6 @@ def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
         parameter=parameter,
         expected="texts, or tokens of the backbone's own tokenizer",
         hint="texts; in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)",
-    )
-
-
-def refuse_unless(
-    parameters: Mapping[str, Any],
-    neutral: Mapping[str, Sequence[Any]],
-    hint: str = "",
-    *,
-    acts: Collection[str] | None = None,
-) -> None:
-    """Refuse parameters that have another value than those that change nothing.
-
-    Args:
-        parameters: those of the client; null is none.
-        neutral: the values that change nothing.
-        hint: what to do instead.
-        acts: the other names that may be given. None: any.
-
-    Raises:
-        RequestError: one has; the error names all of them.
-    """
-    unknown = () if acts is None else (name for name in parameters if name not in acts)
-    looked_at = dict.fromkeys((*neutral, *unknown))
-    refused = [
-        name
-        for name in looked_at
-        if parameters.get(name) is not None and parameters[name] not in neutral.get(name, ())
-    ]
-    if not refused:
-        return
-    names = ", ".join(name[:40] for name in refused[:8])
-    known = [f"{n} {' or '.join(map(repr, neutral[n]))}" for n in refused if neutral.get(n)]
-    raise RequestError(
-        f"{names} {'is' if len(refused) == 1 else 'are'} not supported",
-        parameter=refused[0][:40],
-        expected=", ".join(known) or f"a request without {names}",
-        hint=hint,
     )
 
 

@@ -6,7 +6,7 @@ machine: the client gets one sentence, and the log the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from adapterhub.serving.errors import (
     TooLargeError,
 )
 from adapterhub.serving.http.access import UnknownAdapterError
+from adapterhub.web.frame import LimitError, SlowError
 
 
 class RequestError(ConfigError):
@@ -44,10 +45,6 @@ class RequestError(ConfigError):
     def __init__(self, problem: str, *, parameter: str, expected: str = "", hint: str = "") -> None:
         self.parameter = parameter
         super().__init__(problem, expected=expected, hint=hint)
-
-
-class LimitError(ServingError):
-    """A request is larger than the server takes."""
 
 
 class UnservableError(ServingError):
@@ -66,8 +63,16 @@ class HeadError(ServingError):
     """The headers of a request are too large."""
 
 
-class SlowError(ServingError):
-    """The body of a request does not come in time."""
+class NoPathError(ServingError):
+    """Nothing is at a path, or not for a method.
+
+    Attributes:
+        methods: those that the path has.
+    """
+
+    def __init__(self, methods: Set[str]) -> None:
+        self.methods = {*methods, *(["HEAD"] if "GET" in methods else [])}
+        super().__init__("Method Not Allowed" if methods else "Not Found")
 
 
 class NoTokenError(ServingError):
@@ -163,6 +168,9 @@ def problem_of(error: BaseException) -> Problem:
         places = [(_place(each["loc"]), each["msg"]) for each in error.errors()[:10]]
         message = "; ".join(f"{place}: {words}".lstrip(": ") for place, words in places)
         return Problem(Status(422, "malformed"), message, {}, places[0][0])
+    if isinstance(error, NoPathError):
+        allowed = {"allow": ", ".join(sorted(error.methods))} if error.methods else {}
+        return Problem(Status(405 if allowed else 404, "not_found"), error.problem, allowed)
     status = status_of(error)
     headers = {"www-authenticate": "Bearer"} if status.code == 401 else {}
     if status.retry:

@@ -19,7 +19,6 @@ from adapterhub.serving.http.common import (
     gives_vectors,
     printed_names,
     ranked_classes,
-    refuse_unless,
     writes_texts,
     wrong_shape,
 )
@@ -37,9 +36,10 @@ from adapterhub.serving.http.openai_generation import (
     answer_chat,
     chat_example,
 )
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.request import AdapterFacts, Call, refuse_unless
 from adapterhub.serving.http.text_embeddings import EndpointInfo, endpoint_info
 from adapterhub.tasks.masked_lm import LISTED_FILLS
+from adapterhub.web.frame import Endpoint
 
 _ENTAILS = "entail"  # how the name of the class begins that says yes in natural language inference
 _TEMPLATE = "This example is {}."
@@ -51,7 +51,7 @@ class InferenceResponse(RootModel[Any]):
 
 async def _infer(call: Call) -> Any:
     asked: InferenceRequest = call.body
-    model = call.path_params["reference"]
+    model = call.values["reference"]
     facts = await call.facts(model)
     for fits, answer in _ANSWERS:
         if fits(facts, asked):
@@ -317,15 +317,15 @@ async def _similarities(call: Call, facts: AdapterFacts, asked: InferenceRequest
 
 async def _chat(call: Call) -> ChatResponse | Response:
     asked: ChatRequest = call.body
-    return await answer_chat(call, asked, call.path_params["reference"])
+    return await answer_chat(call, asked, call.values["reference"])
 
 
 async def _info(call: Call) -> EndpointInfo:
-    return endpoint_info(call, await call.facts(call.path_params["reference"]))
+    return endpoint_info(call, await call.facts(call.values["reference"]))
 
 
 async def _health(call: Call) -> Response:
-    await call.facts(call.path_params["reference"])
+    await call.facts(call.values["reference"])
     return Response(status_code=200 if call.is_ready else 503)
 
 
@@ -368,38 +368,31 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/models/{reference:path}/v1/chat/completions",
-        "Write the next message of a chat",
-        ChatRequest,
-        ChatResponse,
         _chat,
+        summary="Write the next message of a chat",
+        request=ChatRequest,
+        response=ChatResponse,
         tags=_TAGS,
         example=_chat_example,
     ),
     Endpoint(
         "GET",
         "/models/{reference:path}/info",
-        "Describe an adapter",
-        None,
-        EndpointInfo,
         _info,
+        summary="Describe an adapter",
+        response=EndpointInfo,
         tags=_TAGS,
     ),
     Endpoint(
-        "GET",
-        "/models/{reference:path}/health",
-        "Load an adapter",
-        None,
-        None,
-        _health,
-        tags=_TAGS,
+        "GET", "/models/{reference:path}/health", _health, summary="Load an adapter", tags=_TAGS
     ),
     Endpoint(
         "POST",
         "/models/{reference:path}",
-        "Ask an adapter, in the form of its task",
-        InferenceRequest,
-        InferenceResponse,
         _infer,
+        summary="Ask an adapter, in the form of its task",
+        request=InferenceRequest,
+        response=InferenceResponse,
         tags=_TAGS,
         example=_example,
     ),

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from adapterhub.serving.http.common import refuse_unless
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import FOR_ALL, InferenceRequest, inference_inputs
-from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call
+from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, refuse_unless
 from adapterhub.serving.http.text_generation import (
     event_stream,
     generation_options,

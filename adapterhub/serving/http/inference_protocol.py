@@ -16,9 +16,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from adapterhub import __version__
-from adapterhub.serving.http.common import Items, refuse_unless
+from adapterhub.serving.http.common import Items
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.request import AdapterFacts, Call, refuse_unless
+from adapterhub.web.frame import Endpoint
 
 _HEAD_LENGTH = "inference-header-content-length"
 _BINARY = "binary_data_size"
@@ -299,7 +300,7 @@ def _bytes_of(datatype: str, data: list[Any]) -> bytes:
 
 def _model_of(call: Call) -> str:
     """Return the adapter that a path means: name and version are its reference."""
-    name, version = call.path_params["name"], call.path_params.get("version")
+    name, version = call.values["name"], call.values.get("version")
     return f"{name}@{version}" if version else name
 
 
@@ -323,7 +324,7 @@ async def _infer(call: Call) -> dict[str, Any] | Response:
     outputs = chosen_outputs(output_tensors(found.answers), asked.outputs)
     answer = InferResponse(
         id=asked.id,
-        model_name=call.path_params["name"],
+        model_name=call.values["name"],
         model_version=_version_of(found.facts.reference),
         outputs=outputs,
     )
@@ -352,7 +353,7 @@ async def _metadata(call: Call) -> ModelMetadata:
     ]
     version = _version_of(facts.reference)
     return ModelMetadata(
-        name=call.path_params["name"],
+        name=call.values["name"],
         versions=[version] if version else [],
         inputs=_inputs_of(facts),
         outputs=outputs,
@@ -361,7 +362,7 @@ async def _metadata(call: Call) -> ModelMetadata:
 
 async def _model_ready(call: Call) -> dict[str, Any]:
     await call.facts(_model_of(call))
-    return {"name": call.path_params["name"], "ready": True}
+    return {"name": call.values["name"], "ready": True}
 
 
 async def _config(call: Call) -> dict[str, Any]:
@@ -375,7 +376,7 @@ async def _config(call: Call) -> dict[str, Any]:
 
 
 async def _stats(call: Call) -> dict[str, Any]:
-    facts = [await call.facts(_model_of(call))] if call.path_params else call.loaded()
+    facts = [await call.facts(_model_of(call))] if call.values else call.loaded()
     return {"model_stats": [_counted(call, each) for each in facts]}
 
 
@@ -429,9 +430,25 @@ _TAGS = ("Open Inference Protocol",)
 _TRITON_TYPES = {"BYTES": "TYPE_STRING"} | {kind: f"TYPE_{kind}" for kind in _TYPES}
 _VERSIONS = ("/v2/models/{name:path}/versions/{version}", "/v2/models/{name:path}")
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("GET", "/v2", "Describe the server", None, ServerMetadata, _server, "", _TAGS),
+    Endpoint(
+        "GET",
+        "/v2",
+        _server,
+        "",
+        summary="Describe the server",
+        response=ServerMetadata,
+        tags=_TAGS,
+    ),
     *(
-        Endpoint("GET", f"/v2/health/{name}", summary, None, None, answer, "", _TAGS, None, True)
+        Endpoint(
+            "GET",
+            f"/v2/health/{name}",
+            answer,
+            "",
+            summary=summary,
+            tags=_TAGS,
+            while_starting=True,
+        )
         for name, summary, answer in (
             ("live", "Say whether the server computes", _live),
             ("ready", "Say whether requests are answered", _ready),
@@ -441,10 +458,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         Endpoint(
             "POST",
             f"{path}/infer",
-            "Predict with an adapter on tensors",
-            InferRequest,
-            InferResponse,
             _infer,
+            summary="Predict with an adapter on tensors",
+            request=InferRequest,
+            response=InferResponse,
             tags=_TAGS,
             example=None if "{version}" in path else _example,
             read=read_infer,
@@ -452,21 +469,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         for path in _VERSIONS
     ),
     *(
-        Endpoint("GET", f"{path}/ready", "Load an adapter", None, None, _model_ready, tags=_TAGS)
+        Endpoint("GET", f"{path}/ready", _model_ready, summary="Load an adapter", tags=_TAGS)
         for path in _VERSIONS
     ),
     Endpoint(
-        "POST",
-        "/v2/repository/index",
-        "List adapters for Triton",
-        None,
-        None,
-        _repository,
-        tags=_TAGS,
+        "POST", "/v2/repository/index", _repository, summary="List adapters for Triton", tags=_TAGS
     ),
-    Endpoint("GET", "/v2/models/stats", "Count of all", None, None, _stats, tags=_TAGS),
+    Endpoint("GET", "/v2/models/stats", _stats, summary="Count of all", tags=_TAGS),
     *(
-        Endpoint("GET", f"{path}/{name}", summary, None, None, answer, tags=_TAGS)
+        Endpoint("GET", f"{path}/{name}", answer, summary=summary, tags=_TAGS)
         for path in _VERSIONS
         for name, summary, answer in (
             ("config", "Describe an adapter for Triton", _config),
@@ -474,7 +485,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         )
     ),
     *(
-        Endpoint("GET", path, "Describe an adapter", None, ModelMetadata, _metadata, tags=_TAGS)
+        Endpoint(
+            "GET",
+            path,
+            _metadata,
+            summary="Describe an adapter",
+            response=ModelMetadata,
+            tags=_TAGS,
+        )
         for path in _VERSIONS
     ),
 )

@@ -32,11 +32,11 @@ from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.app import ENDPOINTS, make_app
-from adapterhub.serving.http.request import Endpoint
 from adapterhub.serving.http.server_state import RequestLimits, Service
 from adapterhub.serving.http.try_page import ENDPOINTS as TRY_PAGE
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.connections import BACKLOG, address_of, limited_protocol, listen
+from adapterhub.web.frame import Endpoint
 from adapterhub.web.tokens import TokenFile, default_token_file
 
 _KEEP_ALIVE = 75  # seconds that an idle connection is kept

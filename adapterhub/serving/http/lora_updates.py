@@ -9,9 +9,9 @@ from __future__ import annotations
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
-from adapterhub.serving.http.common import ClientRequest
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.request import Call, Endpoint
+from adapterhub.serving.http.request import Call, ClientRequest
+from adapterhub.web.frame import Endpoint
 
 
 class LoadLoraRequest(ClientRequest):
@@ -51,21 +51,19 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/v1/load_lora_adapter",
-        "Serve an adapter by a name",
-        LoadLoraRequest,
-        None,
         _load,
-        role="admin",
+        "admin",
+        summary="Serve an adapter by a name",
+        request=LoadLoraRequest,
         tags=_TAGS,
     ),
     Endpoint(
         "POST",
         "/v1/unload_lora_adapter",
-        "Serve a name no more",
-        UnloadLoraRequest,
-        None,
         _unload,
-        role="admin",
+        "admin",
+        summary="Serve a name no more",
+        request=UnloadLoraRequest,
         tags=_TAGS,
     ),
 )

@@ -20,7 +20,8 @@ from adapterhub.serving.http.common import (
     now,
     usage_of,
 )
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.request import AdapterFacts, Call
+from adapterhub.web.frame import Endpoint
 
 _STARTED = now()
 
@@ -106,7 +107,7 @@ async def _models(call: Call) -> ListedModels:
 
 
 async def _model(call: Call) -> ListedModel:
-    facts = await call.facts(call.path_params["model"])
+    facts = await call.facts(call.values["model"])
     return _listed(call, facts.model, facts.reference)
 
 
@@ -119,29 +120,27 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/v1/embeddings",
-        "Return the vectors of texts",
-        EmbeddingsRequest,
-        EmbeddingsResponse,
         _embeddings,
+        summary="Return the vectors of texts",
+        request=EmbeddingsRequest,
+        response=EmbeddingsResponse,
         tags=_TAGS,
         example=fitting_example(gives_vectors, _example),
     ),
     Endpoint(
         "GET",
         "/v1/models",
-        "List the adapters that may be asked for by name",
-        None,
-        ListedModels,
         _models,
+        summary="List the adapters that may be asked for by name",
+        response=ListedModels,
         tags=_TAGS,
     ),
     Endpoint(
         "GET",
         "/v1/models/{model:path}",
-        "Return which version an adapter's name means",
-        None,
-        ListedModel,
         _model,
+        summary="Return which version an adapter's name means",
+        response=ListedModel,
         tags=_TAGS,
     ),
 )

@@ -12,7 +12,6 @@ from adapterhub.data.chat_formats import ARGUMENTS
 from adapterhub.serving.generation.detokenize import whole_text
 from adapterhub.serving.generation.request import MOST_LOGPROBS
 from adapterhub.serving.http.common import (
-    ClientRequest,
     Items,
     ModelAnswer,
     ModelUsage,
@@ -25,7 +24,7 @@ from adapterhub.serving.http.common import (
     writing_facts,
 )
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, Endpoint
+from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, ClientRequest
 from adapterhub.serving.http.text_generation import (
     event_stream,
     events_of,
@@ -33,6 +32,7 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
+from adapterhub.web.frame import Endpoint
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation.request import (
@@ -609,20 +609,20 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/v1/chat/completions",
-        "Write the next message of a chat",
-        ChatRequest,
-        ChatResponse,
         _chat,
+        summary="Write the next message of a chat",
+        request=ChatRequest,
+        response=ChatResponse,
         tags=_TAGS,
         example=fitting_example(writes_texts, chat_example),
     ),
     Endpoint(
         "POST",
         "/v1/completions",
-        "Go on from a text",
-        CompletionRequest,
-        CompletionResponse,
         _completion,
+        summary="Go on from a text",
+        request=CompletionRequest,
+        response=CompletionResponse,
         tags=_TAGS,
         example=fitting_example(writes_texts, _text_example),
     ),

@@ -16,10 +16,10 @@ from pydantic_core import PydanticUndefined
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.errors import STATUSES, error_model
-from adapterhub.serving.http.request import AdapterFacts, Endpoint
+from adapterhub.serving.http.request import AdapterFacts
+from adapterhub.web.frame import Endpoint
 
 _SCHEMAS = "#/components/schemas/"
-_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _MOST_EXAMPLES = 20  # of a path
 
 
@@ -37,7 +37,7 @@ def openapi(
     paths: dict[str, dict[str, Any]] = {}
     for each in known:
         operation = _operation(each, adapters, has_tokens=has_tokens)
-        paths.setdefault(shown_path(each), {})[each.method.lower()] = operation
+        paths.setdefault(each.shown, {})[each.methods.lower()] = operation
     types = {
         model
         for each in known
@@ -59,18 +59,13 @@ def openapi(
     }
 
 
-def shown_path(endpoint: Endpoint) -> str:
-    """Return a path without the converters of its parameters."""
-    return _PARAMETER.sub(r"{\1}", endpoint.path)
-
-
 def _operation(
     endpoint: Endpoint, adapters: Sequence[AdapterFacts], *, has_tokens: bool
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": list(endpoint.tags),
-        "operationId": re.sub(r"\W+", "_", f"{endpoint.method}{endpoint.path}".lower()).strip("_"),
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.methods}{endpoint.path}".lower()).strip("_"),
         "responses": {
             "200": {"description": "The answer.", **_content(endpoint.response)},
             **{
@@ -80,7 +75,7 @@ def _operation(
         },
     }
     examples = example_bodies(endpoint, adapters)
-    if names := _PARAMETER.findall(endpoint.path):
+    if names := endpoint.parts:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
@@ -135,8 +130,8 @@ def documentation(
     chapters: dict[str, list[dict[str, Any]]] = {}
     for each in endpoints:
         entry = {
-            "method": each.method,
-            "path": shown_path(each),
+            "method": each.methods,
+            "path": each.shown,
             "summary": f"{each.summary}.",
             "role": each.role if has_tokens else "",
             "fields": _fields(each.request),
@@ -176,7 +171,7 @@ def _command(
         return ""
     model, example = next(iter(examples.items()))
     body = json.dumps(example, ensure_ascii=False).replace("'", "'\\''")
-    path = _PARAMETER.sub(quote(model), endpoint.path)
+    path = re.sub(r"\{\w+\}", quote(model), endpoint.shown)
     token = '    -H "Authorization: Bearer $TOKEN" \\\n' if has_tokens else ""
     return (
         f"curl {address}{path} \\\n{token}"

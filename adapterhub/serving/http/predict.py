@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from adapterhub.serving.http.common import ClientRequest
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
+from adapterhub.web.frame import Endpoint
 
 _TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.", "It was full.")
 
@@ -73,10 +73,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/v1/predict",
-        "Predict with an adapter of any task",
-        PredictRequest,
-        PredictResponse,
         _predict,
+        summary="Predict with an adapter of any task",
+        request=PredictRequest,
+        response=PredictResponse,
         tags=("predict",),
         example=_example,
     ),

@@ -15,12 +15,12 @@ import contextlib
 import hashlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.responses import Response
 
 from adapterhub.data.media import MediaFile
@@ -32,12 +32,11 @@ from adapterhub.serving.engine import ServedFuture
 from adapterhub.serving.errors import ComputationError, DeadlineError, OverloadedError
 from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
 from adapterhub.serving.http.access import UnknownAdapterError, may_ask_for
-from adapterhub.serving.http.errors import LimitError, UnservableError
+from adapterhub.serving.http.errors import RequestError, UnservableError
 from adapterhub.serving.shared_backbone import ServedAdapter
+from adapterhub.web.frame import LimitError, WebCall
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import Receive
     from transformers import PreTrainedTokenizerBase
 
     from adapterhub.inference.open import Predictor
@@ -197,10 +196,11 @@ def _of_input(number: int, error: BaseException) -> BaseException:
 
 
 T = TypeVar("T")
-_WATCHED_AFTER = 0.02  # seconds
 _READ_HERE = 1 << 10  # bytes of a body that is read and encoded between other requests
 _ROOM = 0.005  # seconds between two looks for room in the queue
 _GRACE = 0.25  # seconds behind the deadline in which the engine itself says that it has passed
+BESIDE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+"""Fields that say something of the client, which no answer depends on."""
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
 
 
@@ -259,37 +259,6 @@ class AdapterFacts:
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """One path: OpenAPI, limits, tokens, metrics and the documentation are made of a list of these.
-
-    Attributes:
-        method: the method of HTTP.
-        path: as starlette reads it, such as /v2/models/{name}/infer.
-        summary: what it does, in one line.
-        request: the body; None: it has none, or one that the endpoint reads from `raw_body`.
-        response: what is answered; None: another media type.
-        answer: the function that answers a call.
-        role: what a token must allow, predict or admin; "": anybody.
-        tags: its chapter in the documentation.
-        example: returns a body for an adapter, for the documentation; None where it does not fit.
-        while_starting: whether it answers before the server is ready, and while it leaves.
-        read: reads a body that is more than JSON; None: it is of the class `request`.
-    """
-
-    method: str
-    path: str
-    summary: str
-    request: type[BaseModel] | None
-    response: type[BaseModel] | None
-    answer: Callable[[Call], Awaitable[Answered]]
-    role: str = "predict"
-    tags: tuple[str, ...] = ()
-    example: Callable[[AdapterFacts], dict[str, Any] | None] | None = None
-    while_starting: bool = False
-    read: Callable[[Call], BaseModel] | None = None
-
-
-@dataclass(frozen=True)
 class Predicted:
     """The answers of an adapter.
 
@@ -306,77 +275,112 @@ class Predicted:
     truncated: tuple[int, ...] = ()
 
 
-@dataclass
-class Call:
+class ClientRequest(BaseModel):
+    """A body of a client: each of its fields acts, changes nothing, or is refused.
+
+    A field that is null is as if it was not there.
+
+    Attributes:
+        neutral: fields that are not supported, with the values that change nothing.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check(self) -> None:
+        """Refuse fields that would be ignored.
+
+        Raises:
+            RequestError: there are some.
+        """
+        refuse_unless(self.model_extra or {}, self.neutral, acts=BESIDE)
+
+
+def refuse_unless(
+    parameters: Mapping[str, Any],
+    neutral: Mapping[str, Sequence[Any]],
+    hint: str = "",
+    *,
+    acts: Collection[str] | None = None,
+) -> None:
+    """Refuse parameters that have another value than those that change nothing.
+
+    Args:
+        parameters: those of the client; null is none.
+        neutral: the values that change nothing.
+        hint: what to do instead.
+        acts: the other names that may be given. None: any.
+
+    Raises:
+        RequestError: one has; the error names all of them.
+    """
+    unknown = () if acts is None else (name for name in parameters if name not in acts)
+    looked_at = dict.fromkeys((*neutral, *unknown))
+    refused = [
+        name
+        for name in looked_at
+        if parameters.get(name) is not None and parameters[name] not in neutral.get(name, ())
+    ]
+    if not refused:
+        return
+    names = ", ".join(name[:40] for name in refused[:8])
+    known = [f"{n} {' or '.join(map(repr, neutral[n]))}" for n in refused if neutral.get(n)]
+    raise RequestError(
+        f"{names} {'is' if len(refused) == 1 else 'are'} not supported",
+        parameter=refused[0][:40],
+        expected=", ".join(known) or f"a request without {names}",
+        hint=hint,
+    )
+
+
+@dataclass(kw_only=True)
+class Call(WebCall):
     """One request to an endpoint.
 
     Attributes:
         service: what all calls share.
-        endpoint: what is asked for.
-        request: as starlette has it.
         token: what its token allows; None where none is needed.
-        raw_body: the bytes of the body.
         body: the validated body, of the class `endpoint.request`.
         facts_of_answer: the adapter that answers, as soon as that is known.
         rows: how many inputs it has.
         generations: the texts that are generated for it.
-        began: when it came.
     """
 
     service: Service
-    endpoint: Endpoint
-    request: Request
     token: AccessToken | None = None
-    raw_body: bytes = b""
     body: Any = None
     facts_of_answer: AdapterFacts | None = None
     rows: int = 0
     generations: list[AsyncGeneration] = field(default_factory=list)
-    began: float = field(default_factory=time.perf_counter)
-    _leaving: asyncio.Task[None] | None = None
-    _watching: asyncio.TimerHandle | None = None
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has closed its connection."""
-        return self._leaving is not None and self._leaving.done()
-
-    def watch(self, receive: Receive) -> None:
-        """Cancel this task when the client has closed its connection.
-
-        Most requests are answered before that is looked at.
-        """
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-
-        async def cancel_when_left() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            if task is not None:
-                task.cancel()
-
-        def begin() -> None:
-            self._leaving = loop.create_task(cancel_when_left())
-
-        self._watching = loop.call_later(_WATCHED_AFTER, begin)
 
     def end(self) -> None:
         """Watch no more, and let go of what is still generated."""
-        for waiting in (self._watching, self._leaving):
-            if waiting is not None:
-                waiting.cancel()
+        super().end()
         for each in self.generations:
             each.cancel()
 
-    @property
-    def path_params(self) -> dict[str, str]:
-        """The parameters of the path."""
-        found: dict[str, str] = self.request.path_params
-        return found
+    def read_form(self) -> BaseModel | None:
+        """Return the body as its endpoint reads it.
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers of the request."""
-        return self.request.headers
+        Raises:
+            ValidationError: it is of another form.
+            RequestError: a field would be ignored.
+        """
+        body: BaseModel | None = None
+        if self.endpoint.read is not None:
+            body = self.endpoint.read(self)
+        elif self.endpoint.request is not None:
+            body = self.endpoint.request.model_validate_json(self.raw_body)
+        if isinstance(body, ClientRequest):
+            body.check()
+        return body
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from pydantic import AliasChoices, BaseModel, Field, RootModel
 
 from adapterhub.serving.http.common import (
     AdapterRequest,
-    ClientRequest,
     Items,
     ModelAnswer,
     ModelUsage,
@@ -34,7 +33,8 @@ from adapterhub.serving.http.common import (
 )
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.openai_embeddings import in_base64
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint, Predicted
+from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest, Predicted
+from adapterhub.web.frame import Endpoint
 
 TextsOrPairs = TextsOrTokens | Items[Annotated[Items[str], Field(min_length=2, max_length=2)]]
 _EXAMPLE = ("When does the train leave?", "It leaves at nine.")
@@ -319,30 +319,30 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/classify",
-        "Return the class of texts, with all probabilities",
-        ClassifyRequest,
-        ClassifyResponse,
         _classify,
+        summary="Return the class of texts, with all probabilities",
+        request=ClassifyRequest,
+        response=ClassifyResponse,
         tags=_VLLM,
         example=fitting_example(gives_classes, _classify_example),
     ),
     Endpoint(
         "POST",
         "/score",
-        "Return a number for each pair of texts",
-        ScoreRequest,
-        ScoreResponse,
         _score,
+        summary="Return a number for each pair of texts",
+        request=ScoreRequest,
+        response=ScoreResponse,
         tags=_VLLM,
         example=fitting_example(compares_texts, _score_example),
     ),
     Endpoint(
         "POST",
         "/pooling",
-        "Return the vector, the probabilities or the number of texts",
-        PoolingRequest,
-        PoolingResponse,
         _pooling,
+        summary="Return the vector, the probabilities or the number of texts",
+        request=PoolingRequest,
+        response=PoolingResponse,
         tags=_VLLM,
         example=fitting_example(gives_numbers, _classify_example),
     ),
@@ -350,10 +350,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         Endpoint(
             "POST",
             path,
-            summary,
-            RerankRequest,
-            RerankResponse,
             _rerank,
+            summary=summary,
+            request=RerankRequest,
+            response=RerankResponse,
             tags=_RERANK,
             example=fitting_example(compares_texts, _rerank_example),
         )

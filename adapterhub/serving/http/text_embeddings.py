@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from adapterhub import __version__
 from adapterhub.serving.http.common import (
-    ClientRequest,
     Items,
     TextsOrTokens,
     check_dimensions,
@@ -27,7 +26,8 @@ from adapterhub.serving.http.common import (
     ranked_classes,
 )
 from adapterhub.serving.http.errors import RequestError
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
+from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
+from adapterhub.web.frame import Endpoint
 
 _LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
 
@@ -200,32 +200,32 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST",
         "/embed",
-        "Return the vectors of texts",
-        EmbedRequest,
-        EmbedResponse,
         _embed,
+        summary="Return the vectors of texts",
+        request=EmbedRequest,
+        response=EmbedResponse,
         tags=_TAGS,
         example=fitting_example(gives_vectors, _embed_example),
     ),
     Endpoint(
         "POST",
         "/predict",
-        "Return the classes of texts with their probabilities",
-        PredictPairsRequest,
-        PredictPairsResponse,
         _predict,
+        summary="Return the classes of texts with their probabilities",
+        request=PredictPairsRequest,
+        response=PredictPairsResponse,
         tags=_TAGS,
         example=fitting_example(gives_scores, _predict_example),
     ),
-    Endpoint("GET", "/info", "Describe the adapter", None, EndpointInfo, _info, tags=_TAGS),
+    Endpoint(
+        "GET", "/info", _info, summary="Describe the adapter", response=EndpointInfo, tags=_TAGS
+    ),
     Endpoint(
         "GET",
         "/health",
-        "Say whether requests are answered",
-        None,
-        None,
         _health,
-        role="",
+        "",
+        summary="Say whether requests are answered",
         tags=_TAGS,
         while_starting=True,
     ),

@@ -10,8 +10,9 @@ from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError
 from adapterhub.serving.generation.request import GenerationOptions
-from adapterhub.serving.http.errors import LimitError, RequestError, body_of, problem_of
+from adapterhub.serving.http.errors import RequestError, body_of, problem_of
 from adapterhub.serving.http.request import AsyncGeneration, Call
+from adapterhub.web.frame import LimitError
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation.request import GeneratedText, Piece

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.common import writes_texts
-from adapterhub.serving.http.request import AdapterFacts, Call, Endpoint
-from adapterhub.web.request_log import page_response
+from adapterhub.serving.http.request import AdapterFacts, Call
+from adapterhub.web.frame import Endpoint, page_response
 
 _TEXT = "A train was late again, and nobody said why."
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators
@@ -59,8 +59,10 @@ def _may_write(facts: AdapterFacts) -> bool:
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("GET", "/", "A page to try adapters", None, None, _page, "", ("try",), None, True),
     Endpoint(
-        "GET", "/try/adapters", "What that page lists", None, None, _adapters, "predict", ("try",)
+        "GET", "/", _page, "", summary="A page to try adapters", tags=("try",), while_starting=True
+    ),
+    Endpoint(
+        "GET", "/try/adapters", _adapters, "predict", summary="What that page lists", tags=("try",)
     ),
 )

@@ -16,13 +16,12 @@ from served import TEXTS, TaskExample, same_answer, write_adapter
 
 from adapterhub.serving import Engine
 from adapterhub.serving.http.app import ENDPOINTS
-from adapterhub.serving.http.openapi import shown_path
 from adapterhub.tasks import TASKS, parse_task
 
 schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
 CASES = 200 if ALL else 4
-PATHS = [(each.method, shown_path(each)) for each in ENDPOINTS]
-ANSWERS = {shown_path(each): each.response for each in ENDPOINTS}
+PATHS = [(each.methods, each.shown) for each in ENDPOINTS]
+ANSWERS = {each.shown: each.response for each in ENDPOINTS}
 MEANT = 503  # the only status of 500 and more that a request may lead to: a server that leaves
 
 
@@ -64,7 +63,7 @@ def test_every_example_is_answered(server, writer):
             seen.add((path, model))
             if (response := ANSWERS[path]) is not None:
                 response.model_validate(answer.json())
-    posts = {shown_path(e) for e in ENDPOINTS if e.method == "POST" and e.role != "admin"}
+    posts = {e.shown for e in ENDPOINTS if e.methods == "POST" and e.role != "admin"}
     posts -= {"/v2/models/{name}/versions/{version}/infer"}  # the same with a version
     posts -= {"/v2/repository/index"}  # takes no body
     assert {path for path, _ in seen} == posts

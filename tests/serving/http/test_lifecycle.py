@@ -22,10 +22,10 @@ from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving.http import lifecycle
 from adapterhub.serving.http.lifecycle import HttpServer, check_all, open_service
-from adapterhub.serving.http.request import Endpoint
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web import connections
+from adapterhub.web.frame import Endpoint
 from adapterhub.web.tokens import TokenFile
 
 
@@ -205,7 +205,7 @@ def streaming(registry, monkeypatch, **given):
 
         return StreamingResponse(pieces())
 
-    endpoint = Endpoint("GET", "/stream", "Send", None, None, answer)
+    endpoint = Endpoint("GET", "/stream", answer, summary="Send")
     monkeypatch.setattr(lifecycle, "ENDPOINTS", (*lifecycle.ENDPOINTS, endpoint))
     with started(adapters=("tagging",), registry=str(registry), **given) as (url, _, _):
         yield url, sent
