@@ -7,7 +7,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +19,7 @@ from adapterhub.files.shown_table import ERRORS, recorded_errors
 
 if TYPE_CHECKING:
     from adapterhub.files.manifest import Manifest
+    from adapterhub.files.native import Saved
     from adapterhub.registry.reference import Reference
     from adapterhub.registry.store import Entry
 
@@ -82,7 +82,7 @@ def command(
         "scores": _scores_text(manifest),
         "trained on": _training_text(manifest),
         "size": _size_text(manifest, entry),
-        "signed": _signed_text(parsed, folder, entry),
+        "signed": _signed_text(parsed, saved, entry),
         "licence": manifest.license or "",
         "topics": ", ".join((*manifest.language, *manifest.tags)),
     }
@@ -199,14 +199,14 @@ def _size_text(manifest: Manifest, entry: Entry | None) -> str:
     return f"{bytes_text(size)}, {manifest.parameters:,} parameters"
 
 
-def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:
+def _signed_text(parsed: Reference, saved: Saved, entry: Entry | None) -> str:
     """Say who signed an adapter, by the signatures beside it."""
     from adapterhub.registry.sign import signatures_beside
 
     if entry is not None and not entry.fingerprint:
         return "cannot be signed: another library's adapter"
     try:
-        return "; ".join(map(str, signatures_beside(parsed, folder, entry))) or "no"
+        return "; ".join(map(str, signatures_beside(parsed, saved, entry))) or "no"
     except AdapterhubError as error:
         return f"not checked: {error.problem}"
 

@@ -60,7 +60,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapterhub.config.user_folders import is_file, is_folder, is_there
+from adapterhub.config.user_folders import expanded, is_file, is_folder, is_there
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -76,6 +76,7 @@ from adapterhub.files.atomic import (
 from adapterhub.files.card import card as card_of
 from adapterhub.files.manifest import (
     MAX_MANIFEST_BYTES,
+    MAX_TENSOR_BYTES,
     FoundationRef,
     Manifest,
     TensorInfo,
@@ -89,6 +90,8 @@ from adapterhub.files.tensors import COPY_AGAIN, TENSORS_FILE, TensorFile, open_
 if TYPE_CHECKING:
     import torch
 
+    from adapterhub.files.signature import Signature
+
 MANIFEST_FILE = "adapter.json"
 CARD_FILE = "README.md"
 SIGNATURE_FILE = "adapter.sig"
@@ -97,6 +100,9 @@ MAX_CARD_BYTES = 1 << 20
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
 FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, SIGNATURE_FILE, *PEFT_FILES})
+# The digests of peft's files, and the signatures of that list, by whoever signed the manifest.
+BESIDE_FILE, BESIDE_SIGNATURE = "beside.json", "beside.sig"
+BESIDE = (*PEFT_FILES, BESIDE_FILE, BESIDE_SIGNATURE)  # published with an adapter, never pulled
 ON_FOLDER = "on"  # copies of the adapters that this one was trained on
 _COPY_DIGITS = 16  # of the digest of one, in the name of its folder
 
@@ -265,6 +271,15 @@ class Saved:
         manifest = _complete(from_json(data, str(folder / MANIFEST_FILE)), folder)
         return cls(folder, manifest, hashlib.sha256(data).hexdigest(), data)
 
+    @classmethod
+    def of(cls, folder: str | Path) -> Saved:
+        """Read the adapter of a folder, or of a training run's folder, as `at`.
+
+        Raises:
+            FileError: there is no adapter, or its manifest is invalid.
+        """
+        return cls.at(adapter_folder(expanded(folder)))
+
     def open_tensors(self) -> AbstractContextManager[TensorFile]:
         """Open the tensor file; no value is read yet.
 
@@ -297,6 +312,32 @@ class Saved:
         with self.open_tensors() as file:
             file.check()
         return self
+
+    def signatures(self) -> tuple[Signature, ...]:
+        """Read the signatures beside the manifest; empty if there is no such file.
+
+        Raises:
+            FileError: the file is a link, too large, or not valid.
+        """
+        from adapterhub.files.signature import read_signatures
+
+        return read_signatures(self.folder)
+
+    def beside(self) -> dict[str, bytes]:
+        """Read the files of another library in the folder, by name.
+
+        Raises:
+            FileError: one is a link, not a regular file, or too large.
+        """
+        files = {}
+        for path in (self.folder / name for name in BESIDE):
+            if os.path.lexists(path):
+                try:
+                    files[path.name] = read_file(path, 0, MAX_TENSOR_BYTES, None)
+                except UnreadableError as error:
+                    expected = "a regular file as published"
+                    raise FileError(f"{path}: {error}", expected=expected) from None
+        return files
 
     def copy_to(self, target: Path, files: Mapping[str, bytes]) -> None:
         """Write a copy of the tensors into `target`, with the other files, given by name.

@@ -20,7 +20,7 @@ from adapterhub.config.options import to_dict
 from adapterhub.errors import AdapterhubError, FileError, one_line
 from adapterhub.files import schema
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
+from adapterhub.files.native import BESIDE_FILE, BESIDE_SIGNATURE, MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.hub.blobs import BlobInfo
@@ -31,7 +31,7 @@ from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.secrets import findings
 from adapterhub.registry.trust import SignedSubject, Trust, checked_signatures
-from adapterhub.registry.version_files import BESIDE_FILE, BESIDE_SIGNATURE, parse_beside
+from adapterhub.registry.version_files import parse_beside
 
 ReadFile = Callable[[str, int], bytes]
 """Returns the first bytes of a file, by its sha256."""

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from adapterhub.backbones.origins import is_commit
 from adapterhub.errors import one_line, printable
-from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
+from adapterhub.files.native import BESIDE_FILE, BESIDE_SIGNATURE, MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.hub.accounts import (
     ADMIN,
@@ -70,8 +70,6 @@ from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.reference import NAME_RULE, is_name, is_version
 from adapterhub.registry.store import is_version_folder, version_number
 from adapterhub.registry.version_files import (
-    BESIDE_FILE,
-    BESIDE_SIGNATURE,
     MAX_YANKED_BYTES,
     YANKED_FILE,
 )

@@ -20,7 +20,7 @@ from typing import Any
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.atomic import write_files
-from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.registry.cached_storage import RemoteStorage
 from adapterhub.registry.store import ConflictError, Stored
 from adapterhub.registry.version_files import DATE_FILE, copy_adapter
@@ -72,7 +72,7 @@ class Bucket(RemoteStorage):
                 return Stored(b"", known)
             return found and Stored(bytes(found.bytes()), str(found.meta["e_tag"]))
 
-    def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
+    def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
         """Upload the files of an adapter, the manifest last."""
         with TemporaryDirectory(prefix="adapterhub-") as staged:
             copy = copy_adapter(source, Path(staged) / "copy", digest, beside=True)

@@ -13,7 +13,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.registry.cached_storage import RemoteStorage
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
 from adapterhub.registry.reference import INDEX_FILE, is_loopback
@@ -143,7 +143,7 @@ class Website(RemoteStorage):
         except MissingFileError:
             target.unlink()
 
-    def create(self, path: str, source: Path, digest: str, date: bytes) -> NoReturn:
+    def create(self, path: str, source: Saved, digest: str, date: bytes) -> NoReturn:
         """Refuse: it is only read."""
         _refuse(self.location)
 

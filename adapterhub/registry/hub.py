@@ -37,12 +37,18 @@ from adapterhub.files.manifest import (
     MAX_TENSOR_BYTES,
     from_json,
 )
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE, Saved
+from adapterhub.files.native import (
+    BESIDE,
+    CARD_FILE,
+    MANIFEST_FILE,
+    MAX_CARD_BYTES,
+    SIGNATURE_FILE,
+    Saved,
+)
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     Signature,
     parse_signatures,
-    read_signatures,
     signatures_to_json,
 )
 from adapterhub.files.tensors import TENSORS_FILE
@@ -75,7 +81,6 @@ from adapterhub.registry.store import (
 )
 from adapterhub.registry.tokens import token_for
 from adapterhub.registry.version_files import (
-    BESIDE,
     PUBLISHED,
     SIGNATURES_FOLDER,
     YANKED_FILE,
@@ -153,14 +158,14 @@ class HubStore:
         """
         self._reader.check_writer(name)
 
-    def put(self, folder: Path, publication: Publication) -> Entry:
+    def put(self, folder: Path | Saved, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
-        Saved.at(folder).check()
-        read_signatures(folder)
+        saved = Saved.at(folder).check()
+        saved.signatures()
         check_tags(publication.tags)
-        texts, tensors = _checked_files(folder, publication)
+        texts, tensors = _checked_files(saved, publication)
         refs, entries = self._created(publication)
-        version, is_known = _version_for(folder, publication, refs, entries)
+        version, is_known = _version_for(saved, publication, refs, entries)
         name = publication.name
         if is_known:
             commit = refs.tags[version]
@@ -172,14 +177,15 @@ class HubStore:
             self._tag(name, tag, commit)
         return self._resolve(name, version)
 
-    def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
+    def version_for(self, folder: Path | Saved, publication: Publication) -> tuple[str, bool]:
         """Return the version that `put` would answer with, and whether it is published already.
 
         The repository is created for that: only the hub has the numbers of one that was deleted.
         """
         check_tags(publication.tags)
-        _checked_files(folder, publication)
-        return _version_for(folder, publication, *self._created(publication))
+        saved = Saved.at(folder)
+        _checked_files(saved, publication)
+        return _version_for(saved, publication, *self._created(publication))
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query: the hub filters by tags, this method the rest."""
@@ -519,20 +525,19 @@ def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int],
 
 
 def _checked_files(
-    folder: Path, publication: Publication
+    saved: Saved, publication: Publication
 ) -> tuple[dict[str, bytes], dict[str, Path]]:
     """Return the texts of a publication and the files of its tensors; refuse secrets in them."""
-    texts = published_texts(folder, (*PUBLISHED, *BESIDE))
+    texts = published_texts(saved.folder, (*PUBLISHED, *BESIDE))
     refuse_leaks(texts, publication.allowed)
-    tensors = {name: folder / name for name in texts if name.endswith(".safetensors")}
+    tensors = {name: saved.folder / name for name in texts if name.endswith(".safetensors")}
     return {name: text for name, text in texts.items() if name not in tensors}, tensors
 
 
 def _version_for(
-    folder: Path, publication: Publication, refs: Refs, entries: Sequence[Entry]
+    saved: Saved, publication: Publication, refs: Refs, entries: Sequence[Entry]
 ) -> tuple[str, bool]:
-    digest = Saved.at(folder).digest
-    known = next((entry.version for entry in entries if entry.digest == digest), None)
+    known = next((entry.version for entry in entries if entry.digest == saved.digest), None)
     if known is not None:
         return known, True
     name = publication.name

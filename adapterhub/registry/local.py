@@ -288,7 +288,7 @@ class Folder(Storage):
         """Read a file; None if there is none."""
         return self.read(path, most)
 
-    def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
+    def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
         """Create a version from the files of an adapter."""
         for name, text in _OF_GIT.items():
             if not os.path.lexists(self.root / name):

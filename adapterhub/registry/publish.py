@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, RegistryError, SignatureError, warn_user
 from adapterhub.files import native
 from adapterhub.files.card import InPeft, card
@@ -32,11 +31,13 @@ from adapterhub.files.manifest import (
     to_json,
 )
 from adapterhub.files.native import (
+    BESIDE,
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
     MANIFEST_FILE,
     PEFT_FILES,
     SIGNATURE_FILE,
     Saved,
-    adapter_folder,
     copy_of,
 )
 from adapterhub.files.signature import (
@@ -44,7 +45,6 @@ from adapterhub.files.signature import (
     Signature,
     Statement,
     read_private_key,
-    read_signatures,
     sign_statement,
     signatures_to_json,
 )
@@ -57,12 +57,8 @@ from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, Publication, Query, Store
 from adapterhub.registry.trust import same_name
 from adapterhub.registry.version_files import (
-    BESIDE,
-    BESIDE_FILE,
-    BESIDE_SIGNATURE,
     PUBLISHED,
     beside_bytes,
-    files_beside,
     name_to_publish,
 )
 
@@ -145,8 +141,7 @@ def publish(
         RegistryError: the version is taken by other bytes, or an adapter that this one was trained
             on is not in the registry.
     """
-    source = adapter_folder(expanded(folder))
-    saved, store = Saved.at(source), registry_at(registry)
+    saved, store = Saved.of(folder), registry_at(registry)
     name = name or name_to_publish(saved)
     on = published_foundations(saved, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
@@ -154,7 +149,7 @@ def publish(
     words = in_peft if files or peft else None  # for the card
     info = listing or PublicationInfo()
     with prepared_folder(saved, info, name, words, on, files) as prepared:
-        entry = put_signed(store, prepared, publication, source, sign)
+        entry = put_signed(store, prepared, publication, saved, sign)
         if version and version.lstrip("v") != entry.version.lstrip("v"):
             warn_user(
                 f"no new version {version}: these bytes are {entry.reference} already; "
@@ -209,9 +204,7 @@ def push(
             trained on is not there.
     """
     parsed = _hub_reference(reference, folder)
-    source = adapter_folder(expanded(folder))
-    store = _writable(parsed)
-    saved = Saved.at(source)
+    saved, store = Saved.of(folder), _writable(parsed)
     on = published_foundations(saved, store, parsed)
     files, in_peft = _files_of_peft(saved, peft, backbone, sign, note)
     if not files and peft is None and in_peft.problems == (_NOT_REQUESTED,):
@@ -220,7 +213,7 @@ def push(
     publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, allowed)
     target, info = str(replace(parsed, version=None)), listing or PublicationInfo()
     with prepared_folder(saved, info, target, in_peft, on, files) as prepared:
-        return put_signed(store, prepared, publication, source, sign)
+        return put_signed(store, prepared, publication, saved, sign)
 
 
 def _writable(parsed: Reference) -> Store:
@@ -262,10 +255,10 @@ def _files_of_peft(
     if make is False:
         return {}, InPeft(None, (_NOT_REQUESTED,))
     make = make or backbone is not None
-    files = {} if make else files_beside(saved.folder)
+    files = {} if make else saved.beside()
     if not make and not files.keys() >= set(PEFT_FILES):
         return {}, InPeft(None, (_NOT_REQUESTED,))
-    if key is None and BESIDE_SIGNATURE not in files and read_signatures(saved.folder):
+    if key is None and BESIDE_SIGNATURE not in files and saved.signatures():
         files, in_peft = {}, InPeft(None, (_NOT_SIGNED,))
     elif make:
         files, in_peft = peft_files(saved, backbone)
@@ -291,8 +284,8 @@ def prepared_folder(
     peft: InPeft | None = None,
     on: tuple[FoundationRef, ...] = (),
     beside: Mapping[str, bytes] | None = None,
-) -> Iterator[Path]:
-    """Provide a folder with the adapter as it is to be published, for the length of the context.
+) -> Iterator[Saved]:
+    """Provide the adapter as it is to be published, for the length of the context.
 
     The source is used as it is if nothing changes. `reference` loads the adapter, for the card;
     `beside` are peft's files to publish with it, by name.
@@ -305,7 +298,7 @@ def prepared_folder(
     published = replace(info.apply(manifest), on=on)
     is_own_name = reference.rpartition("/")[2] == manifest.name  # which is the title of its card
     if published == manifest and peft is None and is_own_name:
-        yield saved.folder
+        yield saved
         return
     text = card(published, native.read_card(saved.folder), reference=reference, peft=peft)
     with tempfile.TemporaryDirectory() as path:
@@ -316,7 +309,7 @@ def prepared_folder(
             **(beside or {}),
         }
         saved.copy_to(folder, files)
-        yield folder
+        yield Saved.at(folder)
 
 
 def peft_files(saved: Saved, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
@@ -343,38 +336,38 @@ def peft_files(saved: Saved, backbone: str | None) -> tuple[dict[str, bytes], In
 
 def put_signed(
     store: Store,
-    folder: Path,
+    saved: Saved,
     publication: Publication,
-    source: Path,
+    source: Saved,
     key: str | Path | PrivateKey | None,
 ) -> Entry:
-    """Publish a folder with the signatures that its source has, and with a new one.
+    """Publish an adapter with the signatures that its source has, and with a new one.
 
-    `source` is the folder that it was made from. Without a key, no signature is added.
+    `source` is what it was made from. Without a key, no signature is added.
 
     Raises:
         SignatureError: without a key, and a signature in `source` is not for what is published.
         RegistryError: the version is taken by other bytes, or the store denies write access.
-        FileError: the folder holds no valid adapter, or the key cannot be read.
+        FileError: the adapter is damaged, or the key cannot be read.
     """
     private = None if key is None else read_private_key(key)
-    digest, found = Saved.at(folder).digest, read_signatures(source)
+    digest, found = saved.digest, source.signatures()
     carried = [s for s in found if _is_about(s.statement, digest, publication.name)]
     if private is None and len(carried) < len(found):
         raise SignatureError(
-            f"{source / SIGNATURE_FILE} is not for what is published as {publication.name}",
+            f"{source.folder / SIGNATURE_FILE} is not for what is published as {publication.name}",
             offenders=[f"it is for {s.statement.name}" for s in found if s not in carried],
             hint=f"--sign KEY to sign it anew, or delete {SIGNATURE_FILE}",
         )
     if private is None and not carried:
-        return store.put(folder, publication)
+        return store.put(saved, publication)
     stated = (s.statement.version for s in carried if s.statement.version)
     publication = replace(publication, version=publication.version or next(stated, None))
-    version, is_published = store.version_for(folder, publication)
+    version, is_published = store.version_for(saved, publication)
     if private is not None:
         carried.append(sign_statement(Statement(digest, publication.name, version), private))
     publication = replace(publication, version=version)
-    entry = _put_with(store, folder, publication, carried, private)
+    entry = _put_with(store, saved, publication, carried, private)
     if is_published:
         store.add_signatures(entry, carried)
     return entry
@@ -386,30 +379,31 @@ def _is_about(statement: Statement, digest: str, name: str) -> bool:
 
 def _put_with(
     store: Store,
-    folder: Path,
+    saved: Saved,
     publication: Publication,
     signatures: Sequence[Signature],
     key: PrivateKey | None,
 ) -> Entry:
-    """Publish a folder with exactly these signatures; a key signs peft's files in it, too."""
+    """Publish an adapter with exactly these signatures; a key signs peft's files in it, too."""
     with tempfile.TemporaryDirectory() as path:
         copy = Path(path)
         for name in (*PUBLISHED, *BESIDE):
-            if name != SIGNATURE_FILE and (folder / name).is_file():
-                _link(folder / name, copy / name)
+            if name != SIGNATURE_FILE and (saved.folder / name).is_file():
+                _link(saved.folder / name, copy / name)
         (copy / SIGNATURE_FILE).write_bytes(signatures_to_json(signatures))
-        beside = {file: data for file, data in files_beside(copy).items() if file in PEFT_FILES}
+        saved = replace(saved, folder=copy)
+        beside = {file: data for file, data in saved.beside().items() if file in PEFT_FILES}
         if key is not None and beside:
             for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # those of an earlier publication
                 (copy / file).unlink(missing_ok=True)
-            data = beside_bytes(Saved.at(copy).digest, beside)
+            data = beside_bytes(saved.digest, beside)
             called = Statement(
                 hashlib.sha256(data).hexdigest(), publication.name, publication.version
             )
             (copy / BESIDE_FILE).write_bytes(data)
             signature = signatures_to_json([sign_statement(called, key)])
             (copy / BESIDE_SIGNATURE).write_bytes(signature)
-        return store.put(copy, publication)
+        return store.put(saved, publication)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -36,7 +36,6 @@ from adapterhub.files.native import (
     SIGNATURE_FILE,
     Foundation,
     Saved,
-    adapter_folder,
     copy_of,
     write_copies,
 )
@@ -453,13 +452,12 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
     if not native and (is_file(path / CONFIG_FILE) or is_diffusers(path)):
         _refuse_foreign(str(path), trust)
         return Fetched(path)
-    folder = adapter_folder(path)
-    saved = Saved.at(folder)
+    saved = Saved.of(path)
     if not trust.required:
-        return Fetched(folder, saved)
-    subject = SignedSubject(Reference("folder", str(folder)), saved.digest)
-    checked = checked_signatures(read_signatures(folder), subject, trust)
-    return Fetched(folder, saved, check_enough(checked, subject, trust))
+        return Fetched(saved.folder, saved)
+    subject = SignedSubject(Reference("folder", str(saved.folder)), saved.digest)
+    checked = checked_signatures(saved.signatures(), subject, trust)
+    return Fetched(saved.folder, saved, check_enough(checked, subject, trust))
 
 
 def fetch(

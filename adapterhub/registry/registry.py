@@ -35,12 +35,18 @@ from adapterhub.errors import (
     warn_user,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
-from adapterhub.files.native import MANIFEST_FILE, PEFT_FILES, SIGNATURE_FILE, Saved, find_adapter
+from adapterhub.files.native import (
+    BESIDE,
+    MANIFEST_FILE,
+    PEFT_FILES,
+    SIGNATURE_FILE,
+    Saved,
+    find_adapter,
+)
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     Signature,
     parse_signatures,
-    read_signatures,
 )
 from adapterhub.registry.reference import (
     INDEX_FILE,
@@ -70,7 +76,6 @@ from adapterhub.registry.store import (
     word_text,
 )
 from adapterhub.registry.version_files import (
-    BESIDE,
     DATE_FILE,
     MAX_DATE_BYTES,
     MAX_INDEX_BYTES,
@@ -82,7 +87,6 @@ from adapterhub.registry.version_files import (
     date_bytes,
     date_now,
     entry_of,
-    files_beside,
     index_bytes,
     index_with,
     merged_signatures,
@@ -203,15 +207,15 @@ class Registry(Store):
         """Return the folder with the verified files of a version: `folder`, or the registry's."""
         return self.storage.get(f"{_path_of(entry)}/{entry.version}", entry.digest, folder)
 
-    def put(self, folder: Path, publication: Publication) -> Entry:
+    def put(self, folder: Path | Saved, publication: Publication) -> Entry:
         """Publish an adapter's folder."""
         saved, name = Saved.at(folder), publication.name
         self.storage.check_room(saved.manifest.nbytes)  # before all of it is read
         saved.check()
-        read_signatures(folder)
+        saved.signatures()
         check_name(name)
         check_tags(publication.tags)
-        refuse_leaks(published_texts(folder, (*PUBLISHED, *BESIDE)), publication.allowed)
+        refuse_leaks(published_texts(saved.folder, (*PUBLISHED, *BESIDE)), publication.allowed)
         path, digest = f"{backbone_folder(saved.manifest.backbone.id)}/{name}", saved.digest
         with self.storage.writing(path):
             entries = self.contents(path).entries
@@ -221,16 +225,16 @@ class Registry(Store):
                 date = publication.published
                 written = date_bytes(date) if date else date_now()
                 written += stamp_bytes(version, digest)
-                self.storage.create(f"{path}/{version}", folder, digest, written)
+                self.storage.create(f"{path}/{version}", saved, digest, written)
             elif PEFT_FILES[0] not in self._files(path).get(version, {}):
-                for file, data in files_beside(folder).items():
+                for file, data in saved.beside().items():
                     self.storage.replace(f"{path}/{version}/{file}", data, None)
             tags = dict.fromkeys(publication.tags, version)
             names = self._change(path, lambda names: replace(names, tags=names.tags | tags))
             self._add_to_index(path)
             return self._entry(path, version, self._files(path).get(version, {}), names)
 
-    def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
+    def version_for(self, folder: Path | Saved, publication: Publication) -> tuple[str, bool]:
         """Return the version that `put` would answer with, and whether it is published already."""
         check_name(publication.name)
         saved = Saved.at(folder)

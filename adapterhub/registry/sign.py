@@ -8,20 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapterhub.config.user_folders import expanded
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import (
     SIGNATURE_FILE,
     Saved,
-    adapter_folder,
 )
 from adapterhub.files.signature import (
     PrivateKey,
     Signature,
     Statement,
     read_private_key,
-    read_signatures,
     sign_statement,
 )
 from adapterhub.registry.open_store import read_reference, store_of
@@ -71,8 +68,7 @@ def sign(
     """
     parsed = read_reference(reference, registry)
     if parsed.kind == "folder":
-        folder = adapter_folder(expanded(parsed.name))
-        return _sign_folder(folder, read_private_key(key), name, version)
+        return _sign_folder(Saved.of(parsed.name).check(), read_private_key(key), name, version)
     if parsed.kind != "local":
         raise ConfigError(
             f"{reference} is on a hub: sign the files that you have, not those a hub gives",
@@ -90,16 +86,15 @@ def sign(
     return signature
 
 
-def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str | None) -> Signature:
+def _sign_folder(saved: Saved, key: PrivateKey, name: str | None, version: str | None) -> Signature:
     if version is not None and version_number(version) is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
     number = version and f"v{version_number(version)}"
-    saved = Saved.at(folder).check()
     called = name or name_to_publish(saved)
     signature = sign_statement(Statement(saved.digest, called, number), key)
-    with explained(folder):
-        data = merged_signatures(read_signatures(folder), [signature], saved.digest)
-        replace_file(folder / SIGNATURE_FILE, data)
+    with explained(saved.folder):
+        data = merged_signatures(saved.signatures(), [signature], saved.digest)
+        replace_file(saved.folder / SIGNATURE_FILE, data)
     return signature
 
 
@@ -142,10 +137,9 @@ def verify(
     """
     parsed = read_reference(reference, registry)
     if parsed.kind == "folder":
-        folder = adapter_folder(expanded(parsed.name))
-        saved = Saved.at(folder).check()
-        checked = signatures_beside(parsed, folder)
-        return Verification(str(folder), saved.digest, tuple(checked))
+        saved = Saved.of(parsed.name).check()
+        checked = signatures_beside(parsed, saved)
+        return Verification(str(saved.folder), saved.digest, tuple(checked))
     store = store_of(parsed, registry)
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
     if not entry.fingerprint:
@@ -155,18 +149,18 @@ def verify(
 
 
 def signatures_beside(
-    reference: Reference, folder: Path, entry: Entry | None = None
+    reference: Reference, saved: Saved, entry: Entry | None = None
 ) -> list[CheckedSignature]:
     """Check the signatures in the folder of an adapter; its store is not asked for later ones.
 
-    Without an entry, the folder is compared by its digest only.
+    Without an entry, it is compared by its digest only.
 
     Raises:
         FileError: the signature file is broken.
         ConfigError: there are signatures, and cryptography is not installed.
     """
     if entry is None:
-        subject = SignedSubject(Reference("folder", str(folder)), Saved.at(folder).digest)
+        subject = SignedSubject(Reference("folder", str(saved.folder)), saved.digest)
     else:
         subject = signed_subject(reference, entry.digest, entry.name, entry.version)
-    return checked_signatures(read_signatures(folder), subject, current_trust())
+    return checked_signatures(saved.signatures(), subject, current_trust())

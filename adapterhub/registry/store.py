@@ -24,6 +24,7 @@ from adapterhub.errors import (
     spelled_like,
 )
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import Signature
 
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # of `Entry.published`
@@ -161,7 +162,7 @@ class Store(Protocol):
             OutputError: `folder` cannot be written.
         """
 
-    def put(self, folder: Path, publication: Publication) -> Entry:
+    def put(self, folder: Path | Saved, publication: Publication) -> Entry:
         """Publish an adapter's folder; bytes that are already published keep their version.
 
         peft's files in the folder are published with it, and added to a version without them.
@@ -171,7 +172,7 @@ class Store(Protocol):
             FileError: the folder holds no valid adapter.
         """
 
-    def version_for(self, folder: Path, publication: Publication) -> tuple[str, bool]:
+    def version_for(self, folder: Path | Saved, publication: Publication) -> tuple[str, bool]:
         """Return the version that `put` would answer with, and whether it is published already.
 
         Raises:
@@ -307,7 +308,7 @@ class Storage(Protocol):
             RegistryError: the storage cannot be read.
         """
 
-    def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
+    def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
         """Create a version from the files of an adapter; an interruption leaves none.
 
         `digest` is the sha256 of its manifest, `date` the contents of the date file.

@@ -48,15 +48,14 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.manifest import (
-    MAX_TENSOR_BYTES,
     MAX_TENSOR_FILE_BYTES,
     from_json,
 )
 from adapterhub.files.native import (
+    BESIDE_FILE,
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
-    PEFT_FILES,
     SIGNATURE_FILE,
     Saved,
 )
@@ -81,10 +80,6 @@ PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 # after a version, one file for each, such as v3.sig.
 YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"
-# The digests of the files of another library beside a manifest, and the signatures of that list, by
-# whoever signed the manifest.
-BESIDE_FILE, BESIDE_SIGNATURE = "beside.json", "beside.sig"
-BESIDE = (*PEFT_FILES, BESIDE_FILE, BESIDE_SIGNATURE)  # published with an adapter, never pulled
 MAX_YANKED_BYTES = 1 << 20
 MAX_DATE_BYTES = 64
 _STAMP_DIGITS = 32
@@ -245,7 +240,12 @@ def name_to_publish(saved: Saved) -> str:
 
 
 def copy_adapter(
-    source: Path, folder: Path, digest: str, *, date: bytes | None = None, beside: bool = False
+    source: Path | Saved,
+    folder: Path,
+    digest: str,
+    *,
+    date: bytes | None = None,
+    beside: bool = False,
 ) -> Path:
     """Copy the files of an adapter to a new folder atomically.
 
@@ -258,6 +258,7 @@ def copy_adapter(
         FileError: `source` holds no valid adapter, or not the published one.
     """
     saved = Saved.at(source)
+    source = saved.folder
     check_digest(source, saved.data, digest)
     files = {MANIFEST_FILE: saved.data} | ({DATE_FILE: date} if date else {})
     for name in (CARD_FILE, SIGNATURE_FILE):
@@ -265,20 +266,10 @@ def copy_adapter(
             files[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
     if SIGNATURE_FILE in files:
         parse_signatures(files[SIGNATURE_FILE], str(source / SIGNATURE_FILE))
-    files |= files_beside(source) if beside else {}
+    files |= saved.beside() if beside else {}
     with _new_copy(folder) as staged:
         saved.copy_to(staged, files)
     return folder
-
-
-def files_beside(folder: Path) -> dict[str, bytes]:
-    """Read the files of another library that are in an adapter's folder, by name.
-
-    Raises:
-        FileError: one is a link, not a regular file, or too large.
-    """
-    names = (name for name in BESIDE if os.path.lexists(folder / name))
-    return {name: _read(folder / name, 0, MAX_TENSOR_BYTES, None) for name in names}
 
 
 def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest: str) -> bytes:

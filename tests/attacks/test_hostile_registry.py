@@ -494,7 +494,7 @@ def test_the_registry_reads_files_through_one_reader():
         if RAW.search(line)
     ]
     assert raw == [
-        "sign.py: shutil.copyfile(source, target)",  # of the user's own folder
+        "publish.py: shutil.copyfile(source, target)",  # of the user's own folder
     ]
     assert len(modules) >= 15
 

@@ -43,7 +43,7 @@ class MemoryStorage(Storage):
     def reread(self, path: str, most: int) -> Stored | None:
         return self.read(path, most)
 
-    def create(self, path: str, source: Path, digest: str, date: bytes) -> None:
+    def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
         self._refuse_writers()
         with TemporaryDirectory() as folder:
             copy = copy_adapter(source, Path(folder) / "copy", digest, beside=True)

@@ -20,18 +20,17 @@ def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
 
 def test_without_changes_the_folder_is_used_as_it_is(tmp_path):
     source = sample_adapters.write(tmp_path / "made")
-    with prepared_folder(Saved.at(source), PublicationInfo(), "polite") as folder:
-        assert folder == source
+    with prepared_folder(Saved.at(source), PublicationInfo(), "polite") as saved:
+        assert saved == Saved.at(source)
 
 
 def test_with_changes_a_copy_is_prepared_and_removed(tmp_path):
     source = sample_adapters.write(tmp_path / "made", card="# Mine\n\nMy text.\n")
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     in_peft = InPeft(None, ("some reason",))
-    with prepared_folder(
-        Saved.at(source), PublicationInfo(license="mit"), "a/b", in_peft
-    ) as folder:
-        manifest, tensors = Saved.at(folder).read()
+    with prepared_folder(Saved.at(source), PublicationInfo(license="mit"), "a/b", in_peft) as saved:
+        folder = saved.folder
+        manifest, tensors = saved.read()
         assert manifest.license == "mit"
         assert all(t.equal(Saved.at(source).read()[1][name]) for name, t in tensors.items())
         card = (folder / "README.md").read_text(encoding="utf-8")

@@ -41,10 +41,10 @@ def test_a_folder(folder, key):
 
 
 def test_those_beside_an_adapter(folder, key, tmp_path):
-    assert signatures_beside(Reference("folder", str(folder)), folder) == []
+    assert signatures_beside(Reference("folder", str(folder)), Saved.at(folder)) == []
     entry = ah.publish(folder, registry=tmp_path / "r", sign=key)
     files = ah.pull("polite", registry=tmp_path / "r")
-    beside = signatures_beside(Reference("local", "polite"), files, entry)
+    beside = signatures_beside(Reference("local", "polite"), Saved.at(files), entry)
     assert [(c.is_valid, c.is_trusted) for c in beside] == [(True, False)]
 
 
