@@ -85,16 +85,26 @@ from adapterhub.files.manifest import (
 )
 from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import shorten
-from adapterhub.files.tensors import COPY_AGAIN, TENSORS_FILE, TensorFile, open_tensors
+from adapterhub.files.signature import SIGNATURE_FILE as SIGNATURE_FILE
+from adapterhub.files.signature import Signature, read_signatures
+from adapterhub.files.tensors import (
+    COPY_AGAIN,
+    TENSORS_FILE,
+    TensorFile,
+    checked_copies,
+    checked_infos,
+    is_same_tensor,
+    open_tensors,
+    tensor_bytes,
+    tensor_info,
+    verified_tensors,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from adapterhub.files.signature import Signature
-
 MANIFEST_FILE = "adapter.json"
 CARD_FILE = "README.md"
-SIGNATURE_FILE = "adapter.sig"
 MAX_CARD_BYTES = 1 << 20
 
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -149,8 +159,6 @@ def adapter_files(
     Raises:
         OutputError: the adapter is empty or not representable.
     """
-    from adapterhub.files.tensors import checked_copies, tensor_bytes, tensor_info  # needs torch
-
     copies = checked_copies(manifest, tensors)
     data = tensor_bytes(copies)
     infos = {name: tensor_info(tensor) for name, tensor in sorted(copies.items())}
@@ -169,8 +177,6 @@ def check_writable(
     Raises:
         OutputError: it cannot be saved; lists every problem.
     """
-    from adapterhub.files.tensors import checked_infos  # needs torch
-
     infos = checked_infos(manifest, tensors)
     files = _described(manifest, infos, hashlib.sha256().hexdigest(), card)
     try:
@@ -294,8 +300,6 @@ class Saved:
         Raises:
             FileError: the tensors do not match the manifest; lists every problem.
         """
-        from adapterhub.files.tensors import verified_tensors  # needs torch
-
         with self.open_tensors() as file:
             return verified_tensors(file)
 
@@ -319,8 +323,6 @@ class Saved:
         Raises:
             FileError: the file is a link, too large, or not valid.
         """
-        from adapterhub.files.signature import read_signatures
-
         return read_signatures(self.folder)
 
     def beside(self) -> dict[str, bytes]:
@@ -496,8 +498,6 @@ def card_bytes(card: str) -> bytes:
 
 def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) -> Manifest:
     """Read back the written files and compare them with the live tensors, bit by bit."""
-    from adapterhub.files.tensors import is_same_tensor  # needs torch
-
     problems: list[str] = []
     try:
         written, read = Saved.at(staged).read()

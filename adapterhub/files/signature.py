@@ -35,11 +35,11 @@ from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
 from adapterhub.files.manifest import name_problems
-from adapterhub.files.native import SIGNATURE_FILE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
+SIGNATURE_FILE = "adapter.sig"
 PASSPHRASE_VARIABLE = "ADAPTERHUB_KEY_PASSPHRASE"
 KEY_PATTERN = r"ed25519:[A-Za-z0-9_-]{43}"
 _MAX_KEY_BYTES = 16 << 10  # an encrypted PEM has some 400 bytes
