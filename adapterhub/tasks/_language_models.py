@@ -26,6 +26,7 @@ from adapterhub.tasks._forward import (
     rows_at_once,
     without_gradients,
 )
+from adapterhub.tasks._languages import LANGUAGE_COLUMNS, Pair
 from adapterhub.tasks._losses import model_inputs, next_token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, pad
@@ -72,6 +73,19 @@ class Generation:
     def of_texts(self) -> Generation:
         """Return the task that reads a text as it is, where texts are continued."""
         return self
+
+    def between(self, languages: Pair) -> Generation:
+        """Return the task between two languages, for tokenizers that have several; None: as it is.
+
+        Raises:
+            ConfigError: it does not translate.
+        """
+        names = [n for n, each in zip(LANGUAGE_COLUMNS, languages, strict=True) if each]
+        raise ConfigError(
+            f"{' and '.join(names)}, and the adapter does not translate between languages",
+            expected="an adapter for seq2seq on a backbone for several languages",
+            hint=f"a request without {' and '.join(names)}",
+        )
 
     def of_chats(self, setting: Setting) -> Generation:
         """Return the task that reads chats, where a tokenizer writes them."""

@@ -32,6 +32,10 @@ _PREFIX = re.compile(r"\s*>>[^<>\s]+<<")
 _SPEAKING = threading.Lock()
 
 
+class LanguageError(ConfigError):
+    """A language that a tokenizer needs is missing, or it does not have the one that is named."""
+
+
 def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Return the token of each language whose code a tokenizer writes around texts."""
     speaks: Any = tokenizer
@@ -62,7 +66,7 @@ def check_languages(
     `chosen` are those of the task; `pairs` has those of each text.
 
     Raises:
-        ConfigError: a language is refused.
+        LanguageError: a language is refused.
     """
     known = languages_of(tokenizer)
     listed = " ".join(known)  # without commas: NLLB's 202 fit the longest line of an error
@@ -70,7 +74,7 @@ def check_languages(
     needed = LANGUAGE_COLUMNS if around else LANGUAGE_COLUMNS[1:] if known else ()
     given = [name for name, language in zip(LANGUAGE_COLUMNS, chosen, strict=True) if language]
     if unread := [name for name in given if name not in needed]:
-        raise ConfigError(
+        raise LanguageError(
             f"the tokenizer of this backbone reads no {' or '.join(unread)}",
             expected=f"{needed[0]} alone" if needed else "a backbone for several languages",
             hint=f"a task without {' and '.join(unread)}",
@@ -84,7 +88,7 @@ def check_languages(
         }
         if None in languages:
             typed = ", ".join(f"{n}={chosen[LANGUAGE_COLUMNS.index(n)] or '...'}" for n in needed)
-            raise ConfigError(
+            raise LanguageError(
                 f"{name} is not given: the tokenizer of this backbone writes the language of "
                 f"{'inputs' if name == 'src_lang' else 'targets'}",
                 expected=f"one of {listed}",
@@ -93,7 +97,7 @@ def check_languages(
         for language in sorted(languages - {*known}, key=str):
             near = did_you_mean(str(language), known)
             alike = [code for code in known if code.startswith(str(language)[:2].lower())]
-            raise ConfigError(
+            raise LanguageError(
                 f"{name} is {language!r}, which the tokenizer of this backbone does not have{near}",
                 expected=f"one of {listed}",
                 hint=f"{name}={alike[0]}" if alike and not near else "",

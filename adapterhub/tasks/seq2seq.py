@@ -128,7 +128,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         sources, targets = ({*side} for side in zip(*pairs, strict=True))
         source = sources.pop() if len(sources) == 1 else self.src_lang
         target = targets.pop() if len(targets) == 1 else self.tgt_lang
-        return self._between((source, target))
+        return self.between((source, target))
 
     def languages(self, example: Example) -> Pair:
         """Return the languages of an example: its own, or those of the task."""
@@ -152,8 +152,10 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
             )
         return {"": [*dict.fromkeys((e.text, str(e.label)) for e in examples)]}
 
-    def _between(self, pair: Pair) -> Seq2Seq:
-        return replace(self, src_lang=pair[0], tgt_lang=pair[1])
+    def between(self, languages: Pair) -> Seq2Seq:
+        """Return the task between two languages; None: that of the task."""
+        source, target = languages
+        return replace(self, src_lang=source or self.src_lang, tgt_lang=target or self.tgt_lang)
 
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
@@ -246,7 +248,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         written: dict[int, Prediction] = {}
         for pair, indices in groups.items():
             part = data if len(groups) == 1 else _part(data, indices)
-            texts = generate(model, part, batch_size, self._between(pair))
+            texts = generate(model, part, batch_size, self.between(pair))
             written |= zip(indices, texts, strict=True)
         return in_order(written)
 

@@ -14,6 +14,7 @@ from adapterhub.serving.generation.request import GenerationOptions
 from adapterhub.serving.shared_backbone import ServedAdapter, refuse_half_characters
 from adapterhub.tasks import Setting
 from adapterhub.tasks._language_models import Generation
+from adapterhub.tasks._languages import LANGUAGE_COLUMNS, LanguageError
 from adapterhub.tasks._rows import Row
 from adapterhub.tasks._writing import Writing
 
@@ -54,7 +55,7 @@ def encode_prompt(
     """Return the tokens of a prompt for an adapter.
 
     Raises:
-        ConfigError: the adapter does not write texts, or takes no chats.
+        ConfigError: the adapter does not write texts, takes no chats, or lacks the languages.
         DataError: the prompt is of another form, or leaves no place for a text.
     """
     refuse_half_characters(prompt)
@@ -62,8 +63,14 @@ def encode_prompt(
     task: Any = predictor.task
     predictor.writing(Writing())  # a model that cannot is refused
     setting = predictor.setting.unlimited
+    languages = options.src_lang, options.tgt_lang
+    task = task.between(languages) if any(languages) else task
     task, example = _example(prompt, task, predictor, setting)
-    row = _row(example, task, served, setting)
+    try:
+        row = _row(example, task, served, setting)
+    except LanguageError as error:
+        hint = f"{' and '.join(LANGUAGE_COLUMNS)} beside the prompt"
+        raise ConfigError(error.problem, expected=error.expected, hint=hint) from error
     if row.keys() - {"input_ids", "attention_mask"}:
         raise ConfigError(
             f"{task.name} reads more than a text", expected="engine.submit(...) for such inputs"

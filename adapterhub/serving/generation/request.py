@@ -33,6 +33,9 @@ class GenerationOptions:
         logprobs: how many alternatives to list for each token, with their log-probabilities; 0:
             that of the token alone, None: nothing.
         prompt_logprobs: how many alternatives to list for each token of the prompt, likewise.
+        src_lang: the language of the prompt, for adapters that translate between several, as the
+            tokenizer names it; None: that of the training.
+        tgt_lang: the language of the text, likewise.
 
     Raises:
         ConfigError: an option is out of range.
@@ -46,6 +49,8 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    src_lang: str | None = None
+    tgt_lang: str | None = None
 
     def __post_init__(self) -> None:
         tests: dict[str, Callable[..., bool]] = {

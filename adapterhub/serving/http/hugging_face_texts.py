@@ -16,6 +16,7 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
+from adapterhub.tasks._languages import LANGUAGE_COLUMNS
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation.request import GeneratedText, GeneratedToken
@@ -69,7 +70,7 @@ def _all_options(asked: InferenceRequest) -> dict[str, Any]:
 
 _GENERATES = (
     "max_new_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_sequences",
-    "do_sample",
+    "do_sample", *LANGUAGE_COLUMNS,
 )  # fmt: skip
 _NOT_GENERATED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -85,8 +86,6 @@ _NOT_GENERATED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "min_new_tokens": (0,),
     "clean_up_tokenization_spaces": (False,),
-    "src_lang": (),
-    "tgt_lang": (),
 }
 
 
@@ -101,6 +100,10 @@ def _how(chosen: Mapping[str, Any], with_tokens: bool) -> Any:
             raise RequestError(
                 f"{name} is {str(value)[:40]!r}", parameter=name, expected="a number"
             )
+    languages = {name: chosen.get(name) for name in LANGUAGE_COLUMNS}
+    for name, language in languages.items():
+        if language is not None and not isinstance(language, str):
+            raise RequestError(f"{name} is no text", parameter=name, expected="a language")
     if stops is not None and not (
         isinstance(stops, str)
         or (isinstance(stops, list) and all(isinstance(s, str) for s in stops))
@@ -115,6 +118,7 @@ def _how(chosen: Mapping[str, Any], with_tokens: bool) -> Any:
         seed=chosen.get("seed"),
         stop=stop_texts(stops),
         logprobs=0 if with_tokens else None,
+        **languages,
     )
 
 

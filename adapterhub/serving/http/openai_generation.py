@@ -91,6 +91,9 @@ _NORMALIZED = 16  # characters between two tokens that a tokenizer has left out
 _NEUTRAL_OF_STREAMS = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 
+LANGUAGE = "The language of {}, as the tokenizer names it, for adapters that translate."
+
+
 class StreamOptions(ClientRequest):
     """What a stream has besides the text."""
 
@@ -113,6 +116,8 @@ class WritingRequest(ClientRequest):
     max_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    src_lang: str | None = Field(None, description=LANGUAGE.format("the prompt"))
+    tgt_lang: str | None = Field(None, description=LANGUAGE.format("the text"))
 
     def check(self) -> None:
         """Refuse fields that would be ignored.
@@ -144,6 +149,8 @@ class WritingRequest(ClientRequest):
             top_k=None if self.top_k == -1 else self.top_k,
             seed=self.seed,
             stop=stop_texts(self.stop),
+            src_lang=self.src_lang,
+            tgt_lang=self.tgt_lang,
             **more,
         )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import huggingface_hub
 import pytest
-from http_service import running, service_of, write_wordy
+import translators
+from http_service import BACKBONE, running, service_of, write_wordy
 from huggingface_hub.errors import BadRequestError, ValidationError
-from requests import post
-from served import TEXTS, TaskExample, expected_answers
+from requests import get, post
+from served import TEXTS, TaskExample, expected_answers, write_adapter
 
+from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
+from adapterhub.tasks import parse_task
 
 MESSAGES = [{"role": "user", "content": TEXTS[0]}]
 TOKENS = 6
@@ -139,3 +144,71 @@ def test_what_is_refused(client):
         assert answer.status_code == 400
         assert words in answer.json()["error"]
     assert len(post(url, json={"inputs": [*TEXTS]}, timeout=60).json()) == len(TEXTS)
+
+
+def test_languages_are_fields_of_a_request(tmp_path):
+    """Of an adapter for one pair, and of a backbone for several; without them, or with others."""
+    backbone, text = translators.save("mbart50", tmp_path), "the cat sleeps"
+    spec = "seq2seq(src_lang=en_XX, tgt_lang={}, new_tokens=4)"
+    german = TaskExample(spec.format("de_DE"), "seq2seq")
+    folder = write_adapter(backbone, tmp_path / "german", "lora(rank=2)", german)
+
+    def expected(opened, target):
+        task = opened.task.between(("en_XX", target))
+        return replace(opened, task=task).predict(text).text
+
+    own = {
+        "german": open_adapter(folder),
+        BACKBONE: open_backbone(str(backbone), parse_task(spec.format("de_DE"))),
+    }
+    with Engine(str(backbone)) as engine, running(service_of(engine, {"german": folder})) as url:
+        for name, opened in own.items():
+            texts = [expected(opened, target) for target in ("de_DE", "fr_XX")]
+            assert texts[0] != texts[1]
+            for target, wanted in zip(("de_DE", "fr_XX"), texts, strict=True):
+                languages = {"src_lang": "en_XX", "tgt_lang": target}
+                body = {"model": name, "max_tokens": 4, "temperature": 0, **languages}
+                chat = [{"role": "user", "content": text}]
+                for path, more, field in (
+                    ("/v1/completions", {"prompt": text}, "text"),
+                    ("/v1/chat/completions", {"messages": chat}, "message"),
+                ):
+                    (choice,) = post(url + path, json=body | more, timeout=60).json()["choices"]
+                    found = choice[field] if field == "text" else choice[field]["content"]
+                    assert found == wanted, (name, path)
+                if name == "german":  # the path of a backbone is for vectors
+                    client = huggingface_hub.InferenceClient(f"{url}/models/{name}")
+                    assert client.translation(text, **languages).translation_text == wanted
+            plain = post(
+                f"{url}/v1/completions",
+                json={"model": name, "prompt": text, "max_tokens": 4, "temperature": 0},
+                timeout=60,
+            )
+            if name == "german":
+                assert plain.json()["choices"][0]["text"] == texts[0]
+            else:
+                assert plain.status_code == 400
+                assert "src_lang is not given" in plain.text
+                assert "af_ZA ar_AR" in plain.text
+            for path, more in (
+                ("/v1/completions", {"prompt": text, "src_lang": "en_XX", "tgt_lang": "german"}),
+                (
+                    "/models/german",
+                    {"inputs": text, "parameters": {"src_lang": "en_XX", "tgt_lang": "german"}},
+                ),
+            ):
+                wrong = post(url + path, json={"model": name} | more, timeout=60)
+                assert wrong.status_code == 400
+                assert "'german', which the tokenizer" in wrong.text
+                assert "af_ZA ar_AR" in wrong.text
+        described = get(f"{url}/openapi.json", timeout=60).json()
+        for shape in ("CompletionRequest", "ChatRequest"):
+            assert "tgt_lang" in described["components"]["schemas"][shape]["properties"]
+
+
+def test_an_adapter_of_one_language_takes_no_languages(writing):
+    for name, path in (("writer", "/v1/completions"), ("summary", "/v1/completions")):
+        body = {"model": name, "prompt": "a", "tgt_lang": "de_DE"}
+        answer = post(writing[0][name] + path, json=body, timeout=60)
+        assert answer.status_code == 400
+        assert "tgt_lang" in answer.text
