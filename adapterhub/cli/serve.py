@@ -16,7 +16,7 @@ from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
-    from adapterhub.serving.http.server_state import Service
+    from adapterhub.serving.http.request import Service
     from adapterhub.serving.options import ServeOptions
 
 _what = several_options(

@@ -27,6 +27,7 @@ from adapterhub.hub.database import (
     SqliteDatabase,
     blobs,
     create_database_file,
+    full_text_of,
     listings,
     metadata,
     namespaces,
@@ -34,7 +35,6 @@ from adapterhub.hub.database import (
 )
 from adapterhub.hub.errors import BusyError, FullDiskError
 from adapterhub.hub.gc import verify_hub
-from adapterhub.hub.search_sql import full_text_of
 from adapterhub.hub.state import (
     OF_PLACE,
     Hub,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from contextlib import suppress
 from typing import Any
 
 import pathspec
@@ -203,13 +204,11 @@ class CommitLines:
 
 
 def _decoded(text: bytes, *, is_last: bool) -> bytes:
-    wrong = HubRefusal("the content of a file is not base64")
-    if _NOT_BASE64.search(text) or (not is_last and b"=" in text):
-        raise wrong
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise wrong from None
+    is_wrong = _NOT_BASE64.search(text) or (not is_last and b"=" in text)
+    with suppress(binascii.Error, ValueError):
+        if not is_wrong:
+            return base64.b64decode(text, validate=True)
+    raise HubRefusal("the content of a file is not base64")
 
 
 def _path(value: dict[str, Any]) -> str:

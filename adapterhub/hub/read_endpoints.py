@@ -31,13 +31,13 @@ from adapterhub.hub.commits import (
     refs_of,
 )
 from adapterhub.hub.errors import HubRefusal, MissingEntryError
-from adapterhub.hub.metadata import (
+from adapterhub.hub.mirror_store import kept_tree, sum_of_sizes
+from adapterhub.hub.repositories import (
     MOST_METADATA,
     HubDescription,
     describe_tree,
     front_matter_size,
 )
-from adapterhub.hub.mirror_store import kept_tree, sum_of_sizes
 from adapterhub.hub.request import (
     OPEN,
     REPOSITORY,

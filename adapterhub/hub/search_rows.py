@@ -21,11 +21,17 @@ from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SI
 from adapterhub.files.shown_table import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.hub.commits import CommitRecord, Tree, branch_head, commit_at, read_tree
-from adapterhub.hub.database import facet_counts, facets, listings
+from adapterhub.hub.database import facet_counts, facets, full_text_of, listings
 from adapterhub.hub.errors import HubRefusal
-from adapterhub.hub.metadata import HubDescription, ReadBlob, describe_tree, parse_description
-from adapterhub.hub.repositories import HubRepository, HubVersion, versions_of
-from adapterhub.hub.search_sql import full_text_of
+from adapterhub.hub.repositories import (
+    HubDescription,
+    HubRepository,
+    HubVersion,
+    ReadBlob,
+    describe_tree,
+    parse_description,
+    versions_of,
+)
 from adapterhub.pages.listed import FIELDS, ListedVersion
 from adapterhub.pages.published import MainScore, PublishedVersion, version_to_show
 from adapterhub.pages.run_files import lower_is_better

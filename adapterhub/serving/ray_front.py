@@ -1,6 +1,6 @@
 """A server on a Ray cluster: replicas that compute, and a front that clients talk to.
 
-The walk of a request is that of one machine (`http/app.py`), in two parts. The front checks who
+The walk of a request is that of one machine (`web/frame.py`), in two parts. The front checks who
 asks, how often, and how large the body is; then the whole request goes to a replica, which has the
 same application and an engine of its own. Batches are those of that engine, with rows of any
 adapters. Ray Serve starts replicas, replaces dead ones, and chooses one for each request, if it can
@@ -45,16 +45,15 @@ from adapterhub.serving.adapter_cache import ModelUse
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import METRICS_TYPE
-from adapterhub.serving.http.app import make_app
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.lifecycle import (
     load_and_warm,
+    make_app,
     open_service,
     open_tokens,
     served_endpoints,
 )
-from adapterhub.serving.http.request import Call
-from adapterhub.serving.http.server_state import RequestLimits, Service
+from adapterhub.serving.http.request import Call, RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.frame import SECURE_HEADERS, Endpoint
 from adapterhub.web.tokens import AccessToken, TokenFile

@@ -17,7 +17,7 @@ from adapterhub.ray_cluster import import_serve
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.lifecycle import HttpServer, served_endpoints
-from adapterhub.serving.http.server_state import RequestLimits, Service
+from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import (
     ForwardedTokens,

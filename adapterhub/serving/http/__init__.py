@@ -1,7 +1,8 @@
 """Serve adapters over HTTP: the walk of a request, and one file for the shapes of each client.
 
-`app.py` has the steps of the walk. A shape is a list of endpoints: it says what a client sends and
-gets, and knows neither tokens, limits nor metrics. What is computed belongs in the engine.
+`lifecycle.py` has the steps of the walk. A shape is a list of endpoints: it says what a client
+sends and gets, and knows neither tokens, limits nor metrics. What is computed belongs in the
+engine.
 """
 
 from __future__ import annotations

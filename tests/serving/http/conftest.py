@@ -13,7 +13,7 @@ from served import expected_answers
 
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
-from adapterhub.serving.http.server_state import Service
+from adapterhub.serving.http.request import Service
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from selection import ALL
 from served import TEXTS, TaskExample, same_answer, write_adapter
 
 from adapterhub.serving import Engine
-from adapterhub.serving.http.app import ENDPOINTS
+from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.tasks import TASKS, parse_task
 
 schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')

@@ -17,7 +17,7 @@ import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.access import AllowedAdapters
-from adapterhub.serving.http.server_state import RequestLimits, Service
+from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.web.tokens import TokenFile
 
 TEXT = TEXTS[0]
@@ -208,7 +208,7 @@ def test_no_text_and_no_token_is_logged(url, tokens, caplog, monkeypatch):
         def fail(*args, **more):
             raise KeyError(marked)
 
-        monkeypatch.setattr("adapterhub.serving.http.app.rendered", fail)
+        monkeypatch.setattr("adapterhub.serving.http.lifecycle.rendered", fail)
         assert ask(url, "/v1/predict", body, headers).status == 500
     logged = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
     assert "KeyError" in caplog.text

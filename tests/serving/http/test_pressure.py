@@ -18,9 +18,9 @@ from served import TEXTS, TaskExample, busy, write_adapter
 
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine
-from adapterhub.serving.http import server_state as services
-from adapterhub.serving.http.app import ENDPOINTS
-from adapterhub.serving.http.server_state import RequestLimits
+from adapterhub.serving.http import request as services
+from adapterhub.serving.http.lifecycle import ENDPOINTS
+from adapterhub.serving.http.request import RequestLimits
 from adapterhub.serving.shared_backbone import ClassModel, SharedBody
 
 QUEUE = 60  # tokens

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from adapterhub.serving.http import try_page
 from adapterhub.serving.http.admin import operations
-from adapterhub.serving.http.app import ENDPOINTS, make_app
+from adapterhub.serving.http.lifecycle import ENDPOINTS, make_app
 from adapterhub.web.tokens import TokenFile
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
