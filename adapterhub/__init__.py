@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from adapterhub.adapters.route import disabled as disabled
     from adapterhub.adapters.route import route as route
     from adapterhub.anatomy.build import anatomy_of as anatomy_of
-    from adapterhub.anatomy.build import register_family as register_family
     from adapterhub.anatomy.family import Family as Family
     from adapterhub.anatomy.family import Stack as Stack
+    from adapterhub.anatomy.family_file import register_family as register_family
     from adapterhub.backbones.fingerprint import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -16,6 +17,13 @@ from typing import Any
 
 from adapterhub.errors import one_line
 
+MODEL_LOCK = threading.RLock()
+"""Held while a model is made, since models are made one at a time.
+
+While they make one, transformers and accelerate patch torch for all threads of the process: of two
+at once, one would get parameters without values, and the patches of the first to begin would stay
+for good.
+"""
 QUICK = 1.0  # seconds; work that takes less shows no bar
 PLAIN_EVERY = 10.0  # seconds between two lines about the same work where there is no terminal
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import adapterhub as ah
-from adapterhub.backbones.weights import local
+from adapterhub.anatomy.backbone import local
 from adapterhub.loop.sharding import shard
 
 CONFIG = LlamaConfig(

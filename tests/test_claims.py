@@ -145,7 +145,7 @@ class Plain(nn.Module):
 def sharded() -> nn.Module:
     """Build a model whose first parameter says that processes share it."""
     model = tiny_models.model("bert", "classification")
-    with mock.patch("adapterhub.adapters.attachable.is_sharded", return_value=True):
+    with mock.patch("adapterhub.anatomy.backbone.is_sharded", return_value=True):
         return ah.attach(model, "lora").model
 
 

@@ -123,6 +123,18 @@ def test_no_branch_on_a_task_outside_its_room():
     assert not list(comparisons_with(names, "backbones", "tasks"))
 
 
+def test_only_a_backbone_tells_models_of_transformers_from_other_modules():
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        if "PreTrainedModel" in ast.unparse(node.args[1])
+    ]
+    assert found
+    assert all("anatomy/backbone.py" in Path(place).as_posix() for place in found), found
+
+
 def test_everything_exported_exists():
     for name in adapterhub.__all__:
         assert getattr(adapterhub, name) is not None

@@ -1,45 +1,44 @@
-"""The adapter handle: a named instance of methods on one backbone, and its task head."""
+"""The adapter handle: a named instance of methods on one backbone, and its task head.
+
+Its parts are modules at sites, copies of backbone parameters, and a task head: each replaces or
+extends a part of the model.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
-from adapterhub.adapters.parts import (
-    HEAD,
-    HEADS,
-    AdapterHead,
-    NamedHead,
-    OwnedParameter,
-    PlacedModule,
-    make_slot,
-    slot_at,
-)
-from adapterhub.anatomy.build import family_data, own_family
-from adapterhub.anatomy.own_modules import has_statistics, is_view, name_of
-from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.end_tokens import (
+from adapterhub.anatomy.backbone import (
+    CHILD,
+    Backbone,
     EndTokens,
-    template_stops,
-    text_stops,
-    with_stops,
+    has_statistics,
+    is_sharded,
+    own_modules,
+    whole,
+    with_whole_parameters,
 )
+from adapterhub.anatomy.family_file import family_data
+from adapterhub.anatomy.projections import is_projection
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.backbones.end_tokens import template_stops, text_stops, with_stops
 from adapterhub.backbones.fingerprint import BackboneIdentity
-from adapterhub.backbones.identity import name_and_revision, remember_backbone
-from adapterhub.backbones.processor import processor_identity
+from adapterhub.backbones.local_folders import remember_backbone
+from adapterhub.backbones.processor import TokenizerSnapshot, processor_identity
 from adapterhub.backbones.task_models import task_kind
-from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
-from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
 from adapterhub.errors import AttachError, ConfigError, OutputError, one_line
 from adapterhub.files.atomic import write_files
 from adapterhub.files.card import export_card
@@ -59,19 +58,230 @@ from adapterhub.files.native import (
     write_copies,
 )
 from adapterhub.files.schema import shorten
+from adapterhub.hooks.attention import check_attention, keyvalue_slot
 from adapterhub.hooks.composition import Composition, ModelScope, adapter_names
 from adapterhub.hooks.head import HeadPooling, activation_between
-from adapterhub.hooks.layer_output import keep_training
-from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
-from adapterhub.hooks.slot import Slot, drop_slot
+from adapterhub.hooks.held_weight import held_weight_slot
+from adapterhub.hooks.keyvalue import follow_padding
+from adapterhub.hooks.layer_output import input_slot, keep_training, layer_slot, mix_slot
+from adapterhub.hooks.matrix import matrix_slot
+from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id, row_slot
+from adapterhub.hooks.precision import (
+    fp32_parameter,
+    hold_in_fp32,
+    raise_input,
+    release_from_fp32,
+)
+from adapterhub.hooks.prompt import prompt_slot
+from adapterhub.hooks.slot import Slot, drop_slot, output_slot
 from adapterhub.interchange.diffusers_lora import STYLES, write_diffusers
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.files import peft_bytes, write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.site_module import EmbeddingModule, SiteModule
 from adapterhub.methods.common.spec import dump_methods, method_text, parse_methods
 from adapterhub.patch import Patch
+
+HEAD = "head"
+HEADS = "heads"  # the first part of the names of tensors of several heads
+LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+
+
+def _forget_computed(module: nn.Module) -> None:
+    """Empty what a module keeps of its parameters: `attention_bias_cache` of LeViT."""
+    for name, kept in vars(module).items():
+        if name.endswith("_cache") and type(kept) is dict:
+            kept.clear()
+
+
+@dataclass
+class PlacedModule:
+    """A module at a site; `key` is its name in the slot of the site's host."""
+
+    method: Method
+    site: Site
+    module: SiteModule
+    key: str
+
+    @property
+    def skips_positions(self) -> bool:
+        """Whether the module leaves positions free in front of the caller's tokens."""
+        return isinstance(self.module, EmbeddingModule) and self.module.skipped_positions > 0
+
+    def inference_form(self) -> tuple[Method, SiteModule]:
+        """Return the method and the module that files contain: nothing that only training needs."""
+        return self.method.inference_form(), with_whole_parameters(self.module).inference_form()
+
+
+@dataclass
+class OwnedParameter:
+    """An adapter's own copy of a backbone parameter, and the modules that hold it (ties).
+
+    `name` is its name in adapter files; `stage` and `rate` come from the method's plan; `kept` is
+    the copy while it is not in the backbone; `untied` copies leave the original in other modules.
+    """
+
+    method: Method | None
+    name: str
+    kept: nn.Parameter
+    original: nn.Parameter
+    holders: tuple[tuple[nn.Module, str], ...]
+    stage: int = 0
+    rate: float = 1.0
+    untied: bool = False
+    active: bool = field(default=False, init=False)
+
+    @property
+    def own(self) -> nn.Parameter:
+        """The adapter's parameter.
+
+        An active one is read from the backbone, where FSDP2 replaces it by a sharded one.
+        """
+        module, attribute = self.holders[0]
+        parameter = fp32_parameter(module, attribute) if self.active else None
+        # A swap that did not finish may have left the original there.
+        return self.kept if parameter is None or parameter is self.original else parameter
+
+    def swap(self, on: bool) -> None:
+        """Put the adapter's parameter into the backbone, or the original back."""
+        self.kept, self.active = self.own, on
+        lower_precision = self.kept.dtype != self.original.dtype
+        for module, attribute in self.holders:
+            module._parameters[attribute] = self.kept if on else self.original
+            if on and lower_precision:
+                hold_in_fp32(module, attribute, self.original.dtype)
+            else:
+                release_from_fp32(module, attribute)
+            _forget_computed(module)
+
+    def fill(self) -> None:
+        """Give a copy without values, on the meta device, those of the original."""
+        own = self.own
+        if own.is_meta:
+            values = self.original.detach().to(own.dtype, copy=True)
+            filled = nn.Parameter(values, own.requires_grad)
+            torch.utils.swap_tensors(own, filled)  # type: ignore[no-untyped-call]
+
+    def follow(self) -> None:
+        """Keep what FSDP2 has put in the place of the copy, and neither the whole nor the original.
+
+        The original cannot come back.
+        """
+        self.original = nn.Parameter(self.original.to("meta"), requires_grad=False)
+        self.swap(on=True)
+
+    def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the one of both parameters that is not in the backbone now."""
+        out = self.original if self.active else self.kept
+        with torch.no_grad():
+            out.data = fn(out.data)
+            if out.grad is not None:
+                out.grad.data = fn(out.grad.data)
+
+
+@dataclass(frozen=True)
+class NamedHead:
+    """The task of one of several heads: its name, the kind of model, and the user's classes."""
+
+    task: str
+    kind: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass
+class AdapterHead:
+    """The task head of an adapter, in fp32, with its labels, and the model's own head."""
+
+    own: dict[str, nn.Module]
+    original: dict[str, nn.Module]
+    labels: dict[str, Any]
+    original_labels: dict[str, Any]
+    patch: Patch = field(default_factory=Patch, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, module in self.own.items():
+            if _dtype(module) != _dtype(self.original[name]):
+                module.register_forward_pre_hook(raise_input, with_kwargs=True)
+
+    def put_into(self, model: PreTrainedModel) -> None:
+        """Put the adapter's head and labels into the model."""
+        for name, module in self.own.items():
+            owner, _, leaf = name.rpartition(".")
+            self.patch.put(model.get_submodule(owner)._modules, leaf, module)
+        if not Backbone.of(model).foreign:
+            set_labels(model, self.labels, self.patch)
+
+    def convert(self, model: PreTrainedModel, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the modules that are not in the model now."""
+        there = set(map(id, model.modules()))
+        for module in (*self.own.values(), *self.original.values()):
+            if id(module) not in there:
+                module._apply(fn)  # type: ignore[no-untyped-call]
+
+    def lowered(self) -> AdapterHead:
+        """Return a copy in the dtype of the model's own head, to become a part of the model."""
+        own = {name: copy.deepcopy(module) for name, module in self.own.items()}
+        for name, module in own.items():
+            module._forward_pre_hooks.clear()
+            module.to(_dtype(self.original[name]))
+        return replace(self, own=own)
+
+
+def set_labels(model: PreTrainedModel, labels: Mapping[str, Any], patch: Patch) -> None:
+    """Set the label fields of a model's config."""
+    for name, value in labels.items():
+        patch.set(model.config, name, value)
+    if hasattr(model, "num_labels"):
+        patch.set(model, "num_labels", model.config.num_labels)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters()), torch.float32)
+
+
+def slot_at(model: PreTrainedModel, site: Site) -> Slot:
+    """Return the slot of a site's host."""
+    slot = model.get_submodule(site.host)._modules[CHILD]
+    assert isinstance(slot, Slot)
+    return slot
+
+
+def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
+    """Return the slot of a site's host, of the class that the site needs; create it if missing."""
+    site = placed.site
+    if site.kind == "keyvalue":
+        slot = keyvalue_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
+        follow_padding(anatomy, site, slot)
+        return slot
+    if site.kind == "embed":
+        return prompt_slot(anatomy, site)
+    if site.kind == "mix":
+        return mix_slot(anatomy, site)
+    if site.kind == "layer":
+        return layer_slot(anatomy, site.host)
+    if site.role == "input" and site.host in anatomy.layers[site.stack]:
+        return input_slot(anatomy, site.host)
+    host = anatomy.model.get_submodule(site.host)
+    if host is anatomy.model.get_output_embeddings() and is_projection(host):
+        row_slot(host)  # new tokens have their rows there too
+    if site.matrix is not None:
+        return matrix_slot(anatomy.model, site, placed.module)
+    if site.kind == "weight":
+        return held_weight_slot(anatomy.model, site)
+    return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
+
+
+def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Map the id of each parameter to the modules that hold it, and under which name."""
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for _, module in own_modules(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append((module, name))
+    return holders
+
 
 STOPS = "stops"  # in the training record
 _MOST_STOPS = 16
@@ -195,9 +405,14 @@ class Adapter:
         few = f"labels {', '.join(self.labels)}"
         head = f", {few if len(self.labels) < 5 else f'{len(self.labels)} labels'}"
         return one_line(
-            f"<Adapter {self.name!r}: {methods} on {name_of(self.model)}, "
+            f"<Adapter {self.name!r}: {methods} on {self.backbone.name}, "
             f"{self.count():,} parameters{head if self.labels else ''}{on}{state}>"
         )
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model, and what is known of it."""
+        return self.anatomy.backbone
 
     @property
     def active(self) -> bool:
@@ -225,7 +440,7 @@ class Adapter:
     @property
     def written_stops(self) -> tuple[int, ...]:
         """The tokens that files record: `stops`, or without a run what the tokenizer writes."""
-        snapshot = tokenizer_snapshot(self.model)
+        snapshot = self.backbone.tokenizer
         if self.metadata.training or snapshot is None:
             return self.stops
         return self.stops_of(snapshot.tokenizer)
@@ -449,7 +664,7 @@ class Adapter:
                 overwrite=overwrite,
                 beside=beside,
             )
-            remember_backbone(self.model, manifest.backbone.id)
+            remember_backbone(self.backbone, manifest.backbone.id)
             return written
         finally:
             if sharded:
@@ -467,7 +682,22 @@ class Adapter:
         folder.mkdir()
         write_files(folder, adapter_files(manifest, tensors, self.metadata.card))
         write_copies(folder, self.foundations())
-        remember_backbone(self.model, manifest.backbone.id)
+        remember_backbone(self.backbone, manifest.backbone.id)
+
+    def check_usable(self) -> None:
+        """Refuse an adapter that could not train or compute.
+
+        Raises:
+            AttachError: nothing would train.
+            SiteError: the attention implementation does not support its prefix.
+        """
+        if not self.parameters():
+            raise AttachError(
+                f"nothing would train: {', '.join(m.name for m in self.methods)} without a head",
+                hint='load_backbone(..., task="classification", labels=[...])',
+            )
+        sites = [placed.site for placed in self.placed if placed.site.kind == "keyvalue"]
+        check_attention(self.model, sites)
 
     def check_savable(self) -> None:
         """Check that `save` can write the adapter, and `load` read it, before it is trained.
@@ -517,7 +747,7 @@ class Adapter:
     def export_source(self) -> ExportSource:
         """Return what an exporter reads of the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
-        name, revision = name_and_revision(self.model, self.state.fingerprint)
+        name, revision = self.backbone.name_and_revision(self.state.fingerprint)
         forms = [(placed.site, *placed.inference_form()) for placed in self.placed]
         hosts = {site.host: self.model.get_submodule(site.host) for site, _, _ in forms}
         return ExportSource(
@@ -538,7 +768,7 @@ class Adapter:
 
     def manifest(self) -> Manifest:
         """Return the manifest of the adapter's files, without their list and digests."""
-        metadata, snapshot = self.metadata, tokenizer_snapshot(self.model)
+        metadata, snapshot = self.metadata, self.backbone.tokenizer
         kind = task_kind(self.model, self.problem_type)
         template = snapshot.chat_template() if snapshot else None
         return Manifest(
@@ -571,10 +801,10 @@ class Adapter:
 
         Of a module that is not of transformers, the modules that the caller named as its head.
         """
-        if is_view(self.model):
+        if self.backbone.foreign:
             head = self.anatomy.named_head
             return {HEAD_MODULES: list(head)} if head and self.head else {}
-        row = own_family(self.model)
+        row = self.backbone.family
         return {FAMILY: family_data(row)} if row else {}
 
     def foundations(self) -> tuple[Foundation, ...]:
@@ -608,8 +838,8 @@ class Adapter:
 
     def _backbone_ref(self) -> BackboneRef:
         identity = self.state.identity()
-        name, revision = name_and_revision(self.model, lambda: identity.fingerprint)
-        dtype, quantization = dtype_and_quantization(self.model, self.state.originals())
+        name, revision = self.backbone.name_and_revision(lambda: identity.fingerprint)
+        dtype, quantization = Backbone.of(self.model).dtype_and_quantization(self.state.originals())
         return BackboneRef(
             id=name,
             revision=revision,

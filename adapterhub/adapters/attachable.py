@@ -7,23 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.anatomy.own_modules import (
+from adapterhub.anatomy.backbone import (
+    Backbone,
     PipelineParts,
-    as_model,
     is_pipeline,
-    is_same,
-    name_of,
-    own_module,
+    is_transformers,
     own_modules,
 )
-from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.tensor_parallel import tensor_parallel
-from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
-from adapterhub.hooks.attention import check_attention
 from adapterhub.methods.common.base import METHODS
 
 _LOAD = "model, tokenizer = load_backbone({})"
@@ -34,7 +28,7 @@ _CONVERTED = "; a saved adapter of it can be loaded here: load(model, FOLDER)"
 class AdaptedModel(NamedTuple):
     """A model with adapters: their names, and its parameters as they were before."""
 
-    model: PreTrainedModel
+    backbone: Backbone
     names: Iterable[str]
     parameters: Iterable[nn.Parameter]
 
@@ -45,7 +39,7 @@ def require_model(model: object) -> None:
     Raises:
         AttachError: something else; the error says what to type instead.
     """
-    if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
+    if is_transformers(model) or isinstance(model, torch._dynamo.OptimizedModule):
         return
     if is_pipeline(model) or (isinstance(model, nn.Module) and not _only_wraps(model)):
         return
@@ -57,26 +51,26 @@ def require_model(model: object) -> None:
     )
 
 
-def required_model(model: nn.Module) -> PreTrainedModel:
-    """Return a model of transformers, or a view of another module; refuse what is neither.
+def required_backbone(model: nn.Module) -> Backbone:
+    """Return the backbone of a model of transformers, or of another module; refuse other things.
 
     Raises:
         AttachError: as `require_model`.
     """
     require_model(model)
-    return as_model(model)
+    return Backbone.of(model)
 
 
 def _only_wraps(module: nn.Module) -> bool:
     """Return whether a module has a model of transformers inside, and no parameters beside it."""
-    inside = next((m for m in module.modules() if isinstance(m, PreTrainedModel)), None)
+    inside = next((m for m in module.modules() if is_transformers(m)), None)
     if inside is None or _defined_in("peft", type(module)):
         return inside is not None
     own = set(map(id, inside.parameters()))
     return all(id(parameter) in own for parameter in module.parameters())
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_model(backbone: Backbone) -> None:
     """Refuse what is not a model of transformers, and a compiled, sharded or adapted one.
 
     Adapters of another library would be part of the outputs, and not of the backbone's identity.
@@ -84,11 +78,7 @@ def check_model(model: PreTrainedModel) -> None:
     Raises:
         AttachError: which of them it is.
     """
-    own = own_module(model)
-    compiled = isinstance(own, torch._dynamo.OptimizedModule) or (
-        isinstance(model, nn.Module)
-        and any(m._compiled_call_impl is not None for _, m in own_modules(model))
-    )
+    own = backbone.module
     if isinstance(own, PipelineParts) and own.compiled:
         first = f"pipe.{own.compiled[0]}"
         raise AttachError(
@@ -97,39 +87,38 @@ def check_model(model: PreTrainedModel) -> None:
             hint=f"{first} = {first}._orig_mod; attach; torch._dynamo.reset(); then {first} = "
             f"torch.compile({first})",
         )
-    if compiled:
+    if isinstance(own, nn.Module) and backbone.compiled:
         raise AttachError(
             "the model is compiled: it would silently ignore new hooks",
             hint="attach first, then torch.compile(model)",
         )
     require_model(own)
-    if library := library_inside(model):
+    if library := library_inside(own):
         raise AttachError(
             f"the model has adapters of the library {library} in its layers",
             expected="the backbone as it was loaded",
             hint=remedy_inside(library),
         )
-    sharded = any(is_sharded(p) for _, m in own_modules(model) for _, p in own_parameters(m))
-    if sharded and tensor_parallel(model) is None:
+    if backbone.sharded and tensor_parallel(own) is None:
         raise AttachError(
             "the model is sharded: new parameters would differ between the processes",
             hint="attach first, then fully_shard(model)",
         )
 
 
-def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> None:
+def refuse_shared(backbone: Backbone, others: Iterable[AdaptedModel]) -> None:
     """Refuse a model that shares modules or parameters with another one that has adapters.
 
     Raises:
         AttachError: which adapters the other one has.
     """
-    strangers = [other for other in others if not is_same(other.model, model)]
-    own = set(map(id, _parts(model))) if strangers else set()
+    strangers = [other for other in others if other.backbone.module is not backbone.module]
+    own = set(map(id, _parts(backbone.module))) if strangers else set()
     for other in strangers:
-        parts = (*_parts(other.model), *other.parameters)
+        parts = (*_parts(other.backbone.module), *other.parameters)
         if not own.isdisjoint(map(id, parts)):
             raise AttachError(
-                f"this {name_of(model)} shares modules with a {name_of(other.model)} that has "
+                f"this {backbone.name} shares modules with a {other.backbone.name} that has "
                 "adapters",
                 offenders=map(repr, other.names),
                 expected="models of which only one has adapters",
@@ -137,28 +126,12 @@ def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> Non
             )
 
 
-def check_usable(adapter: Adapter) -> None:
-    """Refuse an adapter that could not train or compute.
-
-    Raises:
-        AttachError: nothing would train.
-        SiteError: the attention implementation does not support its prefix.
-    """
-    if not adapter.parameters():
-        raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
-            hint='load_backbone(..., task="classification", labels=[...])',
-        )
-    sites = [placed.site for placed in adapter.placed if placed.site.kind == "keyvalue"]
-    check_attention(adapter.model, sites)
-
-
 def _parts(model: nn.Module) -> Iterator[nn.Module | nn.Parameter]:
     """Yield parameters, and the modules that hold tensors; models share others, as activations."""
     for _, module in own_modules(model):
         if module._parameters or module._buffers:
             yield module
-            yield from (parameter for _, parameter in own_parameters(module))
+            yield from (p for p in module._parameters.values() if p is not None)
 
 
 def remedy(thing: object) -> str:
@@ -204,5 +177,5 @@ def _path_of_model(thing: Any) -> str | None:
     """Return where a wrapper, a pipeline or a trainer has its model."""
     if isinstance(thing, nn.Module):
         modules = thing.named_modules()
-        return next((name for name, m in modules if isinstance(m, PreTrainedModel)), None)
-    return "model" if isinstance(getattr(thing, "model", None), PreTrainedModel) else None
+        return next((name for name, m in modules if is_transformers(m)), None)
+    return "model" if is_transformers(getattr(thing, "model", None)) else None

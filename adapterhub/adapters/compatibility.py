@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import HEAD, AdapterHead, PlacedModule
+from adapterhub.adapters.adapter import HEAD, Adapter, AdapterHead, PlacedModule
 from adapterhub.adapters.state import ModelState, find_state, new_state
-from adapterhub.anatomy.own_modules import is_view
+from adapterhub.anatomy.backbone import DTYPES, Backbone, device_of, local_name
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.checkpoint_form import HEAD_PART
+from adapterhub.backbones.checkpoint import HEAD_PART
 from adapterhub.backbones.find import find_backbone, is_local_name
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
@@ -25,12 +24,9 @@ from adapterhub.backbones.fingerprint import (
     config_differences,
     identity_of_files,
 )
-from adapterhub.backbones.identity import local_name, origin_of
-from adapterhub.backbones.processor import processor_identity
+from adapterhub.backbones.processor import TokenizerSnapshot, processor_identity
 from adapterhub.backbones.quantized import DECODED
 from adapterhub.backbones.sentence_modules import modules_of_model
-from adapterhub.backbones.tokenizer import TokenizerSnapshot
-from adapterhub.backbones.weights import DTYPES, device_of, dtype_and_quantization
 from adapterhub.config.user_folders import expanded, is_folder, is_there
 from adapterhub.errors import BackboneError, MismatchError, counted
 from adapterhub.files.manifest import Manifest, TensorInfo
@@ -169,7 +165,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
 
 def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
     """Return whether the weights of a model without heads are in a folder; None if it has none."""
-    origin = origin_of(model)
+    origin = Backbone.of(model).origin
     try:
         if not is_folder(folder):
             return None
@@ -259,7 +255,7 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
     placed = [each for each in adapter.placed if each.method.decomposes_again()]
     if not placed or trained[0] is None:
         return
-    found = dtype_and_quantization(adapter.model, adapter.state.originals())
+    found = Backbone.of(adapter.model).dtype_and_quantization(adapter.state.originals())
     if found == trained or _as_exact(trained, found, placed, adapter.anatomy):
         return
     how = [" ".join(filter(None, each)) for each in (found, trained)]
@@ -390,7 +386,7 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
             hint=f"load_backbone({manifest.backbone.location!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
-    elif is_view(adapter.model):  # a head of its own size, and without names of classes
+    elif adapter.backbone.foreign:  # a head of its own size, and without names of classes
         return
     elif saved.activation:
         adapter.head = _layered(adapter.head, saved.activation, manifest)

@@ -24,12 +24,12 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.load import adopted_family, load_folder
 from adapterhub.adapters.route import activate
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import load_backbone, meta_model
-from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.same import same
-from adapterhub.backbones.stand_in import stand_in
+from adapterhub.backbones.skeleton import stand_in
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError
 from adapterhub.files.card import model_kind
@@ -201,7 +201,7 @@ def _mark_newly_initialized(model: PreTrainedModel, manifest: Manifest) -> None:
         anatomy = anatomy_of(model)
     keys = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
     new = (path for path, (site, _, n) in keys.items() if f"{site}.fresh.{n}" in manifest.tensors)
-    setattr(model, NEWLY_INITIALIZED, frozenset(new))
+    Backbone.of(model).fresh = frozenset(new)
 
 
 def peft_is_installed() -> bool:

@@ -15,11 +15,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import LABEL_FIELDS, AdapterHead, NamedHead
-from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.adapters.adapter import LABEL_FIELDS, Adapter, AdapterHead, NamedHead
+from adapterhub.anatomy.backbone import Backbone, device_of
 from adapterhub.backbones.task_models import label_options
-from adapterhub.backbones.weights import device_of
 from adapterhub.errors import AttachError, unknown
 
 _DRAWN = "_is_hf_initialized"  # with which transformers marks what it has initialized
@@ -130,7 +128,7 @@ def _resize_output(own: Mapping[str, nn.Module], old: int, new: int) -> nn.Linea
 
 def _draw(model: PreTrainedModel, own: Mapping[str, nn.Module], resized: nn.Module | None) -> None:
     """Initialize the modules that the checkpoint lacks, as transformers does."""
-    fresh = newly_initialized(model)
+    fresh = Backbone.of(model).fresh
     for name, head in own.items():
         for path, module in head.named_modules():
             prefix = ".".join(part for part in (name, path) if part)

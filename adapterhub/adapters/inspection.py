@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from adapterhub.adapters.attachable import required_model
-from adapterhub.adapters.build import refuse_untrainable
+from adapterhub.adapters.attach import refuse_untrainable
+from adapterhub.adapters.attachable import required_backbone
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.layer_groups import LayerGroup, layer_groups
-from adapterhub.anatomy.layer_selection import number_ranges
 from adapterhub.anatomy.overview import (
     Part,
     Rest,
@@ -26,8 +25,14 @@ from adapterhub.anatomy.overview import (
     site_rows,
     without_sites,
 )
-from adapterhub.anatomy.own_modules import as_model, is_view, name_of, own_module
-from adapterhub.anatomy.sites import Anatomy, Site, sites_option
+from adapterhub.anatomy.sites import (
+    Anatomy,
+    LayerGroup,
+    Site,
+    layer_groups,
+    number_ranges,
+    sites_option,
+)
 from adapterhub.backbones.skeleton import skeleton
 from adapterhub.errors import AdapterhubError, SiteError, one_line
 from adapterhub.files.shown_table import ShownTable
@@ -183,12 +188,13 @@ def inspect(model: nn.Module, head: Sequence[str] = ()) -> Inspection:
         AttachError: it is no module.
         SiteError: it has no sites, or no such head.
     """
-    model = required_model(model)
-    anatomy, view = anatomy_of(model, head), is_view(model)
-    empty = dataclasses.replace(anatomy, model=as_model(skeleton(own_module(model))))
+    required_backbone(model)
+    anatomy = anatomy_of(model, head)
+    backbone, view = anatomy.backbone, anatomy.backbone.foreign
+    empty = dataclasses.replace(anatomy, backbone=Backbone.of(skeleton(backbone.module)))
     stacks = anatomy.layers if view else anatomy.stacks
     return Inspection(
-        name_of(model) if view else model.config.model_type,
+        backbone.name if view else backbone.model.config.model_type,
         sum(parameter.numel() for parameter in anatomy.parameters().values()),
         {stack: anatomy.depth(stack) for stack in stacks},
         tuple(parts_in(anatomy)),
@@ -207,7 +213,7 @@ def _fit(cls: type[Method], anatomy: Anatomy, empty: Anatomy) -> MethodFit:
         sites = _sites_of(method, empty)
         for part in (p for p in method.parts() if p.trains_backbone):
             refuse_untrainable(part, part.plan(anatomy), anatomy)
-        if not count and is_view(anatomy.model) and not anatomy.head():
+        if not count and anatomy.backbone.foreign and not anatomy.head():
             raise SiteError("nothing would train without a head", offenders=["attach(head=[...])"])
     except AdapterhubError as error:
         missing = tuple(each.partition(";")[0] for each in error.offenders)

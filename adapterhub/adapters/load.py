@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.adapter import PUBLICATION_FIELDS, Adapter, AdapterMetadata
-from adapterhub.adapters.attach import free_name, snapshot_for
-from adapterhub.adapters.build import build_adapter
+from adapterhub.adapters.activation import attached_foundation, freeze, frozen_part
+from adapterhub.adapters.adapter import (
+    PUBLICATION_FIELDS,
+    Adapter,
+    AdapterMetadata,
+)
+from adapterhub.adapters.attach import build_adapter, free_name, snapshot_for
 from adapterhub.adapters.compatibility import (
     check_backbone,
     check_backbone_name,
@@ -24,15 +28,15 @@ from adapterhub.adapters.compatibility import (
     check_values,
     fit_head,
 )
-from adapterhub.adapters.foundations import attached_foundation, freeze, frozen_part
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
-from adapterhub.anatomy.build import anatomy_of, forget_family, own_family, read_family, use_family
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.family import Family
-from adapterhub.anatomy.own_modules import as_model, is_view
-from adapterhub.backbones.identity import remember_backbone
+from adapterhub.anatomy.family_file import read_family, use_family
+from adapterhub.backbones.local_folders import remember_backbone
+from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
-from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.manifest import (
     FAMILY,
@@ -82,14 +86,14 @@ def load_folder(
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
-    model = as_model(model)
+    model = (backbone := Backbone.of(model)).model
     if not isinstance(source, Saved) and (form := detect(Path(source))):
         imported = _translate(form, Path(source), model, allow_pickle, bool(head))
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
     saved = Saved.at(source)
     manifest = saved.manifest
     check_foundations(saved)
-    snapshot = snapshot_for(model, tokenizer)
+    snapshot = snapshot_for(backbone, tokenizer)
     if not any_tokenizer:
         check_processor(manifest, model, snapshot)
     part = frozen_part(manifest) if foundation else _with_one_head(manifest, head, modules)
@@ -109,13 +113,13 @@ def load_folder(
         adapter.on = below
         state.add(adapter)
     if not any_backbone:
-        remember_backbone(model, manifest.backbone.id)
+        remember_backbone(adapter.backbone, manifest.backbone.id)
     return adapter
 
 
 def _bare(model: nn.Module, manifest: Manifest) -> AbstractContextManager[ModelState]:
     """Prepare a model for the adapter of a manifest, which says what its head is."""
-    return bare(model, _recorded_head(manifest) if is_view(model) else ())
+    return bare(model, _recorded_head(manifest) if Backbone.of(model).foreign else ())
 
 
 def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manifest:
@@ -162,11 +166,11 @@ def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]
         FileError: the row is broken.
         MismatchError: the model has other sites: by a row of its own, or with adapters on it.
     """
-    if is_view(model):
+    if Backbone.of(model).foreign:
         yield
         return
     row, state = _recorded_family(manifest), find_state(model)
-    current = state.anatomy.family if state else own_family(model)
+    current = state.anatomy.family if state else Backbone.of(model).family
     if row and current and current != row:
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained with another row of sites than this model "
@@ -181,7 +185,7 @@ def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]
     try:
         yield
     except BaseException:
-        forget_family(model)
+        Backbone.of(model).family = None
         raise
 
 

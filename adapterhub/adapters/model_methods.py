@@ -35,7 +35,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import (
     Activatable,
@@ -45,11 +44,9 @@ from adapterhub.adapters.activation import (
     StackActivation,
     temporarily,
 )
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import set_labels
-from adapterhub.anatomy.own_modules import has_statistics, is_same, is_view, own_module, own_modules
-from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.token_embedding import token_embedding
+from adapterhub.adapters.adapter import Adapter, set_labels
+from adapterhub.anatomy.backbone import CHILD, Backbone, has_statistics, own_modules
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import AttachError, warn_user
 from adapterhub.hooks.composition import (
     ContextEntry,
@@ -85,7 +82,8 @@ class ForwardPasses:
     and parameters are in the model, if any.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, backbone: Backbone) -> None:
+        self.module, model = backbone.module, backbone.model
         self.model = model
         self.scope = ModelScope()
         self.active: Activation = StackActivation()
@@ -140,7 +138,7 @@ class ForwardPasses:
         Raises:
             AttachError: what is active is not in the model while another thread's route is open.
         """
-        entry, whole = current_entry(self.scope), is_same(module, self.model)
+        entry, whole = current_entry(self.scope), module is self.module
         if whole and torch.is_grad_enabled() and module.training:
             self._recompute_in_context()
         if entry is not None and not isinstance(entry.owner, BegunPass):
@@ -167,9 +165,9 @@ class ForwardPasses:
         if entry is None:
             return
         if isinstance(entry.owner, BegunPass):
-            if is_same(entry.owner.module, module):
+            if entry.owner.module is module:
                 set_entry(self.scope, None)
-        elif is_same(module, self.model) and kept_values(self.scope).pop(_RELABELLED, False):
+        elif module is self.module and kept_values(self.scope).pop(_RELABELLED, False):
             self.restore_labels()
 
     def _refuse_suspended(self) -> None:
@@ -231,7 +229,7 @@ def end_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """End a pass: the last forward hook of a model and of its stacks."""
     ((passes, entrance),) = getattr(module, _PASSES)
     if passes.token_sets():
-        forget_inputs(passes.scope, entrance, output, is_same(module, passes.model))
+        forget_inputs(passes.scope, entrance, output, module is passes.module)
     if not torch.compiler.is_compiling():
         passes.end(module)
 
@@ -244,7 +242,7 @@ _ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the mo
 class AttachedAdapters(Activatable, Protocol):
     """What the methods need of a model's state."""
 
-    model: PreTrainedModel
+    backbone: Backbone
     adapters: dict[str, Adapter]
     passes: ForwardPasses
 
@@ -272,7 +270,7 @@ class ModelMethod:
         """Call the method as it is without adapters."""
         if self.before is not None:
             return self.before(*args, **kwargs)
-        model = own_module(self.state.model)
+        model = self.state.backbone.module
         return getattr(type(model), self.name)(model, *args, **kwargs)
 
 
@@ -285,7 +283,7 @@ class RefusedSave:
     @property
     def owner(self) -> nn.Module:
         """The module that has the adapters: this one, one around it, or the parts of a pipeline."""
-        return own_module(self.state.model)
+        return self.state.backbone.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: the files would have tensors of adapters among those of the backbone.
@@ -323,20 +321,20 @@ class StillTrain:
 
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters concern."""
-    model, functions = state.model, _FUNCTIONS
+    model, functions = state.backbone.model, _FUNCTIONS
     for _, module in own_modules(model):
         if has_statistics(module):
             still = StillTrain(module, module.training)
             patch.push(still.put_back)
             patch.override(module, "train", still)
             module.training = False
-    if is_view(model):  # other libraries have no Trainer that resumes from its files
+    if state.backbone.foreign:  # other libraries have no Trainer that resumes from its files
         functions = {"_apply": convert}
         for _, module in own_modules(model):
-            if hasattr(type(own_module(module)), _SAVE):
+            if hasattr(type(state.backbone.module if module is model else module), _SAVE):
                 patch.override(module, _SAVE, RefusedSave(state))
     for name, function in functions.items():
-        if hasattr(type(own_module(model)), name):
+        if hasattr(type(state.backbone.module), name):
             before = vars(model).get(name)
             patch.override(model, name, ModelMethod(state, name, function, before))
 
@@ -357,7 +355,7 @@ def save_backbone(
     Raises:
         AttachError: the backbone's parameters that an adapter trains are sharded.
     """
-    model = state.model
+    model = state.backbone.model
     given = model.state_dict() if state_dict is None else state_dict
     adapted = _named(model)
     with temporarily(state, ()):
@@ -393,7 +391,7 @@ def load_tensors(
     if not stored:
         return load(state_dict, *args, **options)
     values = {_model_name(key): tensor for key, tensor in stored.items()}
-    named = _named(state.model)
+    named = _named(state.backbone.model)
     if unknown := [key for key in values if key not in named]:
         raise AttachError(
             "these tensors are of adapters that are not attached",
@@ -429,7 +427,7 @@ def refuse_resize(
     Raises:
         AttachError: another size.
     """
-    table = token_embedding(state.model)
+    table = state.backbone.token_embedding
     size = new = 0 if table is None else len(table)
     if new_num_tokens is not None:
         new = new_num_tokens
@@ -476,7 +474,7 @@ def batch_continuously(
             earlier session. Also raised by the manager's `add_request`.
     """
     _refuse_batching(state)
-    if getattr(state.model, "_cached_continuous_batching_manager", None) is not None:
+    if getattr(state.backbone.model, "_cached_continuous_batching_manager", None) is not None:
         raise AttachError(
             "the model keeps a manager of continuous batching, with keys and values of what was "
             "active before",

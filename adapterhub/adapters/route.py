@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.activation import (
     PerRowActivation,
     StackActivation,
+    adapters_below,
     changes_shared_state,
     head_of,
     route_activation_of,
 )
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
-from adapterhub.adapters.foundations import adapters_below
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import (
     ModelState,

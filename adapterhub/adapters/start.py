@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.adapter import HEAD, HEADS, Adapter
 from adapterhub.adapters.attach import snapshot_for
 from adapterhub.adapters.compatibility import (
     check_backbone,
@@ -16,7 +16,6 @@ from adapterhub.adapters.compatibility import (
     check_size,
     check_values,
 )
-from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
@@ -44,7 +43,7 @@ def start_from(adapter: Adapter, source: str | Path | Saved) -> StartedHead:
     saved = Saved.at(source)
     manifest = saved.manifest
     check_backbone(manifest, get_state(adapter.model))
-    check_processor(manifest, adapter.model, snapshot_for(adapter.model, None))
+    check_processor(manifest, adapter.model, snapshot_for(adapter.backbone, None))
     _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
     check_size(manifest, (), get_state(adapter.model))

@@ -27,57 +27,36 @@ from adapterhub.adapters.activation import (
     RouteActivation,
     StackActivation,
     activation_of,
+    refuse_below,
     template_of,
     temporarily,
+    with_brought,
 )
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import (
     AdaptedModel,
     check_model,
-    check_usable,
     refuse_shared,
     require_model,
 )
-from adapterhub.adapters.foundations import refuse_below, with_brought
 from adapterhub.adapters.model_methods import (
     STRUCTURE_LOCK,
     BegunPass,
     ForwardPasses,
     replace_methods,
 )
+from adapterhub.anatomy.backbone import Backbone, EndTokens, own_modules, slots_in
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.own_modules import (
-    as_model,
-    as_module,
-    is_view,
-    own_module,
-    own_modules,
-    slots_in,
-)
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.checkpoint_form import named_tensors
-from adapterhub.backbones.end_tokens import (
-    EndTokens,
-    end_tokens,
-    set_end_tokens,
-    with_stops,
-)
+from adapterhub.backbones.checkpoint import named_tensors
+from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
     Vocabulary,
 )
-from adapterhub.backbones.frozen_head import keep_states_whole
-from adapterhub.backbones.identity import origin_of
-from adapterhub.backbones.newly_initialized import newly_initialized
-from adapterhub.backbones.quantized_layers import prepare_quantized
-from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
-from adapterhub.backbones.tokenizer import (
-    TokenizerSnapshot,
-    record_snapshot,
-    tokenizer_snapshot,
-)
-from adapterhub.backbones.weights import packed_hosts
+from adapterhub.backbones.processor import TokenizerSnapshot
+from adapterhub.backbones.quantized import prepare_quantized
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import (
     NO_MODULES,
@@ -104,16 +83,16 @@ def identities_before(
     `originals` are the parameters that adapters have replaced; `trained` is the identity to compare
     with, whose vocabulary may have fewer rows.
     """
-    vocabulary = _vocabulary(anatomy.model).common(trained.vocabulary if trained else None)
+    vocabulary = _vocabulary(anatomy.backbone).common(trained.vocabulary if trained else None)
     tensors = _tensors(anatomy, originals)
     # The folder of another library's module is no checkpoint of transformers.
-    origin = None if is_view(anatomy.model) else origin_of(anatomy.model)
+    origin = None if anatomy.backbone.foreign else anatomy.backbone.origin
     return ModelIdentities(anatomy.model, tensors, origin, vocabulary, trained)
 
 
 def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
     """Map paths to the backbone's tensors, without those of adapters and new heads."""
-    new = newly_initialized(anatomy.model)
+    new = anatomy.backbone.fresh
     heads = tuple(f"{name}." for name in anatomy.head())
     own = {
         path: originals.get(id(tensor), tensor)
@@ -126,16 +105,16 @@ def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
 def _codes(anatomy: Anatomy) -> Iterator[tuple[str, Tensor]]:
     """Yield a tensor without values for each weight that is packed."""
     codes = torch.empty(1, 1, device="meta")
-    return ((f"{host}.weight", codes) for host in packed_hosts(anatomy))
+    return ((f"{host}.weight", codes) for host in anatomy.packed_hosts())
 
 
-def _vocabulary(model: PreTrainedModel) -> Vocabulary:
+def _vocabulary(backbone: Backbone) -> Vocabulary:
     """Return how many rows the token embedding has, and how many of them the tokenizer uses."""
-    if (table := token_embedding(model)) is None:
+    if (table := backbone.token_embedding) is None:
         return Vocabulary()
     # Some may have been added since the backbone was loaded.
-    rows = min(checkpoint_vocabulary_size(model) or len(table), len(table))
-    snapshot = tokenizer_snapshot(model)
+    rows = min(backbone.checkpoint_vocabulary_size() or len(table), len(table))
+    snapshot = backbone.tokenizer
     return Vocabulary(rows, min(snapshot.size, rows) if snapshot else rows)
 
 
@@ -219,7 +198,7 @@ _STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with 
 class ModelState:
     """The adapters of one model, and how the model was before the first of them."""
 
-    model: PreTrainedModel
+    backbone: Backbone
     anatomy: Anatomy
     parameters: list[nn.Parameter]
     adapters: dict[str, Adapter] = field(default_factory=dict)
@@ -227,11 +206,13 @@ class ModelState:
     routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
     patch: Patch = field(default_factory=Patch)  # from the first adapter to the last
     passes: ForwardPasses = field(init=False)
+    model: PreTrainedModel = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
     ends: list[EndTokens] = field(default_factory=list)  # those of the model, while others apply
 
     def __post_init__(self) -> None:
-        self.passes = ForwardPasses(self.model)
+        self.model = self.backbone.model
+        self.passes = ForwardPasses(self.backbone)
         _STATES.add(self)
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
@@ -329,14 +310,14 @@ class ModelState:
     @property
     def own_ends(self) -> EndTokens:
         """The tokens at which the generation of the bare model stops."""
-        return self.ends[0] if self.ends else end_tokens(self.model)
+        return self.ends[0] if self.ends else self.backbone.stops
 
     def _stop_at(self, stops: Sequence[int]) -> None:
         """Let generation stop at the model's own end tokens, and at these."""
         if stops and not self.ends:
-            self.ends.append(end_tokens(self.model))
+            self.ends.append(self.backbone.stops)
         if self.ends:
-            set_end_tokens(self.model, with_stops(self.ends[0], stops) if stops else self.ends[0])
+            self.backbone.stops = with_stops(self.ends[0], stops) if stops else self.ends[0]
         if not stops:
             self.ends.clear()
 
@@ -401,7 +382,7 @@ class ModelState:
             SiteError: the attention implementation does not support its prefix.
             MismatchError: the tokenizer has other tokens under the ids of its new tokens.
         """
-        check_usable(adapter)
+        adapter.check_usable()
 
         def change() -> None:
             adapter.lend()
@@ -447,7 +428,7 @@ class ModelState:
         if not self.adapters:
             self._change_model()
         if adapter.tokenizer:
-            record_snapshot(self.model, adapter.tokenizer)
+            self.backbone.tokenizer = adapter.tokenizer
         prepare_quantized(self.model, self.patch)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
@@ -459,10 +440,10 @@ class ModelState:
         """Make the changes of the model that all adapters need."""
         model, patch = self.model, self.patch
         patch.override(model, _STATE, self)
-        patch.push(partial(record_snapshot, model, tokenizer_snapshot(model)))
+        patch.push(partial(setattr, self.backbone, "tokenizer", self.backbone.tokenizer))
         replace_methods(self, patch)
         require_input_gradients(self.anatomy, patch)
-        keep_states_whole(model, patch)
+        self.backbone.keep_states_whole(patch)
         self.passes.watch(self.anatomy, patch)
         for parameter in self.parameters:
             patch.set(parameter, "requires_grad", False)
@@ -563,7 +544,7 @@ def _stops(activation: Activation | RouteActivation) -> Iterator[int]:
 
 def find_state(model: nn.Module) -> ModelState | None:
     """Return the state of a model, or None if no adapter is attached."""
-    return getattr(as_module(model), _STATE, None)
+    return getattr(Backbone.of(model).module, _STATE, None)
 
 
 def get_state(model: nn.Module) -> ModelState:
@@ -585,7 +566,7 @@ def backbone_fingerprint(model: nn.Module) -> str:
     Raises:
         AttachError: not a model of transformers.
     """
-    require_model(own_module(model))
+    require_model(Backbone.of(model).module)
     return (find_state(model) or new_state(model)).fingerprint()
 
 
@@ -602,10 +583,10 @@ def bare(model: nn.Module, head: Sequence[str] = ()) -> Iterator[ModelState]:
         AttachError: no model of transformers, a compiled or sharded one, one that shares modules
             with another model with adapters, or inside a route.
     """
-    model = as_model(model)
-    check_model(model)
-    refuse_shared(model, _adapted_models())
-    state = find_state(model) or new_state(model, head)
+    backbone = Backbone.of(model)
+    check_model(backbone)
+    refuse_shared(backbone, _adapted_models())
+    state = find_state(backbone.module) or new_state(backbone.module, head)
     _refuse_other_head(state, head)
     refuse_in_route(state)
     (before,) = state.compositions
@@ -722,12 +703,14 @@ def _refuse_exclusive(
 
 def new_state(model: nn.Module, head: Sequence[str] = ()) -> ModelState:
     """Return the state of a model without adapters; `head` are the modules that are its head."""
-    model = as_model(model)
-    return ModelState(model, anatomy_of(model, head), list(model.parameters()))
+    anatomy = anatomy_of(model, head)
+    return ModelState(anatomy.backbone, anatomy, list(anatomy.backbone.module.parameters()))
 
 
-def _adapted_models() -> Iterator[AdaptedModel]:
-    """Yield all models that have adapters."""
-    for state in list(_STATES):
-        if state.adapters:
-            yield AdaptedModel(state.model, list(state.adapters), state.parameters)
+def _adapted_models() -> list[AdaptedModel]:
+    """List all models that have adapters."""
+    return [
+        AdaptedModel(state.backbone, list(state.adapters), state.parameters)
+        for state in list(_STATES)
+        if state.adapters
+    ]

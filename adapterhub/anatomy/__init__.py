@@ -3,9 +3,10 @@
 Reads modules and their names; loads no checkpoint and computes nothing.
 """
 
-from adapterhub.anatomy.build import anatomy_of, register_family
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import Family, Stack
+from adapterhub.anatomy.family_file import register_family
 from adapterhub.anatomy.sites import Anatomy, Site
 
 __all__ = ["FAMILIES", "Anatomy", "Family", "Site", "Stack", "anatomy_of", "register_family"]

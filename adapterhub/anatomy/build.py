@@ -1,74 +1,61 @@
 """Build the anatomy of a model: apply its family's row to its modules.
 
-Rows of the user's own, for all models of a type in this process or for one model.
-
-A row as plain data is read strictly from YAML or a mapping, and written as YAML or Python source:
-
-    model_types: [persimmon]
-    stacks:
-    - name: decoder
-      layers: layers
-      sites: {attn.qkv: self_attn.query_key_value, attn.o: self_attn.dense, ...}
-      fused: {attn.qkv: heads}
-      norms: pre
-    below: [embed_tokens]
-
-The fields are those of `Family` and `Stack`; what has its default is left out.
+The sites of a module of another library are each projection, convolution, embedding and norm. A
+site's id is its path: `blocks.3.attn.qkv`. Its role is the last part of the path, `qkv`, or in an
+attention, or in a feed-forward network that a row of `_NETWORKS` fits, the role that it has in a
+model of transformers: `attn.q`, `ffn.up`. So options that name either find it. Layers are
+numbered in each list of modules of one class.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, replace
-from dataclasses import fields as fields_of
-from pathlib import Path
+import re
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.discovery import discover
-from adapterhub.anatomy.families import FAMILIES
-from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
-from adapterhub.anatomy.forward_source import (
-    is_called_whole,
-    multiplies_weight,
-    reads_token_ids,
-    reversible_stack,
-)
-from adapterhub.anatomy.module_sites import (
-    module_anatomy,
-    never_called,
-    read_by_owners,
-    sites_by_path,
-)
-from adapterhub.anatomy.own_modules import (
-    as_model,
+from adapterhub.anatomy.backbone import (
+    Backbone,
     first_existing,
     has_path,
-    is_view,
+    has_statistics,
+    join,
     layer_paths,
     own_modules,
     still_statistics,
     token_table,
 )
+from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.families import FAMILIES
+from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.projections import (
+    CONVOLUTIONS,
     HeldWeight,
     WeightMatrix,
+    call_order,
     expert_weights,
     in_features,
+    is_called_whole,
     is_projection,
     latent_sizes,
+    matrices_in,
+    multiplies_weight,
     out_features,
     plain_projections,
+    reads_token_ids,
+    returns_tuple,
+    reversible_stack,
     router_weight,
     usual_size,
+    weights_read,
 )
 from adapterhub.anatomy.sites import (
     EXPERTS,
     NORMS,
-    ROLES,
     ROUTER,
     SUBLAYERS,
     Anatomy,
@@ -76,255 +63,371 @@ from adapterhub.anatomy.sites import (
     Kind,
     Site,
     Stream,
-    join,
 )
-from adapterhub.config.options import from_dict, to_dict
-from adapterhub.config.yaml import dump_yaml, load_yaml
-from adapterhub.errors import BackboneError, ConfigError, did_you_mean
+from adapterhub.errors import BackboneError, SiteError, did_you_mean
 
-_ROW = "_adapterhub_family"
-# Projections outside of the known roles: `mixer.in_proj`, `moe.gate`.
-_OPEN = ("attn", "cross", "ffn", "mixer", "moe", "other")
-_FUSED = ("qkv", "gate_up")
-FamilySource = Family | Mapping[str, Any] | str | Path
+# The words in the names of an attention's children: `to_q`, `q_proj`, `query`, `to_out.0`,
+# `img_attn_qkv`, `add_k_proj`, `txt_kv_proj`. A name with another word is of something else.
+_WORDS = {
+    "q": "q", "query": "q", "k": "k", "key": "k", "v": "v", "value": "v", "kv": "kv", "qkv": "qkv",
+    "o": "o", "out": "o",
+}  # fmt: skip
+_SILENT = {"to", "proj", "linear", "layer", "attn", "img"}
+# Of an attention to two sequences (Flux, Stable Diffusion 3), those of the second one: the text.
+_ADDED = {"add", "added", "txt", "t"}
+# The children of a feed-forward network, with their roles. Which one is the gate, names do not say.
+_NETWORKS: tuple[Mapping[str, str], ...] = (
+    {"net.0.proj": "up", "net.2": "down"},
+    {"proj_mlp": "up", "proj_out": "down"},
+    {"wi_0": "gate", "wi_1": "up", "wo": "down"},
+    {"wi": "up", "wo": "down"},
+    {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
+    {"gate_proj": "gate", "up_proj": "up", "linear_fc2": "down"},
+    {"gate_up_proj": "gate_up", "down_proj": "down"},
+    {"gate_layer": "gate", "proj": "up", "out": "down"},
+    {"gate": "gate", "up": "up", "down": "down"},
+    {"w_gate": "gate", "w_up": "up", "w_down": "down"},
+    {"fc1": "up", "fc2": "down"},
+    {"linear1": "up", "linear2": "down"},
+    {"linear_1": "gate", "linear_3": "up", "linear_2": "down"},
+    {"linear_1": "gate", "linear_2": "up", "out_projection": "down"},
+    {"w1": "gate", "w3": "up", "w2": "down"},
+    {"w0": "gate", "w1": "up", "w2": "down"},
+    {"linear_in": "up", "linear_out": "down"},
+    {"ff.0": "up", "ff.3": "down"},
+    {"in_layer": "up", "out_layer": "down"},
+)
+_CHANNELS = "channels_first"
+_WITH_WEIGHT = ("linear", "norm", "weight")
+_FIRST, _LAST = ("q", "qkv", "up", "gate_up"), ("o", "down")
 
 
-def register_family(family: FamilySource, *, replace: bool = False) -> Family:
-    """Add a row for the models of its types, which are loaded after this or have no adapters yet.
+def module_anatomy(backbone: Backbone, head: tuple[str, ...] = ()) -> Anatomy:
+    """Return the anatomy of a module of any library.
 
     Args:
-        family: a `Family`, a mapping of its fields, or a YAML file.
-        replace: replace the rows of these types.
+        backbone: the module.
+        head: the paths of the modules that are its head: no sites, and trained as a whole.
 
     Raises:
-        ConfigError: the row is not valid, or there is another row for one of its types.
+        SiteError: a head that the module does not have.
     """
-    row = read_family(family)
-    taken = [t for t in row.model_types if FAMILIES.get(t, row) != row]
-    if taken and not replace:
-        raise ConfigError(
-            f"there is a row for {', '.join(taken)} already",
-            hint="register_family(..., replace=True), or load_backbone(..., family=...) for one "
-            "model",
+    paths = dict(own_modules(backbone.module))
+    if unknown := [name for name in head if name not in paths or not name]:
+        raise SiteError(
+            f"{type(backbone.module).__name__} has no such module to be a head",
+            offenders=[f"{name!r}{did_you_mean(name, paths)}" for name in unknown],
+            expected="paths of modules",
         )
-    FAMILIES.update(dict.fromkeys(row.model_types, row))
-    return row
+    fused, read = set(_fused(paths)), read_by_owners(paths)
+    layers = _layers(paths)
+    roles, sublayers = _roles(paths, fused, read)
+    sites: dict[str, Site] = {}
+    for path, module in paths.items():
+        if path and not any(f"{path}.".startswith(f"{name}.") for name in (*head, *fused)):
+            for site in _sites(path, module, roles, layers, read.get(path)):
+                sites[site.id] = site
+            if path in sublayers:
+                # A container passes its input through all children, and may not get another one.
+                role, first, last = sublayers[path]
+                width = in_features(paths[first])
+                sizes = (width, width)
+                stack = _layer_of(path, layers)
+                sites[path] = Site(path, *stack, role, "sublayer", last, *sizes, input_host=first)
+    if not sites:
+        raise SiteError(
+            f"{type(backbone.module).__name__} has no modules inside that an adapter could be at",
+            expected="projections, convolutions, embeddings or norms inside",
+            hint="torch.nn.Sequential(module)",
+        )
+    family = Family((backbone.name,), (), ())
+    return Anatomy(backbone, family, "", sites, layers, head)
 
 
-def use_family(model: PreTrainedModel, family: FamilySource) -> None:
-    """Use a row for one model, which has no adapters.
+def sites_by_path(
+    anatomy: Anatomy, read: Mapping[str, str], unused: Collection[str] = ()
+) -> dict[str, Site]:
+    """Return the sites of a model of transformers that have no role in its family, by their paths.
 
-    Raises:
-        ConfigError: the row is not valid.
-        BackboneError: it is for another type of model, or names modules that the model lacks.
+    They are projections, convolutions, embeddings and norms, in layers and outside: of models of
+    pictures without attention, embeddings, poolers, the output layer of a language model. A path
+    is that in the base model, so that it is the same with any head.
+
+    Args:
+        anatomy: the sites with roles.
+        read: the modules whose weights others read, as `read_by_owners` maps them.
+        unused: the paths of modules that are never called.
     """
-    row = read_family(family)
-    model_type = model.config.model_type
-    if model_type not in row.model_types:
-        raise BackboneError(
-            f"the row is for {', '.join(row.model_types)}, the model is of type {model_type}",
-            hint=f"model_types: [{model_type}]",
-        )
-    if missing := list(_missing(model.base_model, row)):
-        raise BackboneError(
-            f"the row of {model_type} names modules that {type(model).__name__} lacks",
-            offenders=missing,
-            hint="adapterhub inspect MODEL --draft-family writes the row of what was found",
-        )
-    setattr(model, _ROW, row)
+    paths = dict(own_modules(anatomy.model))
+    base = f"{anatomy.base_path}." if anatomy.base_path else ""
+    hosts = {site.module for site in anatomy.sites.values() if site.kind in _WITH_WEIGHT}
+    without = (*anatomy.head(), *unused, *_fused(paths), *_only_tied(paths))
+    sites: dict[str, Site] = {}
+    for path, module in paths.items():
+        if path in hosts or any(f"{path}.".startswith(f"{name}.") for name in without):
+            continue
+        for site in _sites(path, module, {}, anatomy.layers, read.get(path)) if path else ():
+            named = replace(site, id=site.id.removeprefix(base))
+            if named.id not in anatomy.sites:
+                sites[named.id] = named
+    return sites
 
 
-def forget_family(model: PreTrainedModel) -> None:
-    """Use the row of its type for a model again, or none."""
-    vars(model).pop(_ROW, None)
+def _only_tied(paths: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the paths of embeddings that only hold the table of others: `shared` of T5."""
+    tables: dict[int, list[str]] = {}
+    for path, module in paths.items():
+        if isinstance(module, nn.Embedding):
+            tables.setdefault(id(module.weight), []).append(path)
+    for path in (path for tied in tables.values() if len(tied) > 1 for path in tied):
+        owner, _, name = path.rpartition(".")
+        if name not in call_order(paths[owner]):
+            yield path
 
 
-def own_family(model: PreTrainedModel) -> Family | None:
-    """Return the row that `use_family` gave to a model, if any."""
-    row: Family | None = getattr(model, _ROW, None)
-    return row
+def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
+    """Map lists of modules of one class, which are not inside of another one, to their elements."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path, module in paths.items():
+        inside = any(path.startswith(f"{other}.") for other in found)
+        if inside or not path or not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        children = dict(module.named_children())
+        kinds = {type(child) for child in children.values()}
+        nested = any(True for child in children.values() for _ in child.children())
+        if len(children) > 1 and len(kinds) == 1 and nested:
+            found[path] = tuple(f"{path}.{name}" for name in children)
+    return found
 
 
-def _missing(base: nn.Module, row: Family) -> Iterator[str]:
-    """Yield the modules that a row names, but no layer of a model has."""
-    paths = [path for path, _ in base.named_modules()]
-    for stack in row.stacks:
-        layers = [base.get_submodule(path) for path in layer_paths(base, stack.layers)]
-        if not layers:
-            lists = [p for p, m in base.named_modules() if isinstance(m, nn.ModuleList)]
-            near = did_you_mean(stack.layers, lists)
-            yield f"{stack.name}: no module list {stack.layers!r}{near}"
-        else:
-            yield from _missing_in(layers, stack)
-        if stack.root and stack.root not in paths:
-            yield f"{stack.name}: root {stack.root!r}{did_you_mean(stack.root, paths)}"
-    yield from (f"below: {p!r}{did_you_mean(p, paths)}" for p in row.below if p not in paths)
+def _roles(
+    paths: Mapping[str, nn.Module], fused: Container[str], read: Container[str]
+) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
+    """Find attention and feed-forward networks.
 
-
-def _missing_in(layers: list[nn.Module], stack: Stack) -> Iterator[str]:
-    inside = list({path: None for layer in layers for path, _ in layer.named_modules()})
-    for number, sites in ((None, stack.sites), *stack.own.items()):
-        for role, spec in sites.items():
-            for path in spec.split("|"):
-                if not any(has_path(layer, path) for layer in layers):
-                    where = role if number is None else f"own.{number}.{role}"
-                    yield f"{stack.name}.{where}: {path!r}{did_you_mean(path, inside)}"
-
-
-def read_family(source: FamilySource) -> Family:
-    """Read a row from a YAML file or a mapping, and check it.
-
-    Raises:
-        ConfigError: the file cannot be read; unknown or missing fields, values of a wrong type,
-            unknown roles, or fused projections that are no sites. All problems in one error.
+    Returns:
+        The roles of projections by their paths; and by the path of each sublayer that is as wide
+        behind as in front, its role and its first and last projection.
     """
-    if isinstance(source, Family):
-        row = source
+    roles: dict[str, str] = {}
+    sublayers: dict[str, tuple[str, str, str]] = {}
+    for path, module in paths.items():
+        inside = (p for p, m in own_modules(module) if is_projection(m))
+        children = {child: None for child in inside if join(path, child) not in fused}
+        own, added = _of_attention(children)
+        for sublayer, row in (
+            (_attention_name(path, module), own),
+            ("added", added),
+            ("ffn", _of_network(paths, path, children)),
+        ):
+            ends = {role: join(path, child) for role, child in row.items()}
+            for role, child in ends.items():
+                roles.setdefault(child, f"{sublayer}.{role}")
+            first = next((ends[role] for role in _FIRST if role in ends), None)
+            last = next((ends[role] for role in _LAST if role in ends), None)
+            if not (path and first and last) or path in sublayers or first in read or last in read:
+                continue
+            if in_features(paths[first]) == out_features(paths[last]):
+                sublayers[path] = sublayer, first, last
+    return roles, sublayers
+
+
+def _of_attention(children: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Map the roles of an attention to its projections, and those of a second sequence.
+
+    Both are empty for what is no attention: without queries and keys.
+    """
+    both: tuple[dict[str, str], dict[str, str]] = {}, {}
+    for child in (child for child in children if "." not in child.removesuffix(".0")):
+        added, role = _in_attention(child)
+        if role:
+            both[added].setdefault(role, child)
+    found = {*both[0], *both[1]}
+    return both if "qkv" in found or ("q" in found and found & {"k", "kv"}) else ({}, {})
+
+
+def _in_attention(child: str) -> tuple[bool, str]:
+    """Return whether a child of an attention is of the second sequence, and its role; "" if none.
+
+    A name of silent words alone is of the output: `proj`, `proj_attn`.
+    """
+    words = set(re.split(r"[._]", child.removesuffix(".0")))
+    named = {_WORDS[word] for word in words & _WORDS.keys()}
+    silent = _SILENT | _ADDED | ({"mlp"} if named == {"qkv"} else set())  # both in one: of Flux 2
+    known = words <= _WORDS.keys() | silent and len(named) <= 1
+    role = next(iter(named), "o" if "proj" in words else "")
+    return bool(words & _ADDED), role if known else ""
+
+
+def _fused(paths: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the paths of projections that nothing calls: diffusers has fused them in another."""
+    for path, module in paths.items():
+        if getattr(module, "fused_projections", False):
+            children = {name: _in_attention(name) for name, _ in module.named_children()}
+            fused = [(added, role) for added, role in children.values() if role in ("kv", "qkv")]
+            for name, (added, role) in children.items():
+                if any(added == of and role in [*letters] for of, letters in fused):
+                    yield join(path, name)
+
+
+def read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Map modules to the modules around them that read their weights themselves, by path.
+
+    `F.linear(x, self.qkv.weight)`: no hook of the inner one sees what is computed. torch's own
+    layers do so only where no module inside has a hook.
+    """
+    classes = {type(module): module for module in paths.values()}
+    others = (m for m in classes.values() if not type(m).__module__.startswith("torch.nn."))
+    read = {type(module): weights_read(module) for module in others}
+    return {
+        join(path, name): path
+        for path, module in paths.items()
+        for name in read.get(type(module), ())
+        if join(path, name) in paths
+    }
+
+
+def never_called(paths: Mapping[str, nn.Module], read: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `read` that the module around them does not call: WavLM's projections.
+
+    Others are called in some branch of its forward, where hooks see them.
+    """
+    called: dict[type[nn.Module], Collection[str]] = {}
+    found: dict[str, str] = {}
+    for path, owner in read.items():
+        parent, _, name = path.rpartition(".")
+        if (around := type(paths[parent])) not in called:
+            called[around] = call_order(paths[parent])
+        if owner and name not in called[around]:
+            found[path] = owner
+    return found
+
+
+def _of_network(
+    paths: Mapping[str, nn.Module], path: str, children: Container[str]
+) -> dict[str, str]:
+    """Map the roles of a feed-forward network to its projections; {} if it is none.
+
+    What is not as wide behind as in front embeds something.
+    """
+    for row in _NETWORKS:
+        if all(child in children for child in row):
+            found = {role: child for child, role in row.items()}
+            first = found.get("up") or found["gate_up"]
+            ends = paths[join(path, first)], paths[join(path, found["down"])]
+            return found if in_features(ends[0]) == out_features(ends[1]) else {}
+    return {}
+
+
+def _attention_name(path: str, module: nn.Module) -> str:
+    crossed = getattr(module, "is_cross_attention", None)
+    if crossed is None:
+        name = path.rpartition(".")[2]
+        crossed = "cross" in name or name.endswith("attn2")  # the second one of a block
+    return "cross" if crossed else "attn"
+
+
+def _sites(
+    path: str,
+    module: nn.Module,
+    roles: Mapping[str, str],
+    layers: Mapping[str, tuple[str, ...]],
+    owner: str | None,
+) -> Iterator[Site]:
+    """Yield the sites of a module; `owner` is the path of the module that reads its weight."""
+    stack, layer = _layer_of(path, layers)
+
+    def site(name: str, role: str, kind: Kind, sizes: tuple[int, int], **fields: Any) -> Site:
+        host = path if owner is None else owner
+        return Site(name, stack, layer, role, kind, host, *sizes, **fields)
+
+    role = roles.get(path, path.rpartition(".")[2])
+    if owner is not None:
+        role = role if layer is not None else path.rpartition(".")[2]  # no default outside
+        for name, inside, sizes, matrix in _read_matrices(path, module, role, owner):
+            yield site(name, inside, "linear", sizes, matrix=matrix)
+        return
+    if is_projection(module) and not returns_tuple(module):
+        sizes = in_features(module), out_features(module)
+        of_prefixes = role.endswith(".kv")  # `attn.kv` is where keys and values are read
+        whole = path.rpartition(".")[2] if of_prefixes else role
+        yield site(path, whole, "linear", sizes)
+        for name, inside, part in _slices(path, role, *sizes):
+            own = (sizes[0], part.stop - part.start)
+            yield site(f"{path}.{name}", inside, "linear", own, part=part)
+    for name, matrix in matrices_in(module).items():
+        named = join(path, name)
+        role_inside = f"{_attention_name(path, module)}.{name}" if name else role
+        yield site(named, role_inside, "linear", matrix.sizes(module), matrix=matrix)
+    weight = getattr(module, "weight", None)
+    if _is_norm(module) and weight is not None and weight.ndim == 1:
+        yield site(path, role, "norm", (len(weight), len(weight)))
+
+
+def _read_matrices(
+    path: str, module: nn.Module, role: str, owner: str
+) -> Iterator[tuple[str, str, tuple[int, int], WeightMatrix]]:
+    """Yield the matrices of a module whose weight its owner reads: id, role, sizes and matrix.
+
+    There is none where the owner is the whole model, or the weight is no matrix.
+    """
+    if not owner or not (is_projection(module) or isinstance(module, CONVOLUTIONS)):
+        return
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return
+    name = path[len(owner) + 1 :]
+    turned = hasattr(module, "nx")  # GPT-2's
+    whole = WeightMatrix(f"{name}.weight", f"{name}.bias", transposed=turned)
+    columns, rows = WeightMatrix(transposed=turned).sizes(module)
+    yield path, role, (columns, rows), whole
+    for letter, inside, part in () if turned else _slices(path, role, columns, rows):
+        width = part.stop - part.start
+        matrix = whole._replace(start=part.start, rows=width)
+        yield f"{path}.{letter}", inside, (columns, width), matrix
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm whose features are the last dimension, as of tokens.
+
+    Those of channels, (batch, channels, ...), are no places for what changes features.
+    """
+    name = type(module).__name__.lower()
+    channels = isinstance(module, nn.GroupNorm) or has_statistics(module)
+    channels = channels or name.endswith(("1d", "2d", "3d"))
+    return "norm" in name and not channels and getattr(module, "data_format", "") != _CHANNELS
+
+
+def _slices(path: str, role: str, d_in: int, d_out: int) -> Iterator[tuple[str, str, FeatureSlice]]:
+    """Yield the slices of the output of a fused projection, with their names and roles.
+
+    Queries, keys and values are apart only where they are as wide as the input: with fewer keys,
+    names do not say how many.
+    """
+    sublayer, _, letters = role.rpartition(".")
+    with_network = "mlp" in path.rpartition(".")[2]
+    if letters == "kv" and d_out % len(letters) == 0:
+        width = d_out // len(letters)
+    elif letters == "qkv" and (d_out > 3 * d_in if with_network else d_out == 3 * d_in):
+        width = d_in
     else:
-        data = dict(source) if isinstance(source, Mapping) else load_yaml(source)
-        row = from_dict(Family, _with_text_keys(data), suggest=_nearest_field)
-        row = replace(row, stacks=tuple(map(_with_numbers, row.stacks)))
-    if problems := list(_problems(row)):
-        raise ConfigError(
-            f"the row of {', '.join(row.model_types) or 'no model type'} is not valid",
-            offenders=problems,
-            hint="adapterhub inspect MODEL --draft-family writes one to start from",
-        )
-    return row
+        return
+    for number, letter in enumerate(letters):
+        part = FeatureSlice(number * width, (number + 1) * width, d_out)
+        yield letter, f"{sublayer}.{letter}", part
+    if with_network:
+        yield "mlp", "ffn.up", FeatureSlice(len(letters) * width, d_out, d_out)
 
 
-def family_data(row: Family) -> dict[str, Any]:
-    """Return a row as plain data, without the fields that have their defaults."""
-    data = _changed(row)
-    data["stacks"] = [_changed(stack) for stack in row.stacks]
-    return data
+def _layer_of(path: str, layers: Mapping[str, tuple[str, ...]]) -> tuple[str, int | None]:
+    """Return the list that a path is in, and the layer's number; else the outermost module."""
+    for stack, members in layers.items():
+        for number, layer in enumerate(members):
+            if f"{path}.".startswith(f"{layer}."):
+                return stack, number
+    return path.partition(".")[0], None
 
 
-def family_yaml(row: Family) -> str:
-    """Write a row as YAML, for `read_family`."""
-    return dump_yaml(family_data(row))
-
-
-def _changed(row: Family | Stack) -> dict[str, Any]:
-    data = to_dict(row)
-    for field in fields_of(row):
-        factory = field.default_factory
-        default = field.default if factory is MISSING else factory()
-        if getattr(row, field.name) == default:
-            del data[field.name]
-    return data
-
-
-def _with_text_keys(data: dict[str, Any]) -> dict[str, Any]:
-    """Write the numbers of layers as texts: YAML has numbers there, JSON cannot."""
-    stacks = data.get("stacks")
-    if not isinstance(stacks, list | tuple):
-        return data
-    return data | {"stacks": [_with_text_numbers(stack) for stack in stacks]}
-
-
-def _with_text_numbers(stack: object) -> object:
-    own = stack.get("own") if isinstance(stack, Mapping) else None
-    if not isinstance(stack, Mapping) or not isinstance(own, Mapping):
-        return stack
-    return {**stack, "own": {str(number): sites for number, sites in own.items()}}
-
-
-def _with_numbers(stack: Stack) -> Stack:
-    own = {int(n) if str(n).isdigit() else n: sites for n, sites in stack.own.items()}
-    return replace(stack, own=own)
-
-
-def _nearest_field(path: str) -> str:
-    name = path.rpartition(".")[2]
-    return did_you_mean(name, [field.name for cls in (Family, Stack) for field in fields_of(cls)])
-
-
-def _problems(row: Family) -> Iterator[str]:
-    if not row.model_types:
-        yield "model_types is empty, expected config.model_type of a model"
-    if not row.stacks:
-        yield "stacks is empty, expected one stack of layers or two"
-    names = [stack.name for stack in row.stacks]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    yield from (f"two stacks are named {name!r}" for name in twice)
-    for stack in row.stacks:
-        yield from (f"{stack.name}: {problem}" for problem in _stack_problems(stack))
-
-
-def _stack_problems(stack: Stack) -> Iterator[str]:
-    wrong = [number for number in stack.own if not isinstance(number, int)]
-    yield from (f"own.{number} is not the number of a layer" for number in wrong)
-    roles = {role for sites in (stack.sites, *stack.own.values()) for role in sites}
-    for role in sorted(roles):
-        if role not in ROLES and (role.partition(".")[0] not in _OPEN or "." not in role):
-            yield f"{role!r} is not a role of a site{did_you_mean(role, ROLES)}"
-    for role in stack.fused:
-        if role not in roles:
-            yield f"fused.{role} is not in sites{did_you_mean(role, roles)}"
-        elif role.rpartition(".")[2] not in _FUSED:
-            yield f"fused.{role}: only {' and '.join(_FUSED)} have parts"
-
-
-def row_text(row: Family) -> str:
-    """Write a row as Python source."""
-    lines = ["Family("]
-    lines.append(f"    {_quoted(row.model_types)},")
-    lines.append("    stacks=(")
-    for stack in row.stacks:
-        lines += [f"        {line}" for line in _stack_lines(stack)]
-    lines.append("    ),")
-    lines.append(f"    below={_quoted(row.below)},")
-    if row.positions_from_padding:
-        lines.append("    positions_from_padding=True,")
-    if row.constants:
-        lines.append(f"    constants={_quoted(row.constants)},")
-    if row.batch_dim:
-        lines.append(f"    batch_dim={row.batch_dim},")
-    if row.positions_follow_mask:
-        lines.append("    positions_follow_mask=True,")
-    if row.query_stream:
-        lines.append(f"    query_stream={_quoted(row.query_stream)},")
-    return "\n".join([*lines, ")"])
-
-
-def _stack_lines(stack: Stack) -> list[str]:
-    lines = ["Stack(", f"    {_quoted(stack.name)},", f"    {_quoted(stack.layers)},"]
-    lines += [f"    {line}" for line in _site_lines(stack.sites, "{", "},")]
-    if stack.root:
-        lines.append(f"    root={_quoted(stack.root)},")
-    if stack.body:
-        lines.append(f"    body={_quoted(stack.body)},")
-    if stack.norms:
-        lines.append(f"    norms={_quoted(stack.norms)},")
-    if stack.bias:
-        lines.append(f"    bias={_quoted(stack.bias)},")
-    if stack.fused:
-        layouts = ", ".join(f"{_quoted(role)}: {_quoted(v)}" for role, v in stack.fused.items())
-        lines.append(f"    fused={{{layouts}}},")
-    if stack.own:
-        lines.append("    own={")
-        for number, sites in stack.own.items():
-            lines += [f"        {line}" for line in _site_lines(sites, f"{number}: {{", "},")]
-        lines.append("    },")
-    return [*lines, "),"]
-
-
-def _site_lines(sites: Mapping[str, str], start: str, end: str) -> list[str]:
-    return [
-        start,
-        *(f"    {_quoted(role)}: {_quoted(path)}," for role, path in sorted(sites.items())),
-        end,
-    ]
-
-
-def _quoted(value: str | tuple[str, ...]) -> str:
-    if isinstance(value, tuple):
-        inside = ", ".join(map(_quoted, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
-    return f'"{value}"'
-
-
+# Projections outside of the known roles: `mixer.in_proj`, `moe.gate`.
 # Inputs with one entry per token, which virtual tokens would not have.
 PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs", "global_attention_mask"})
 _TOKENS = frozenset({"input_ids", "inputs_embeds"})
@@ -337,12 +440,12 @@ def anatomy_of(model: nn.Module, head: Sequence[str] = ()) -> Anatomy:
     A row of the model's own (`use_family`) comes before that of its type. The sites of a module
     that is not of transformers are named by their paths; `head` are its modules that are its head.
     """
-    model = as_model(model)
-    with still_statistics(model):
-        if is_view(model):
-            return module_anatomy(model, tuple(head))
-        row = own_family(model) or FAMILIES.get(model.config.model_type)
-        return build_anatomy(model, row or discover(model))
+    backbone = Backbone.of(model)
+    with still_statistics(backbone.module):
+        if backbone.foreign:
+            return module_anatomy(backbone, tuple(head))
+        row = backbone.family or FAMILIES.get(backbone.model.config.model_type)
+        return build_anatomy(backbone.model, row or discover(backbone.model))
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
@@ -376,7 +479,7 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
             expected=f"a module list at {', '.join(s.layers for s in family.stacks)}",
         )
-    anatomy = Anatomy(model, family, base_path, sites, layers)
+    anatomy = Anatomy(Backbone.of(model), family, base_path, sites, layers)
     return replace(anatomy, by_path=sites_by_path(anatomy, read, unused))
 
 

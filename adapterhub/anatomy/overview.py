@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from adapterhub.anatomy.layer_selection import number_ranges
-from adapterhub.anatomy.own_modules import PipelineParts, is_view, join, own_module
-from adapterhub.anatomy.sites import Anatomy, Kind, Site
+from adapterhub.anatomy.backbone import PipelineParts, join
+from adapterhub.anatomy.sites import Anatomy, Kind, Site, number_ranges
 
 
 class Part(NamedTuple):
@@ -75,7 +74,7 @@ class Rest(NamedTuple):
 
 def parts_in(anatomy: Anatomy) -> list[Part]:
     """List the parts of a pipeline; [] for other modules."""
-    root = own_module(anatomy.model)
+    root = anatomy.backbone.module
     if not isinstance(root, PipelineParts):
         return []
     sizes = {path: parameter.numel() for path, parameter in anatomy.parameters().items()}
@@ -92,7 +91,7 @@ def parts_in(anatomy: Anatomy) -> list[Part]:
 
 def site_rows(anatomy: Anatomy) -> list[SiteRow]:
     """List the sites in rows: by stack and role, or where paths name them, by part."""
-    parts, view = parts_in(anatomy), is_view(anatomy.model)
+    parts, view = parts_in(anatomy), anatomy.backbone.foreign
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in anatomy.every():
         by_path = view or site.id in anatomy.by_path
@@ -151,7 +150,7 @@ def without_sites(anatomy: Anatomy) -> list[Rest]:
 
 def class_at(anatomy: Anatomy, path: str) -> str:
     """Return the name of the class of a module."""
-    module: nn.Module = own_module(anatomy.model).get_submodule(path)
+    module: nn.Module = anatomy.backbone.module.get_submodule(path)
     return type(module).__name__
 
 

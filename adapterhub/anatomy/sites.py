@@ -27,11 +27,16 @@ behind its embeddings, as wide as these; `output`, the states that the output la
 model reads; and `mix`, the output of its last layer, for methods that combine the outputs of all
 layers. Architectures differ only in data: a `Family` row, in families/ or derived from the
 structure (discovery/).
+
+Layer selections: `all`, `top 4`, `first 2`, `0..3`, a number or several.
+
+Layer groups are what was found in each layer, and modules whose outputs nothing reads.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,13 +47,61 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.backbone import CHILD as CHILD
+from adapterhub.anatomy.backbone import Backbone, PipelineParts, base_classes, own_modules
+from adapterhub.anatomy.backbone import join as join
 from adapterhub.anatomy.family import Family, Stack
-from adapterhub.anatomy.layer_selection import layer_numbers
-from adapterhub.anatomy.own_modules import CHILD as CHILD
-from adapterhub.anatomy.own_modules import PipelineParts, base_classes, own_module, own_modules
-from adapterhub.anatomy.own_modules import join as join
 from adapterhub.anatomy.projections import HeldWeight, WeightMatrix
 from adapterhub.errors import SiteError, did_you_mean
+
+
+def layer_numbers(layers: str | int | tuple[int, ...], depth: int) -> range | set[int]:
+    """Return the layer numbers of a selection in a stack of `depth` layers.
+
+    Raises:
+        SiteError: the selection is malformed, or names a layer that does not exist.
+    """
+    if isinstance(layers, str):
+        return _layer_range(layers.strip(), depth)
+    numbers = {layers} if isinstance(layers, int) else set(layers)
+    if outside := sorted(n for n in numbers if not 0 <= n < depth):
+        raise _bad_layers(f"layers {outside} do not exist", depth)
+    return numbers
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Write layer numbers with runs as ranges, ends included: "0..3, 5, 7"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("..".join(map(str, run)) for run in runs)
+
+
+def _layer_range(text: str, depth: int) -> range | set[int]:
+    if text == "all":
+        return range(depth)
+    if match := re.fullmatch(r"(top|first) (\d{1,9})", text):
+        count = min(int(match[2]), depth)
+        return range(depth - count, depth) if match[1] == "top" else range(count)
+    if match := re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text):
+        first, last = int(match[1]), int(match[2])
+        if last >= depth:
+            raise _bad_layers(f"layers {text!r} do not exist", depth)
+        return range(first, last + 1)
+    if re.fullmatch(r"\d{1,9}", text):
+        return layer_numbers(int(text), depth)
+    raise _bad_layers(f"cannot parse layers {text!r}", depth)
+
+
+def _bad_layers(problem: str, depth: int) -> SiteError:
+    return SiteError(
+        f"{problem} in a stack of {depth} layers",
+        expected="all, 'top 4', 'first 2', '0..3' (ends included), 5, [0, 5, 11]; the first is 0",
+    )
+
 
 Kind = Literal[
     "linear", "weight", "sublayer", "layer", "keyvalue", "norm", "embed", "states", "mix"
@@ -199,7 +252,8 @@ class Anatomy:
     """The sites of one model.
 
     Attributes:
-        model: the model.
+        backbone: the model.
+        model: the same for code that takes a model of transformers.
         family: the row that describes it.
         base_path: the path of the base model in the model; "" if it is the model itself.
         sites: the sites by id.
@@ -209,13 +263,17 @@ class Anatomy:
             paths in the base model.
     """
 
-    model: PreTrainedModel
+    backbone: Backbone
+    model: PreTrainedModel = field(init=False)
     family: Family
     base_path: str
     sites: Mapping[str, Site] = field(repr=False)
     layers: Mapping[str, tuple[str, ...]] = field(repr=False)
     named_head: tuple[str, ...] | None = None
     by_path: Mapping[str, Site] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", self.backbone.model)
 
     @property
     def stacks(self) -> dict[str, Stack]:
@@ -311,12 +369,47 @@ class Anatomy:
 
         Or where the module is that a path begins with, if it is no part of a pipeline.
         """
-        own, first = own_module(self.model), name.partition(".")[0]
+        own, first = self.backbone.module, name.partition(".")[0]
         if isinstance(own, PipelineParts) and first in own.others:
             return f"; {first} is no part of a {own.kind.__name__}: ah.attach(pipe.{first}, ...)"
         linear = (s for s in self.sites.values() if s.kind == "linear" and s.part is None)
         roles = dict.fromkeys(site.role for site in linear) if name == "all-linear" else {}
         return f"; try {', '.join(roles)}" if roles else ""
+
+    def packed_hosts(self) -> list[str]:
+        """List the paths of projections that store packed codes in place of a weight.
+
+        Layers of GPTQ and AWQ do: they can be called, but their weights cannot be read.
+        """
+        linear = (s for s in self.sites.values() if s.kind == "linear" and not s.matrix)
+        modules = ((host, self.model.get_submodule(host)) for host in {s.host: 0 for s in linear})
+        return [host for host, m in modules if not isinstance(getattr(m, "weight", None), Tensor)]
+
+    def layer_count(self) -> int:
+        """Count the layers of all stacks."""
+        return sum(map(self.depth, self.layers))
+
+    def layers_above(self) -> dict[str, int]:
+        """Map the path of each backbone parameter to the number of layers above it.
+
+        0 is the top layer and everything after it (a final norm, a pooler); embeddings, before the
+        first layer, get the number of all layers. Layers of an encoder-decoder are counted through
+        both stacks: the decoder is above the encoder.
+
+        Raises:
+            SiteError: weights are stored as packed codes, so whole layers cannot train.
+        """
+        if packed := self.packed_hosts():
+            more = [f"and {len(packed) - 3} more"] if len(packed) > 3 else []
+            raise SiteError(
+                "cannot train whole layers: the weights of this backbone are quantized and packed",
+                offenders=[*packed[:3], *more],
+                expected="weights in fp32, bf16 or fp16",
+            )
+        layers = [(stack, n) for stack in self.layers for n in range(self.depth(stack))]
+        above: dict[object, int] = {layer: n for n, layer in enumerate(reversed(layers))}
+        above |= {"above": 0, "below": len(layers)}
+        return {path: above[self.layer_of(path)] for path in self.parameters()}
 
     def parameters(self, every_use: bool = False) -> dict[str, nn.Parameter]:
         """Map paths to the backbone's own parameters.
@@ -456,3 +549,106 @@ def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
         if {s.id for n in names for s in anatomy.matching(n)} == ids:
             return names
     return [s.id for s in anatomy.every() if s.id in ids]
+
+
+_OPTION = "vision_feature_layer"
+
+
+class LayerGroup(NamedTuple):
+    """Layers of one stack that have the same sites.
+
+    Attributes:
+        stack: the name of the stack.
+        layers: the numbers of the layers.
+        found: the roles of their sites, by sublayer: `attn.q`, `attn.o`, `attn`.
+        missing: what methods would need and is not there, in words.
+        other_weights: the matrices that belong to no site, relative to the layer.
+        experts: how many routed experts each layer has, if their weights are sites.
+    """
+
+    stack: str
+    layers: tuple[int, ...]
+    found: tuple[str, ...]
+    missing: tuple[str, ...]
+    other_weights: tuple[str, ...]
+    experts: int | None = None
+
+
+def layer_groups(anatomy: Anatomy) -> list[LayerGroup]:
+    """Group the layers of each stack by what was found in them."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for stack, paths in anatomy.layers.items():
+        for number, path in enumerate(paths):
+            sites = [s for s in anatomy.sites.values() if (s.stack, s.layer) == (stack, number)]
+            roles = tuple(sorted((site.role for site in sites), key=_by_sublayer))
+            others = tuple(_other_weights(anatomy, path, sites))
+            experts = max((s.held.experts or 0 for s in sites if s.held), default=0) or None
+            key = stack, roles, tuple(_missing(roles)), others, experts
+            groups.setdefault(key, []).append(number)
+    return [
+        LayerGroup(str(key[0]), tuple(numbers), *key[1:])  # type: ignore[arg-type]
+        for key, numbers in groups.items()
+    ]
+
+
+def _by_sublayer(role: str) -> tuple[int, str]:
+    sublayer = role.partition(".")[0]
+    place = SUBLAYERS.index(sublayer) if sublayer in SUBLAYERS else len(SUBLAYERS)
+    return place, role
+
+
+def _missing(roles: tuple[str, ...]) -> Iterator[str]:
+    has = {role.partition(".")[0] for role in roles if not role.endswith("norm")}
+    if not {"attn", "mixer"} & has:
+        yield "attention or a mixer"
+    for sublayer in ("attn", "cross"):
+        if f"{sublayer}.qkv" in roles and f"{sublayer}.q" not in roles:
+            yield f"q, k and v in {sublayer}.qkv"
+        elif sublayer in has and f"{sublayer}.kv" not in roles:
+            yield f"keys and values in {sublayer}"
+    if "ffn" not in has:
+        yield "a feed-forward network"
+    elif not {"ffn.down", "ffn"} & set(roles):
+        yield "the output of the feed-forward network"
+    for sublayer in SUBLAYERS[:-1]:
+        if sublayer in has and sublayer not in roles:
+            yield f"the output of {sublayer}"
+
+
+def _other_weights(anatomy: Anatomy, layer: str, sites: list[Site]) -> Iterator[str]:
+    """Yield the paths of a layer's matrices that no site stands for."""
+    hosts = {site.host for site in sites if site.kind in ("linear", "norm")}
+    held = {join(site.host, site.held.parameter) for site in sites if site.held}
+    for path, module in own_modules(anatomy.model.get_submodule(layer)):
+        if join(layer, path) in hosts:
+            continue
+        names = (n for n, p in own_parameters(module) if p.ndim > 1)
+        yield from (join(path, n) for n in names if join(layer, path, n) not in held)
+
+
+def dropped_modules(anatomy: Anatomy) -> tuple[str, ...]:
+    """Return the paths of the modules behind the last states that are read; () in most models.
+
+    LLaVA and its kin read the states before the last layer of their encoder of pictures,
+    hidden_states[-2]: what follows is computed and dropped, so nothing there could be trained.
+    """
+    chosen = getattr(anatomy.model.config, _OPTION, None)
+    numbers = [chosen] if isinstance(chosen, int) else list(chosen or ())
+    if not numbers or "vision" not in anatomy.layers:
+        return ()
+    layers = anatomy.layers["vision"]
+    # States 0 are the embeddings: states n are read behind n layers.
+    read = max(n if n >= 0 else len(layers) + 1 + n for n in numbers)
+    return (*layers[read:], *_behind(anatomy)) if read < len(layers) else ()
+
+
+def _behind(anatomy: Anatomy) -> Iterator[str]:
+    """Yield the modules of the encoder that are registered behind its layers, such as a norm."""
+    paths = [paths[0].split(".") for paths in anatomy.layers.values()]
+    columns = zip(*paths, strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda names: len(set(names)) == 1, columns))
+    parts = anatomy.layers["vision"][0].split(".")[:-1]
+    for depth in range(shared + 1, len(parts)):
+        holder = ".".join(parts[:depth])
+        names = [name for name, _ in anatomy.model.get_submodule(holder).named_children()]
+        yield from (f"{holder}.{name}" for name in names[names.index(parts[depth]) + 1 :])

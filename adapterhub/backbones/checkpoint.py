@@ -1,30 +1,70 @@
-"""Read parts of a checkpoint's tensors from disk without loading a model.
+"""The tensors of a checkpoint: read without loading a model, their digests, and their names.
 
-Supports safetensors, in one file or in shards: a header has the offsets of each tensor's bytes.
+Files are read in parts. Supports safetensors, in one file or in shards: a header has the offsets of
+each tensor's bytes.
 
 Older torch files are pickles. They are mapped into memory and read with `weights_only`, which
 restricts what the pickle may call. Its tensors are views of storages, so a few bytes can describe
 10^12 values; and a zip file's records may be compressed, which torch never writes: both are
 refused.
+
+Digests of tensors do not depend on the dtype in which they are stored or loaded.
+
+    values = sha256(bf16(W))          of the values rounded to bfloat16
+    half   = sha256(bf16(fp16(W)))    of the values rounded to float16 first
+
+bfloat16 keeps 8 bits of a value, less than fp32 and fp16, so the fp32 and bf16 loads of a
+checkpoint have the same `values`. Rounding to fp16 first gives other values where it ends halfway
+between two of bfloat16, or below 2**-14. But the `values` of an fp16 copy are the `half` of the
+original: two tensors are the same if they share a digest.
+
+Reading all values of a model takes a thousand times longer than anything else that `load` does.
+`remembered_table` computes digests again unless every tensor is the same object at the same place,
+with the same version, and its bytes have the same sums: the version shows changes by torch, the
+sums those through `.data` or numpy, which have no version.
+
+Digests of files are remembered in the user's cache until the files change. A file is the same if
+its path, inode, size and times of modification and change are the same. Two changes within one tick
+of a file system's clock may have the same time, so files that have just changed are not remembered.
+
+Tensors of a base model have the names of a checkpoint. transformers renames, fuses and splits
+tensors on loading, and undoes this on saving. Checkpoints of one backbone differ in their heads,
+and all names in one may have a prefix: `encoder.layer.0...` is `bert.encoder.layer.0...` in the
+checkpoint of a classifier. The names here are those that `AutoModel.save_pretrained` writes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import math
 import os
 import pickle
+import re
 import threading
+import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
+from adapterhub.anatomy.backbone import join, new_base_model, own_modules, whole
+from adapterhub.anatomy.sites import own_parameters
+from adapterhub.config.user_folders import KeyedFiles, user_folder
 from adapterhub.errors import BackboneError
 
 BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError,
@@ -237,3 +277,452 @@ def _check_storages(tensors: Mapping[str, Tensor], size: int) -> None:
     total = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     if total > _MOST_SHARING * size:
         raise ValueError(f"its tensors have {total} bytes, from a file of {size}")
+
+
+_SUMS = 509  # of words of 8 bytes: a prime, so that a moved row of a matrix changes the sums
+_REMEMBERED: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Any, Table]]] = WeakKeyDictionary()
+RUNS, RUN = 16, 256  # of a sampled tensor
+_CHUNK = 1 << 20  # values of a tensor that are held at a time
+_THREADS = 8
+
+
+class Digests(NamedTuple):
+    """The two digests of a tensor, or of a set of tensors."""
+
+    values: str
+    half: str
+
+    def same(self, other: Digests) -> bool:
+        """Return whether both may be of the same numbers, of which one side may be rounded."""
+        return self.values in other or self.half == other.values
+
+
+Table = Mapping[str, Digests]  # by name
+
+
+class TensorReader(NamedTuple):
+    """A tensor to digest: `read` returns the values of runs."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[Runs], Tensor]
+    is_table: bool = False  # a row for each token
+
+    def limited(self, rows: int | None) -> TensorReader:
+        """Return the tensor without rows that were added to pad the vocabulary."""
+        if rows is None or not self.shape or self.shape[0] <= rows:
+            return self
+        return self._replace(shape=(rows, *self.shape[1:]))
+
+
+def reader_of(name: str, tensor: Tensor) -> TensorReader:
+    """Return a reader of a tensor in memory."""
+    return TensorReader(name, tuple(tensor.shape), partial(take_runs, whole(tensor)))
+
+
+def stored_reader(name: str, stored: StoredTensor) -> TensorReader:
+    """Return a reader of a tensor in a file, under another name."""
+    return TensorReader(name, stored.shape, stored.read)
+
+
+def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str, Digests]:
+    """Compute the digests of tensors by name and shape, `"name (2, 3)"`.
+
+    The sample of a table with a row for each token does not depend on their number.
+
+    Raises:
+        RuntimeError: a tensor has other values than its shape says.
+    """
+    runs_of = sample_of if sampled else chunks
+    readers = list(readers)
+    if sampled:
+        digests = [_digests([reader.read(list(runs_of(reader)))]) for reader in readers]
+    elif sum(math.prod(reader.shape) for reader in readers) < _CHUNK:  # faster than threads start
+        digests = [_digests(reader.read([run]) for run in runs_of(reader)) for reader in readers]
+    else:
+        digests = _digests_together(readers)
+    return {_key(r, sampled): d for r, d in zip(readers, digests, strict=True)}
+
+
+def _digests_together(readers: Iterable[TensorReader]) -> list[Digests]:
+    """Digest several tensors at a time, in threads that only hash.
+
+    They run none of torch's functions: each new thread that enters its parallel code sets up
+    torch's pool of threads, and with several at the same time that may fail.
+    """
+    strands = [_Strands(reader) for reader in readers]
+    waiting = iter(strands)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        now = list(islice(waiting, _THREADS))
+        while now:
+            now = [each for each in now if each.hash_next(pool)]
+            now += islice(waiting, _THREADS - len(now))
+    return [each.digests() for each in strands]
+
+
+class _Strands:
+    """The hashes of one tensor, of which a chunk is hashed while others are read."""
+
+    def __init__(self, reader: TensorReader) -> None:
+        self.parts = (reader.read([run]) for run in chunks(reader))
+        self.hashes = hashlib.sha256(), hashlib.sha256()
+        self.hashing: Future[None] | None = None
+
+    def hash_next(self, pool: ThreadPoolExecutor) -> bool:
+        """Read a chunk, and have it hashed behind the one before it; False at the end."""
+        part = next(self.parts, None)
+        rounded = None if part is None else _rounded(part)
+        if self.hashing is not None:
+            self.hashing.result()
+        if rounded is None:
+            return False
+        self.hashing = pool.submit(self._update, rounded)
+        return True
+
+    def _update(self, rounded: tuple[bytes, bytes]) -> None:
+        for strand, part in zip(self.hashes, rounded, strict=True):
+            strand.update(part)
+
+    def digests(self) -> Digests:
+        """Return the digests of all chunks."""
+        return Digests(*(strand.hexdigest() for strand in self.hashes))
+
+
+def _key(reader: TensorReader, sampled: bool) -> str:
+    shape = ("*", *reader.shape[1:]) if sampled and reader.is_table else reader.shape
+    return f"{reader.name} ({', '.join(map(str, shape))})"
+
+
+def sample_of(reader: TensorReader) -> list[tuple[int, int]]:
+    """List the sampled runs of a flattened tensor: (first value, number of values) each.
+
+    Up to 4,096 values are sampled completely, larger tensors in 16 runs of 256 that are evenly
+    spaced. Of a table with a row for each token, these are starts of the rows 0, 1, 2, 4, 8, ...:
+    padding the vocabulary to a multiple of a power of two adds no row to them.
+    """
+    numel = math.prod(reader.shape)
+    if reader.is_table:
+        rows, width = reader.shape[0], numel // reader.shape[0]
+        indices = [0, *(2**i for i in range(64) if 2**i < rows)]
+        return [(row * width, min(width, RUN)) for row in indices]
+    if numel <= RUNS * RUN:
+        return [(0, numel)]
+    return [((i * (numel - RUN)) // (RUNS - 1), RUN) for i in range(RUNS)]
+
+
+def chunks(reader: TensorReader) -> Iterator[tuple[int, int]]:
+    """Yield runs that cover all values of a tensor."""
+    numel = math.prod(reader.shape)
+    return ((start, min(_CHUNK, numel - start)) for start in range(0, numel, _CHUNK))
+
+
+def _digests(parts: Iterable[Tensor]) -> Digests:
+    values, half = hashlib.sha256(), hashlib.sha256()
+    for part in parts:
+        rounded, twice = _rounded(part)
+        values.update(rounded)
+        half.update(twice)
+    return Digests(values.hexdigest(), half.hexdigest())
+
+
+def _rounded(values: Tensor) -> tuple[bytes, bytes]:
+    """Return the bytes of values in bfloat16, and of values in float16 and then in bfloat16."""
+    values = values.cpu()
+    if not values.is_floating_point():
+        return _little_endian(values), _little_endian(values)
+    half = values.half().float().to(torch.bfloat16)
+    return (
+        _little_endian(values.float().to(torch.bfloat16).view(torch.int16)),
+        _little_endian(half.view(torch.int16)),
+    )
+
+
+def _little_endian(values: Tensor) -> bytes:
+    array = values.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def combined(table: Table) -> Digests:
+    """Compute the digests of a set of tensors: sha256 of the sorted lines `name shape digest`."""
+    return Digests(*(_digest_of_lines(table, strand) for strand in Digests._fields))
+
+
+def _digest_of_lines(table: Table, strand: str) -> str:
+    lines = sorted(f"{name} {getattr(digests, strand)}" for name, digests in table.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def tensor_states(named: Mapping[str, Tensor]) -> list[Any] | None:
+    """Return what tells whether one of the tensors has changed, or None where that is unknown."""
+    if not all(map(_is_plain, named.values())):
+        return None
+    return [(name, _place(tensor), _sums(tensor)) for name, tensor in named.items()]
+
+
+def remembered_table(
+    model: nn.Module, key: Hashable, states: list[Any] | None, compute: Callable[[], Table]
+) -> Table:
+    """Return digests that were computed before, while the tensors had the same states."""
+    if states is None:
+        return compute()
+    tables = _REMEMBERED.setdefault(model, {})
+    before, table = tables.get(key, (None, {}))
+    if before != states:
+        table = compute()
+        tables[key] = states, table
+    return table
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+    return plain and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    version = None if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.data_ptr(), version, tensor.shape, tensor.dtype
+
+
+def _sums(tensor: Tensor) -> tuple[bytes, ...]:
+    """Return the sums of every 509th word of a tensor, modulo 2**64, and its last bytes."""
+    content = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    words = content[: len(content) // 8 * 8].view(np.int64)
+    table = words[: len(words) // _SUMS * _SUMS].reshape(-1, _SUMS)
+    return np.add.reduce(table, 0).tobytes(), content[table.nbytes :].tobytes()
+
+
+TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
+_MOST_BYTES = 256 << 20  # of all results in a folder
+
+
+def remembered(
+    files: Sequence[Path], key: str, compute: Callable[[], Any], folder: str = "weights"
+) -> Any:
+    """Return what was computed from files before, or compute it now; it consists of plain JSON.
+
+    It depends on the files and on `key`; `folder` is the one in the cache.
+    """
+    facts = [key, *(_identity(file) for file in files)]
+    results = KeyedFiles(user_folder("cache") / folder, "json", _MOST_BYTES)
+    with contextlib.suppress(OSError, ValueError):
+        if (path := results.find(facts)) is not None:
+            return json.loads(path.read_bytes())
+    result = compute()
+    unchanged = facts == [key, *(_identity(file) for file in files)]
+    if unchanged and all(map(_is_settled, files)):
+        with contextlib.suppress(OSError):
+            results.make(facts, lambda file: file.write(json.dumps(result).encode()))
+    return result
+
+
+def _identity(file: Path) -> list[Any]:
+    path = file.resolve()
+    stat = path.stat()
+    return [
+        os.fspath(path),
+        stat.st_dev,
+        stat.st_ino,
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ctime_ns,
+    ]
+
+
+def _is_settled(file: Path) -> bool:
+    stat = file.stat()
+    return time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > TICK
+
+
+HEAD_PART = "head"  # starts the names of tensors outside of the base model
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of layer norms in checkpoints of 2019
+# Of a configuration: the base model does not depend on them.
+_UNUSED = ("quantization_config", "id2label", "label2id", "_name_or_path", "problem_type")
+_LAYER = re.compile(r"^.*?\.\d+\.")
+
+
+class CheckpointForm:
+    """The names of the tensors of a base model.
+
+    Attributes:
+        embedding: the name of the token embedding; None if the model has none.
+        rows: the number of its rows.
+        key: a text that differs for other names or sizes.
+    """
+
+    def __init__(self, base: PreTrainedModel) -> None:
+        self._base = base
+        stored = self.as_stored(named_tensors(base))
+        first: dict[int, str] = {}
+        # Tied tensors have the name of the first; a checkpoint may contain any of them.
+        self._names = {name: first.setdefault(id(t), name) for name, t in stored.items()}
+        self._hosts = {name.rpartition(".")[0] for name in stored} - {""}
+        self._tops = {name.partition(".")[0] for name in stored}
+        table = _embedding(base)
+        self.embedding = first.get(id(table))
+        self.rows = None if table is None else table.shape[0]
+        shapes = sorted((name, tuple(tensor.shape)) for name, tensor in stored.items())
+        self.key = hashlib.sha256(repr(shapes).encode()).hexdigest()
+
+    def as_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rename and split tensors as on saving; those of a model, or of some of its layers.
+
+        The conversions are those of the base model: a loaded model also has those of its
+        quantization, which cannot be undone.
+        """
+        stored: dict[str, Tensor] = revert_weight_conversion(self._base, dict(tensors))
+        return stored
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Map the names in a checkpoint to those here; those of heads stay, constants are left out.
+
+        A head is outside of the base model; constants, such as masks, are inside.
+        """
+        stored = list(stored)
+        prefixes = Counter(p for name in stored for p in self._prefixes(name))
+        (prefix, _), *_ = prefixes.most_common(1) or [("", 0)]
+        names = {
+            old: self._name(old.removeprefix(prefix)) or self._head(old, prefix) for old in stored
+        }
+        return {old: new for old, new in names.items() if new}
+
+    def limited(
+        self, readers: Sequence[TensorReader], rows: int | None, sizes: Iterable[int] = ()
+    ) -> list[TensorReader]:
+        """Mark the tensors that have a row for each token, and leave out their later rows.
+
+        These are the embedding, and tensors of heads with as many rows, or as many as in `sizes`.
+        All rows count if `rows` is None.
+        """
+        here = (r.shape[0] for r in readers if r.name == self.embedding)
+        tables = {*sizes, *here, self.rows}
+        flat = [_without_batch(r) if r.name.startswith(HEAD_PART) else r for r in readers]
+        return [
+            reader._replace(is_table=True).limited(rows)
+            if reader.name == self.embedding
+            or (reader.name.startswith(HEAD_PART) and {*reader.shape[:1]} & tables)
+            else reader
+            for reader in flat
+        ]
+
+    def prefix_in_memory(self, paths: Iterable[str]) -> str:
+        """Return the path of the base model inside a model with these tensors, with a dot.
+
+        Conversions on saving may begin with a name of the base model, and match no longer one.
+        """
+        ends = {f".{path}": path for path in named_tensors(self._base)}
+        prefixes = Counter(
+            path[: start + 1]
+            for path in paths
+            for start in (match.start() for match in re.finditer(r"\.", path))
+            if path[start:] in ends
+        )
+        known = sum(path in ends.values() for path in paths)
+        (prefix, number), *_ = prefixes.most_common(1) or [("", 0)]
+        return prefix if number > known else ""
+
+    def _head(self, stored: str, prefix: str) -> str:
+        top = stored.partition(".")[0]
+        inside = top == prefix[:-1] if prefix else top in self._tops
+        return "" if inside else f"{HEAD_PART}.{stored}"
+
+    def _prefixes(self, stored: str) -> Iterator[str]:
+        starts = (0, *(match.end() for match in re.finditer(r"\.", stored)))
+        return (stored[:i] for i in starts if self._name(stored[i:]) is not None)
+
+    def _name(self, stored: str) -> str | None:
+        host, _, leaf = stored.rpartition(".")
+        name = f"{host}.{_OLD_NAMES[leaf]}" if leaf in _OLD_NAMES else stored
+        if name in self._names:
+            return self._names[name]
+        # The codes and scales of a quantized checkpoint: q_proj.qweight, q_proj.weight.absmax.
+        return name if host in self._hosts or host in self._names else None
+
+
+class ModuleForm(CheckpointForm):
+    """The names of the tensors of a module that is not of transformers: their own."""
+
+    def __init__(self) -> None:
+        self.embedding = self.rows = None
+        self.key = "module"
+
+    def as_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors as they are."""
+        return dict(tensors)
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Return each name as it is."""
+        return {name: name for name in stored}
+
+    def prefix_in_memory(self, paths: Iterable[str]) -> str:
+        """Return "": paths are names."""
+        return ""
+
+
+def form_of(config: PreTrainedConfig) -> CheckpointForm:
+    """Return the names of the tensors of the base model that a configuration describes.
+
+    Raises:
+        BackboneError: transformers has no model for it.
+    """
+    facts = {key: value for key, value in config.to_dict().items() if key not in _UNUSED}
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return _cached_form(type(config), text)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=16)
+def _cached_form(kind: type[PreTrainedConfig], facts: str) -> CheckpointForm:
+    config = kind.from_dict(json.loads(facts))
+    try:
+        with torch.device("meta"):
+            return CheckpointForm(new_base_model(config))
+    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        raise BackboneError(
+            f"transformers cannot build a model of type {config.model_type!r}: {error}",
+            expected="a configuration with a class of an auto class",
+        ) from error
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Map the names of a model's parameters and saved buffers to them; tied ones have several.
+
+    Those of adapters in slots are left out.
+    """
+    named: dict[str, Tensor] = {
+        join(path, name): parameter
+        for path, module in own_modules(model, every_use=True)
+        for name, parameter in own_parameters(module)
+    }
+    for path, module in own_modules(model):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                named[f"{path}.{name}" if path else name] = buffer
+    return named
+
+
+def in_checkpoint_form(
+    named: Mapping[str, Tensor], form: CheckpointForm
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the tensors of a model as they would be saved, layer by layer: name and tensor.
+
+    Fused tensors are split, which copies them: so only those of one layer are copied at a time.
+    """
+    prefix = form.prefix_in_memory(named)
+    named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+    sizes = {name: torch.empty(t.shape, device="meta") for name, t in named.items()}
+    names = form.names(form.as_stored(sizes))
+    for _, layer in groupby(named.items(), key=lambda pair: _LAYER.findall(pair[0])):
+        stored = form.as_stored(dict(layer))
+        yield [(names[name], tensor) for name, tensor in stored.items() if name in names]
+
+
+def _without_batch(reader: TensorReader) -> TensorReader:
+    """Return a bias of logits that is stored as (1, n) as (n,)."""
+    is_row = len(reader.shape) == 2 and reader.shape[0] == 1
+    return reader._replace(shape=reader.shape[1:]) if is_row else reader
+
+
+def _embedding(model: PreTrainedModel) -> Tensor | None:
+    try:
+        return getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:
+        return None

@@ -31,16 +31,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from adapterhub.anatomy.own_modules import parts_of
+from adapterhub.anatomy.backbone import DTYPES, parts_of
 from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, require
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.quantized import quiet_bitsandbytes
-from adapterhub.backbones.weights import DTYPES
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, ConfigError
-from adapterhub.status import quiet_loading
+from adapterhub.status import MODEL_LOCK, quiet_loading
 
 Encoded: TypeAlias = tuple[Any, ...]
 """What `encode_prompt` of a pipeline returns."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapterhub.config.user_folders import is_file, is_folder, is_there
+from adapterhub.config.user_folders import is_file, is_folder, is_hub_id, is_local_name, is_there
 from adapterhub.errors import BackboneError, ConfigError, unfetched_files, unknown
 
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
@@ -31,8 +30,6 @@ DIFFUSERS = ("a pipeline or a model of diffusers", "diffusers", "diffusers")
 VECTOR_POOLINGS = ("cls", "mean", "last", "max", "mean_sqrt_len_tokens", "weightedmean")
 """The poolings of vectors; several of them, joined by +, are side by side."""
 PIPELINE_INDEX = "model_index.json"
-_HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
-_LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
 
 
 def check_vector_pooling(text: str) -> str:
@@ -68,16 +65,6 @@ def dtype_name(dtype: object) -> str | None:
     if name not in _DTYPES:
         raise unknown("dtype", str(dtype)[:80], DTYPE_NAMES)
     return _DTYPES[name]
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
-def is_local_name(name: str) -> bool:
-    """Return whether a manifest gives this name to a backbone that is not on the Hub."""
-    return _LOCAL.fullmatch(name) is not None
 
 
 def check_location(backbone: str) -> None:

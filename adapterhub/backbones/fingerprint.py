@@ -1,7 +1,7 @@
 """The identity of a backbone: its weights and what it computes, from a model or from its files.
 
     fingerprint = "v2-" + sha256(lines of the token embedding and the body, of sampled values)
-    line        = "name shape digest", sorted; see tensor_digests.py for the digest
+    line        = "name shape digest", sorted; see checkpoint.py for the digest
 
 The fingerprint is the name of the weights, fast to compute. An identity has more, and is compared
 when an adapter is loaded:
@@ -14,7 +14,7 @@ when an adapter is loaded:
     rows     the number of rows of the token embedding; `tokens` of them are in the parts, because
              later ones only pad the vocabulary
 
-Names are those in a checkpoint (checkpoint_form.py), so an identity is the same for a checkpoint
+Names are those in a checkpoint (checkpoint.py), so an identity is the same for a checkpoint
 and for every class, dtype and quantization that it is loaded in. A pooler or head that only one
 side has is no difference. A model in memory is that of the files it was loaded from, provided its
 values are those in the files: all of them up to `SMALL`, a sample of larger ones. Without such
@@ -36,30 +36,28 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from adapterhub.anatomy.own_modules import is_view, token_table
-from adapterhub.backbones.checkpoint import opened_tensors, weight_files
-from adapterhub.backbones.checkpoint_form import (
+from adapterhub.anatomy.backbone import Backbone, has_values, token_table
+from adapterhub.backbones.checkpoint import (
     HEAD_PART,
     CheckpointForm,
-    ModuleForm,
-    form_of,
-    in_checkpoint_form,
-)
-from adapterhub.backbones.digest_cache import remembered
-from adapterhub.backbones.early_checks import PIPELINE_INDEX
-from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.quantized import quantization_of, stored_quantization
-from adapterhub.backbones.tensor_digests import (
     Digests,
+    ModuleForm,
     Table,
     combined,
     digest_table,
+    form_of,
+    in_checkpoint_form,
+    opened_tensors,
     reader_of,
+    remembered,
     remembered_table,
     stored_reader,
     tensor_states,
+    weight_files,
 )
-from adapterhub.backbones.weights import has_values
+from adapterhub.backbones.early_checks import PIPELINE_INDEX
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.quantized import stored_quantization
 from adapterhub.errors import BackboneError
 
 SMALL = 1 << 28  # values of a model in memory that are all read, in a second
@@ -325,7 +323,7 @@ class ModelIdentities:
         self.stored = None if origin is None else StoredBackbone(origin, form, vocabulary)
         self.quantized, self.known = len(readable) < len(named), known
         stored_kind = None if origin is None else stored_quantization(origin)
-        self.is_decoded = stored_kind is not None and quantization_of(model) is None
+        self.is_decoded = stored_kind is not None and Backbone.of(model).quantization is None
 
     def identity(self, *, complete: bool) -> BackboneIdentity:
         """Compute the identity; `complete` reads all values where that is cheap.
@@ -337,7 +335,7 @@ class ModelIdentities:
         if self.stored and _is_load_of(self.loaded, self.stored, complete, codes):
             return _identity(self.config, self.stored, complete, self.known)
         # Of a module of another library, no file is known: what is not quantized identifies it.
-        if self.quantized and not is_view(self.loaded.model):
+        if self.quantized and not Backbone.of(self.loaded.model).foreign:
             raise BackboneError(
                 "the weights are quantized and do not match a checkpoint on disk",
                 expected="a model as loaded by load_backbone or from_pretrained",
@@ -349,7 +347,7 @@ class ModelIdentities:
 
 def _form_and_facts(model: PreTrainedModel) -> tuple[CheckpointForm, dict[str, Any]]:
     """Return under which names the tensors are stored, and what changes the function."""
-    if is_view(model):
+    if Backbone.of(model).foreign:
         facts: dict[str, Any] = _plain(model.config.facts())
         return ModuleForm(), facts
     return form_of(model.config), function_config(model.config)

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adapterhub.backbones.local_folders import package_folder
-from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.config.user_folders import is_file, user_folder
 from adapterhub.errors import BackboneError
 from adapterhub.patch import Patch
-from adapterhub.status import doing, quiet_loading
+from adapterhub.status import MODEL_LOCK, doing, quiet_loading
 
 
 class PackagedGguf(NamedTuple):

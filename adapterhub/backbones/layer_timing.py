@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterhub.backbones.digest_cache import remembered
+from adapterhub.backbones.checkpoint import remembered
 
 EAGER, SDPA = "eager", "sdpa"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -12,33 +12,31 @@ import transformers
 from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.build import FamilySource, read_family, use_family
+from adapterhub.anatomy.backbone import DTYPES, Backbone
+from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.checkpoint import BROKEN
 from adapterhub.backbones.denoising import load_pipeline
 from adapterhub.backbones.early_checks import dtype_name
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
-from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.layer_timing import without_slow_bf16
-from adapterhub.backbones.model_lock import MODEL_LOCK
-from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.probe import check_causal
 from adapterhub.backbones.processor import (
     PictureTextProcessor,
     processor_options,
-    remember_processor,
+    remember_tokenizer,
     tokenizer_of,
 )
 from adapterhub.backbones.quantized import (
     IN_FP32,
+    keep_4bit_layout,
     loading_options,
     remaining_quantization,
     settle_decoded,
     stored_quantization,
 )
-from adapterhub.backbones.quantized_layers import keep_4bit_layout
 from adapterhub.backbones.task_models import (
     CAUSAL_LM,
     PICTURES_WITH_TEXT,
@@ -50,13 +48,10 @@ from adapterhub.backbones.task_models import (
     text_config,
 )
 from adapterhub.backbones.tensor_parallel import loading_by_plan
-from adapterhub.backbones.token_embedding import remember_vocabulary_size
-from adapterhub.backbones.tokenizer import remember_tokenizer
-from adapterhub.backbones.weights import DTYPES
 from adapterhub.config.user_folders import is_file
 from adapterhub.errors import BackboneError, ConfigError, unknown
 from adapterhub.patch import Patch
-from adapterhub.status import quiet_loading
+from adapterhub.status import MODEL_LOCK, quiet_loading
 
 
 def load_backbone(
@@ -252,7 +247,7 @@ def _remember_origin(
         str(folder.absolute()) if is_folder else backbone
     )
     model.config._commit_hash = commit
-    setattr(model, ORIGIN, str(folder.absolute()))
+    Backbone.of(model).folder = str(folder.absolute())
 
 
 def _init_options(folder: Path, task: str, backbone: str) -> dict[str, Any]:
@@ -299,7 +294,7 @@ def _load_weights(
     settle_decoded(model, folder, options["dtype"])
     keep_4bit_layout(model, Patch())
     model = model if place is None else model.to(place)
-    setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
+    Backbone.of(model).fresh = frozenset(info["missing_keys"])
     return model
 
 
@@ -332,7 +327,7 @@ def _prepare_processor(
         ConfigError: there are new tokens, and no tokenizer.
     """
     if model is not None:
-        remember_processor(model, processor)
+        Backbone.of(model).processor = processor
     tokenizer = tokenizer_of(processor)
     if tokenizer is None:
         if new_tokens:
@@ -347,7 +342,7 @@ def _prepare_processor(
         config = model.config if hasattr(model.config, "pad_token_id") else text_config(model)
         if config.pad_token_id is None:
             config.pad_token_id = tokenizer.pad_token_id
-        remember_vocabulary_size(model)
+        Backbone.of(model).remember_vocabulary_size()
         size = max(tokenizer.get_vocab().values(), default=-1) + 1
         remember_tokenizer(model, tokenizer, size)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])

@@ -19,8 +19,12 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from adapterhub.config.user_folders import is_folder, state_folder
+from adapterhub.config.user_folders import NO_WEIGHTS, is_folder, is_local_name, state_folder
+
+if TYPE_CHECKING:
+    from adapterhub.anatomy.backbone import Backbone
 
 MOST_FOLDERS = 1_024  # the oldest go first
 _MAX_BYTES = 64 << 10
@@ -45,6 +49,13 @@ def remember_folder(name: str, folder: Path) -> None:
         finally:
             staged.unlink(missing_ok=True)
         _forget_oldest(path.parent)
+
+
+def remember_backbone(backbone: Backbone, name: str) -> None:
+    """Record the folder that a backbone was loaded from, for adapters that name it `name`."""
+    folder = backbone.origin if is_local_name(name) and not name.endswith(NO_WEIGHTS) else None
+    if folder is not None:
+        remember_folder(name, folder)
 
 
 def recorded_folder(name: str) -> str | None:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.backbones.identity import ORIGIN
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.task_models import text_config
 from adapterhub.errors import unknown
 
 OWN = "model"  # the pooling of the transformers class
 
-_CHOSEN, _TRAINED = "_adapterhub_pooling", "_adapterhub_trained_pooling"
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -113,18 +112,9 @@ def json_or_none(path: Path) -> Any:
 
 def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -> None:
     """Record the pooling for the heads of new adapters: the user's, or that of the training."""
-    setattr(model, _CHOSEN, chosen)
-    setattr(model, _TRAINED, None if chosen else trained_pooling(folder))
-
-
-def chosen_pooling(model: PreTrainedModel) -> str | None:
-    """Return the pooling that the user chose when the model was loaded."""
-    return getattr(model, _CHOSEN, None)
-
-
-def pooling_in_training(model: PreTrainedModel) -> str | None:
-    """Return the pooling that the backbone was trained with, if it is recorded."""
-    return getattr(model, _TRAINED, None)
+    backbone = Backbone.of(model)
+    backbone.pooling = chosen
+    backbone.trained_pooling = None if chosen else trained_pooling(folder)
 
 
 _CONFIGS = tuple(  # of versions before 2, by the type of the transformer
@@ -170,6 +160,6 @@ def _recorded_positions(config: Any) -> int:
 
 def vector_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the length at which texts are cut for their vectors, in tokens."""
-    origin = getattr(model, ORIGIN, None)
+    origin = Backbone.of(model).folder
     trained = trained_length(Path(origin)) if origin else None
     return min(tokenizer.model_max_length, max_positions(model), trained or 1 << 30)

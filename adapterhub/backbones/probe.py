@@ -22,17 +22,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.backbone import Backbone, device_of
 from adapterhub.backbones.processor import (
     SOUND_INPUTS,
     image_placeholder,
     picture_inputs,
-    processor_of,
     sampling_rate,
     sound_inputs,
 )
 from adapterhub.backbones.same import same
 from adapterhub.backbones.task_models import task_kind
-from adapterhub.backbones.weights import device_of
 from adapterhub.errors import BackboneError
 
 ROWS, TOKENS = 4, 16
@@ -84,7 +83,7 @@ def _pixels(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
 
 def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
     """Return inputs of half a second of noise each."""
-    numbers, processor = np.random.default_rng(seed), processor_of(model)
+    numbers, processor = np.random.default_rng(seed), Backbone.of(model).processor
     rate = 16_000 if processor is None else sampling_rate(processor)
     noise = numbers.normal(0, 0.1, (rows, rate // 2)).astype(np.float32)
     if processor is None:
@@ -104,7 +103,7 @@ def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     Returns:
         What the processor makes of the pictures and the texts; {} for other models.
     """
-    processor = processor_of(model)
+    processor = Backbone.of(model).processor
     placeholder = image_placeholder(processor)
     if placeholder is None:
         return {}

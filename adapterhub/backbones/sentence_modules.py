@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.early_checks import VECTOR_POOLINGS
-from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import NAMES, POOLS, json_or_none, transformer_options
-from adapterhub.backbones.processor import processor_of, tokenizer_of
+from adapterhub.backbones.processor import tokenizer_of
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, MismatchError, counted
 
@@ -298,7 +298,7 @@ class SentenceModules:
 
 def model_folder(model: PreTrainedModel) -> Path | None:
     """Return the folder that a model was loaded from, if it is known."""
-    for place in (getattr(model, ORIGIN, ""), getattr(model, "name_or_path", "")):
+    for place in (Backbone.of(model).folder, getattr(model, "name_or_path", "")):
         if place and is_folder(place):
             return Path(place)
     return None
@@ -327,7 +327,7 @@ def modules_of_model(model: PreTrainedModel, wanted: str | None = None) -> Sente
     if found is None:
         folder = model_folder(model)
         found = SentenceModules() if folder is None else read_modules(folder)
-        if found.lower and _lowers(tokenizer_of(processor_of(model))):
+        if found.lower and _lowers(tokenizer_of(Backbone.of(model).processor)):
             found = replace(found, lower=False)
         setattr(model, _LOADED, found)
     digest = found.digest

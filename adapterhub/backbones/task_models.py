@@ -160,12 +160,9 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
     Of several kinds with this class, it is the one with the problem type, by default the model's,
     and of those the one without a pooler if the model could have one and has none; else the first.
     """
-    from adapterhub.anatomy.own_modules import (
-        PipelineParts,
-        own_module,  # imports transformers
-    )
+    from adapterhub.anatomy.backbone import Backbone, PipelineParts
 
-    if isinstance(own_module(model), PipelineParts):
+    if isinstance(Backbone.of(model).module, PipelineParts):
         return TEXT_TO_IMAGE
     config, chosen = model.config, problem_type or model.config.problem_type
     kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]

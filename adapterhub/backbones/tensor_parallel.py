@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from adapterhub.anatomy.backbone import is_transformers
 from adapterhub.errors import BackboneError, ConfigError, SiteError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def tensor_parallel(model: nn.Module) -> TensorParallel | None:
     size, mesh = getattr(model, "_tp_size", None), getattr(model, "_device_mesh", None)
     if not size or size == 1 or mesh is None or (getattr(model, "_fsdp_size", None) or 1) > 1:
         return None
-    assert isinstance(model, PreTrainedModel)
+    assert is_transformers(model)
     if find_spec("transformers.distributed.parallel_utils") is None:  # an older transformers
         return None
     return TensorParallel(model, mesh["tp"] if mesh.ndim > 1 else mesh)

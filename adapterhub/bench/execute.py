@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from adapterhub._version import __version__
-from adapterhub.backbones.quantized_layers import size_of
+from adapterhub.backbones.quantized import size_of
 from adapterhub.bench.cells import Cell, cell_key
 from adapterhub.bench.records import (
     CellRecord,

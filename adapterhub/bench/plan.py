@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.backbones.quantized import quantization_of
 from adapterhub.bench.cells import LEAST_STEPS, SHARE, Cell, Group, expected_runs
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
 from adapterhub.bench.study import (
@@ -112,7 +112,7 @@ def _context(
     kernels = loaded.kernels
     fixed = replace(
         recipe,
-        dtype=kernels.dtype or (None if quantization_of(loaded.model) else "fp32"),
+        dtype=kernels.dtype or (None if Backbone.of(loaded.model).quantization else "fp32"),
         attention=kernels.attention,
         data=data.run.options,
     )

@@ -24,9 +24,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from adapterhub.adapters.activation import text_positions
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import detach
-from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, adapters, disabled, route
 from adapterhub.bench.baselines import BagOfWords, predict_by_words

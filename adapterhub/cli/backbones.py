@@ -16,7 +16,7 @@ def command(as_json: bool) -> None:
     Any checkpoint of transformers is a backbone: --backbone takes a folder or a Hub id. Without it,
     `adapterhub train` takes the first good one of the kind that its task needs and that is here.
     """
-    from adapterhub.backbones.installed import GOOD, found_backbones
+    from adapterhub.backbones.find import GOOD, found_backbones
 
     found = found_backbones()
     if as_json:

@@ -115,8 +115,8 @@ def _refuse_family(family: str | None, draft_family: bool) -> None:
 
 def _draft(backbone: str, revision: str | None, python: bool) -> str:
     """Return the row of a backbone as discovered; its configuration is enough."""
-    from adapterhub.anatomy.build import family_yaml, row_text
     from adapterhub.anatomy.discovery import discover
+    from adapterhub.anatomy.family_file import family_yaml, row_text
     from adapterhub.backbones.load import meta_model
 
     row = discover(meta_model(backbone, revision=revision))

@@ -82,8 +82,8 @@ def command(
         )
     record = _checked_record(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
+        from adapterhub.anatomy.backbone import Backbone
         from adapterhub.backbones.task_models import TEXT_TO_IMAGE
-        from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.merged_checkpoint import merge_for_checkpoint, write_checkpoint
         from adapterhub.inference.open import load_for_merging
         from adapterhub.inference.record import FEATURES
@@ -99,7 +99,7 @@ def command(
     with doing("merging"):
         of_model = None if record.kind == FEATURES else record.task.for_model(model)
         merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, of_base, of_model)
-    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
+    base, (dtype, kind) = model.config._name_or_path, Backbone.of(model).dtype_and_quantization({})
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -229,3 +230,18 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+_HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
+NO_WEIGHTS = "--no-weights"
+_LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see anatomy/backbone.py, local_name
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def is_local_name(name: str) -> bool:
+    """Return whether a manifest gives this name to a backbone that is not on the Hub."""
+    return _LOCAL.fullmatch(name) is not None

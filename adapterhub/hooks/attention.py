@@ -46,8 +46,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from adapterhub.anatomy.forward_source import attends
-from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.projections import attends
+from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, SiteError

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import CHILD
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.hooks.row_stacks import TokenPlan
 from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods.common.ops import DeltaModule

@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from adapterhub.anatomy.sites import CHILD, Anatomy, Site
-from adapterhub.backbones.pooling import POOLS, pooling_in_training
+from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import AppliedModules, BatchPlan, by_row, through
 from adapterhub.hooks.precision import hold_in_fp32
@@ -207,7 +208,7 @@ def head_pooling(anatomy: Anatomy, how: str | None, key: str) -> HeadPooling | N
 
 def default_pooling(anatomy: Anatomy) -> str | None:
     """Return the pooling that the backbone was trained with; None if that of its class is equal."""
-    trained = pooling_in_training(anatomy.model)
+    trained = anatomy.backbone.trained_pooling
     return None if len(anatomy.stacks) > 1 or trained == _of_class(anatomy) else trained
 
 

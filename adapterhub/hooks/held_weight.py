@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.own_modules import copy_with
+from adapterhub.anatomy.backbone import CHILD, copy_with
 from adapterhub.anatomy.projections import HeldWeight
-from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import BatchPlan, through

@@ -28,8 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.forward_source import rotates
-from adapterhub.anatomy.sites import CHILD, Anatomy, FeatureSlice, Site
+from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.projections import rotates
+from adapterhub.anatomy.sites import Anatomy, FeatureSlice, Site
 from adapterhub.backbones.tensor_parallel import TensorParallel
 from adapterhub.backbones.weights import read_bias, reread_weight
 from adapterhub.errors import SiteError

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.forward_source import reversible_stack
-from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.projections import reversible_stack
+from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Mark, OutputSlot, Slot, first_input, put_slot
 from adapterhub.methods.common.site_module import SiteModule

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.own_modules import copy_with, parameter_at
+from adapterhub.anatomy.backbone import CHILD, copy_with, parameter_at
 from adapterhub.anatomy.projections import CONVOLUTIONS
-from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through
 from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot

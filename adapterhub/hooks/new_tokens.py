@@ -24,9 +24,10 @@ from tokenizers import AddedToken
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.sites import Site
+from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.backbones.same import same
-from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot

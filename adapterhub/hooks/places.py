@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 
-from adapterhub.backbones.learned_tokens import labels_of_tokens
+from adapterhub.backbones.end_tokens import labels_of_tokens
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import ModelScope, forget_traced, kept_values
 from adapterhub.hooks.prompt_checks import cached_prompt

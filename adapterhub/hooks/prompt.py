@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.own_modules import padding_table, position_module
-from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.anatomy.backbone import CHILD, padding_table, position_module
+from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.places import move_places
 from adapterhub.hooks.prompt_checks import (

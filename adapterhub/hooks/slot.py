@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.projections import is_projection
-from adapterhub.anatomy.sites import CHILD, STREAM, FeatureSlice, Site, Stream
+from adapterhub.anatomy.sites import STREAM, FeatureSlice, Site, Stream
 from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.errors import AttachError

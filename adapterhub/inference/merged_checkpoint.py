@@ -27,14 +27,11 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import activate
-from adapterhub.backbones.identity import ORIGIN
+from adapterhub.anatomy.backbone import DTYPES, Backbone
 from adapterhub.backbones.layer_timing import without_slow_bf16
-from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.pooling import NAMES, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe, probe_batch
-from adapterhub.backbones.processor import processor_of, remember_processor
-from adapterhub.backbones.quantized import quantization_of
-from adapterhub.backbones.quantized_layers import keep_4bit_layout
+from adapterhub.backbones.quantized import keep_4bit_layout
 from adapterhub.backbones.same import coarsest_dtype
 from adapterhub.backbones.sentence_modules import (
     FLAGS,
@@ -46,7 +43,6 @@ from adapterhub.backbones.sentence_modules import (
     read_modules,
 )
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind, text_config
-from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import (
@@ -55,7 +51,7 @@ from adapterhub.merging.merge import (
     merge,
 )
 from adapterhub.patch import Patch
-from adapterhub.status import quiet_loading
+from adapterhub.status import MODEL_LOCK, quiet_loading
 from adapterhub.tasks import Task
 from adapterhub.tasks.embedding import Embedding
 
@@ -176,9 +172,11 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         )
     keep_4bit_layout(loaded, Patch())
     if loaded.dtype == torch.bfloat16 and without_slow_bf16("bf16") != "bf16":
-        loaded = loaded.float() if quantization_of(loaded) is None else loaded  # the same weights
-    if (processor := processor_of(model)) is not None:  # what the model is probed with
-        remember_processor(loaded, processor)
+        loaded = (
+            loaded.float() if Backbone.of(loaded).quantization is None else loaded
+        )  # the same weights
+    if (processor := Backbone.of(model).processor) is not None:  # what the model is probed with
+        Backbone.of(loaded).processor = processor
     return loaded.eval()  # type: ignore[no-any-return]
 
 
@@ -312,7 +310,7 @@ def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | N
         None,
         own.normalize if task.normalize is None else task.normalize,
         {**own.prompts, **changed},
-        trained_length(Path(getattr(adapter.model, ORIGIN))),
+        trained_length(Path(str(adapter.backbone.folder))),
         own,
     )
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.adapters.activation import text_positions
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.foundations import text_positions
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, only_foundations
 from adapterhub.adapters.state import find_state
-from adapterhub.anatomy.own_modules import as_model
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.early_checks import DEQUANTIZE, dtype_name
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
@@ -391,7 +391,7 @@ def predictor_of(
     `adapters` are those that apply: the loaded one, in the parts that it was attached in. None as
     the longest input is `read_length`.
     """
-    model = as_model(model)  # of a pipeline: its parts; the pipeline is the processor
+    model = Backbone.of(model).model  # of a pipeline: its parts; the pipeline is the processor
     positions = text_positions(model, adapters)
     length = max_length or read_length(record, positions)
     if record.task.cuts_as_trained and not max_length:
@@ -429,7 +429,7 @@ def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDE
     with doing(f"loading {backbone}"):
         model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
-    model = as_model(model)
+    model = Backbone.of(model).model
     reads = vector_length(model, tokenizer) if task.cuts_as_trained else max_positions(model)
     limit = min(max_length, reads)
     setting = Setting(tokenizer, limit, positions=max_positions(model), windows=True)

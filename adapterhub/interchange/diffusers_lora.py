@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from adapterhub.anatomy.own_modules import PipelineParts, as_model, own_module
+from adapterhub.anatomy.backbone import Backbone, PipelineParts
 from adapterhub.anatomy.projections import out_features
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.task_models import TEXT_TO_IMAGE
@@ -114,7 +114,7 @@ def import_diffusers(
         FileError: the file is damaged.
         MismatchError: the adapter is not for a pipeline, or does not fit this one.
     """
-    parts, file = own_module(anatomy.model), file_in(folder)
+    parts, file = anatomy.backbone.module, file_in(folder)
     assert file is not None
     if not isinstance(parts, PipelineParts):
         raise MismatchError(
@@ -285,7 +285,7 @@ def _config(
     Scales are alpha / rank for all of them.
     """
     options = {part: {**neutral("LORA"), **own} for part, own in recorded.items()}
-    targets = {part: Targets(own, as_model(parts[part])) for part, own in options.items()}
+    targets = {part: Targets(own, Backbone.of(parts[part]).model) for part, own in options.items()}
     ranks: dict[str, int] = {}
     scaled: dict[str, float] = {}
     for name, tensor in tensors.items():
@@ -325,7 +325,7 @@ def write_diffusers(
     """
     hint = "adapterhub convert ADAPTER --output FOLDER, and export that: it is a LoRA"
     files, problems = try_peft(source)
-    parts = own_module(source.anatomy.model)
+    parts = source.anatomy.backbone.module
     if not isinstance(parts, PipelineParts):
         problems.append("it is not of a pipeline: attach(pipe, ...)")
     elif not _reads_files(parts):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.own_modules import PipelineParts
+from adapterhub.anatomy.backbone import PipelineParts
 from adapterhub.errors import FileError, MismatchError
 from adapterhub.files.schema import shorten
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapterhub.anatomy.sites import Anatomy, join
-from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.anatomy.backbone import join
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.methods.bitfit import BitFit
@@ -127,7 +127,7 @@ class Translation:
         if not values:
             return
         self.head = True
-        new = newly_initialized(self.anatomy.model)
+        new = self.anatomy.backbone.fresh
         model_head = {
             f"{child}.{name}": p
             for child, module in self.anatomy.head().items()

@@ -38,8 +38,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from adapterhub.anatomy.backbone import is_sharded, shared_like
 from adapterhub.backbones.checkpoint import BROKEN as BROKEN_WEIGHTS
-from adapterhub.backbones.weights import is_sharded, shared_like
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import (
     FileDigest,

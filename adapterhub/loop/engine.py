@@ -57,8 +57,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from adapterhub.anatomy.backbone import is_sharded, local
 from adapterhub.backbones.processor import SOUND_INPUTS
-from adapterhub.backbones.weights import is_sharded, local
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.processes import (
     any_process,

@@ -32,7 +32,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.adapter import HEAD
 from adapterhub.config.user_folders import sync_file
 from adapterhub.errors import FileError, one_line
 from adapterhub.files.atomic import FileDigest, file_digest

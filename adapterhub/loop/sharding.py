@@ -37,10 +37,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import OwnedParameter
-from adapterhub.backbones.quantized import quantization_of, sharded_codes
-from adapterhub.backbones.weights import is_sharded, local, shared_like
+from adapterhub.adapters.adapter import Adapter, OwnedParameter
+from adapterhub.anatomy.backbone import Backbone, is_sharded, local, shared_like
+from adapterhub.backbones.quantized import sharded_codes
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import join_processes, own_device, process_count
 from adapterhub.methods.common.site_module import SharedModule
@@ -101,7 +100,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def _check_codes(model: PreTrainedModel) -> None:
-    kind = quantization_of(model)
+    kind = Backbone.of(model).quantization
     if kind is not None and kind not in sharded_codes():
         raise ConfigError(
             f"{model.name_or_path} is quantized by {kind}, whose weights cannot be sharded",

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter, ParameterGroup
-from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.adapter import HEAD, Adapter, ParameterGroup
 from adapterhub.errors import TrainingError
 from adapterhub.methods.common.base import Method, StageSchedule
 from adapterhub.methods.common.site_module import SiteModule

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.own_modules import parameter_at
+from adapterhub.anatomy.backbone import parameter_at
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import MergeError

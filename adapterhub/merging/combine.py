@@ -24,14 +24,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter, AdapterMetadata
-from adapterhub.adapters.build import build_adapter
+from adapterhub.adapters.adapter import Adapter, AdapterMetadata, PlacedModule
+from adapterhub.adapters.attach import build_adapter
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
-from adapterhub.adapters.parts import PlacedModule
 from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
-from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.anatomy.backbone import CHILD, Backbone
+from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import AttachError, ConfigError, MergeError, unknown
 from adapterhub.hooks.slot import OutputSlot
@@ -423,7 +422,7 @@ def _other_parameters(
     """Yield the backbone's other parameters that any adapter replaces, with their paths."""
     model, anatomy = adapters[0].model, adapters[0].anatomy
     changed = {id(c.original) for adapter in adapters for c in adapter.changed}
-    new = newly_initialized(model)
+    new = Backbone.of(model).fresh
     activate(model)
     for path, parameter in anatomy.parameters().items():
         if id(parameter) in changed and path not in combined | new:

@@ -30,10 +30,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.foundations import with_foundations
+from adapterhub.adapters.activation import with_foundations
+from adapterhub.adapters.adapter import Adapter, AdapterHead, parameter_holders
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
-from adapterhub.adapters.parts import AdapterHead, parameter_holders
 from adapterhub.adapters.state import (
     ModelState,
     activated,
@@ -44,16 +43,12 @@ from adapterhub.adapters.state import (
     refuse_routed,
     require_attached,
 )
-from adapterhub.anatomy.own_modules import as_module, is_view, name_of, own_module, parameter_at
-from adapterhub.anatomy.sites import CHILD
+from adapterhub.anatomy.backbone import CHILD, Backbone, is_offloaded, parameter_at, storage_problem
 from adapterhub.backbones.end_tokens import with_stops
-from adapterhub.backbones.identity import ORIGIN, name_and_revision
-from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import outputs_on, probe
-from adapterhub.backbones.quantized_layers import can_requantize, requantized
+from adapterhub.backbones.processor import TokenizerSnapshot
+from adapterhub.backbones.quantized import can_requantize, requantized
 from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
-from adapterhub.backbones.tokenizer import TokenizerSnapshot
-from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AdapterhubError, AttachError, MergeError, one_line, warn_user
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between
@@ -212,7 +207,7 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
 
     A batch cannot be made for each model of transformers: some read videos, boxes or pairs.
     """
-    if is_view(model) and batch is None:
+    if Backbone.of(model).foreign and batch is None:
         return {}
     try:
         return _outputs(model, batch)
@@ -223,7 +218,7 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
             raise
         warn_user(
             "the merged weights were not compared with the outputs of the adapter: "
-            f"{name_of(model)} does not read a made batch ({one_line(str(error))}); "
+            f"{Backbone.of(model).name} does not read a made batch ({one_line(str(error))}); "
             "merge(model, batch=inputs) compares",
             stacklevel=3,
         )
@@ -232,7 +227,7 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
 
 def _outputs(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
     """Return the outputs on a batch, by default on one that is made for a model of transformers."""
-    return probe(model) if batch is None else outputs_on(own_module(model), batch)
+    return probe(model) if batch is None else outputs_on(Backbone.of(model).module, batch)
 
 
 def _warn_of_a_lost_update(
@@ -282,11 +277,11 @@ def _merged(state: ModelState, record: Merge, composition: Composition) -> Itera
 
 
 def _records(model: nn.Module) -> list[tuple[ModelState, Merge]]:
-    return list(getattr(as_module(model), _RECORDS, ()))
+    return list(getattr(Backbone.of(model).module, _RECORDS, ()))
 
 
 def _set_records(model: nn.Module, records: list[tuple[ModelState, Merge]]) -> None:
-    attributes = vars(as_module(model))
+    attributes = vars(Backbone.of(model).module)
     if records:
         attributes[_RECORDS] = records
     else:
@@ -537,13 +532,13 @@ def _requantized_swap(
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
     """Rename the merged model, since it is a different backbone, without new parameters."""
-    base, _ = name_and_revision(model, lambda: backbone_fingerprint(model))
+    base, _ = Backbone.of(model).name_and_revision(lambda: backbone_fingerprint(model))
     model_name = "--with-".join([base, *(adapter.name for adapter in adapters)])
     values: list[tuple[Any, str, Any]] = [
         (model.config, "_name_or_path", model_name),
         (model.config, "_commit_hash", None),
-        (model, NEWLY_INITIALIZED, frozenset()),
-        (model, ORIGIN, None),
+        (model, Backbone.fresh.attribute, frozenset()),
+        (model, Backbone.folder.attribute, None),
     ]
     stops = [i for adapter in adapters for i in adapter.written_stops]
     if stops and (config := getattr(model, "generation_config", None)) is not None:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods.common.base import Unfreezing, Unfrozen, register_method
@@ -46,10 +45,10 @@ class Freeze(Unfreezing):
             yield Unfrozen(path, rate=self.decay**-above)
 
     def _trained(self, anatomy: Anatomy) -> dict[str, int]:
-        depth = layer_count(anatomy)
+        depth = anatomy.layer_count()
         if not 0 < self.top <= depth:
             raise ConfigError(
                 f"freeze cannot train the top {self.top} of {depth} layers",
                 expected=f"top between 1 and {depth}",
             )
-        return {path: above for path, above in layers_above(anatomy).items() if above < self.top}
+        return {path: above for path, above in anatomy.layers_above().items() if above < self.top}

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
 from adapterhub.methods.common.base import Unfreezing, Unfrozen, register_method
 
@@ -40,5 +39,5 @@ class Full(Unfreezing):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield all backbone parameters."""
-        for path, above in layers_above(anatomy).items():
+        for path, above in anatomy.layers_above().items():
             yield Unfrozen(path, rate=self.decay**-above)

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.own_modules import position_module
+from adapterhub.anatomy.backbone import position_module
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError

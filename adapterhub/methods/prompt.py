@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.backbone import device_of
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.weights import device_of
 from adapterhub.config.options import option
 from adapterhub.methods.common.base import Method, Placement, register_method
 from adapterhub.methods.common.projections import select_sites

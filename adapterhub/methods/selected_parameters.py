@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError, did_you_mean
 from adapterhub.methods.common.base import Unfreezing, Unfrozen, register_method
@@ -56,7 +55,7 @@ class SelectedParameters(Unfreezing):
         """
         parameters = anatomy.parameters(every_use=self.untied)
         path_of = {anatomy.key(path): path for path in parameters}
-        embedding = token_embedding(anatomy.model)
+        embedding = anatomy.backbone.token_embedding
         embedding_paths = [path for path, p in parameters.items() if p is embedding]
         selected: set[str] = set()
         unmatched = []

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.methods.common.base import (
@@ -96,7 +95,7 @@ class Staged(StagedUnfreezing):
         Raises:
             ConfigError: groups without parameters on this backbone.
         """
-        above = layers_above(anatomy)
+        above = anatomy.layers_above()
         for path, stage in self.stages(anatomy).items():
             yield Unfrozen(path, stage, self.decay ** -above[path])
 
@@ -130,6 +129,6 @@ def _paths(word: str, anatomy: Anatomy) -> list[str]:
     if word == "embeddings":
         return [path for path in parameters if anatomy.layer_of(path) == "below"]
     if match := re.fullmatch(r"top (\d{1,9})", word):
-        above = layers_above(anatomy)
+        above = anatomy.layers_above()
         return [path for path in parameters if above[path] < int(match[1])]
     return [path for path in parameters if fnmatch.fnmatchcase(anatomy.key(path), word)]

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.methods.common.base import Unfrozen, register_method
 from adapterhub.methods.staged import StagedUnfreezing
@@ -54,9 +53,9 @@ class Unfreeze(StagedUnfreezing):
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
         """Return the group of each parameter, counted from the top."""
-        depth = layer_count(anatomy)
+        depth = anatomy.layer_count()
         groups = -(-depth // self.size)
         return {
             path: groups if above == depth else above // self.size
-            for path, above in layers_above(anatomy).items()
+            for path, above in anatomy.layers_above().items()
         }

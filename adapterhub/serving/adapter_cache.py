@@ -29,9 +29,9 @@ from adapterhub.adapters.activation import changes_shared_state
 from adapterhub.adapters.adapter import Adapter, HeldModules
 from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import find_state
-from adapterhub.backbones.end_tokens import end_tokens, with_stops
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.pooling import vector_length
 from adapterhub.backbones.task_models import TASK_MODELS, TEXT_TO_IMAGE
 from adapterhub.config.user_folders import expanded
@@ -519,7 +519,7 @@ def _virtual_tokens(adapter: Adapter) -> int:
 def _ends(model: PreTrainedModel, attached: Sequence[Adapter]) -> tuple[int, ...]:
     """Return the tokens at which generation stops while adapters apply."""
     state = find_state(model)
-    own = end_tokens(model) if state is None else state.own_ends
+    own = Backbone.of(model).stops if state is None else state.own_ends
     return tuple(with_stops(own, [stop for each in attached for stop in each.stops]))
 
 
@@ -677,7 +677,7 @@ class ServedModels:
         form = self._form(pulled)
         if form not in self.bodies:
             model, tokenizer = self._loaded(pulled, _FEATURES)
-            if newly_initialized(model):  # a pooler: without it, no row computes a random one
+            if Backbone.of(model).fresh:  # a pooler: without it, no row computes a random one
                 model, tokenizer = self._loaded(pulled, _EMBEDDING)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         return self.bodies[form]
@@ -685,7 +685,7 @@ class ServedModels:
     def _new_body(self, form: Hashable, model: Any, tokenizer: Any) -> SharedBody | str:
         if model.config.is_encoder_decoder:
             return "an encoder-decoder has no states of the text alone"
-        if newly_initialized(model):
+        if Backbone.of(model).fresh:
             return "its checkpoint lacks parameters of the backbone"
         self._tensors(form).share(model)
         return SharedBody(model, tokenizer, self.limits, self.measured)

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.anatomy.backbone import device_of
 from adapterhub.backbones.probe import probe_batch
-from adapterhub.backbones.weights import device_of
 from adapterhub.loop.engine import recompute
 from adapterhub.tasks._losses import model_inputs
 

@@ -41,11 +41,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adapterhub.adapters.activation import adapters_below
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.foundations import adapters_below
-from adapterhub.anatomy.own_modules import PipelineParts, own_module
+from adapterhub.anatomy.backbone import Backbone, PipelineParts
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.layer_output import is_reversible
@@ -492,7 +491,7 @@ def frozen_layers(
         if options.frozen_cache is not None:
             note(f"train.frozen_cache={options.frozen_cache} has no effect: {reason}")
         return None
-    if isinstance(parts := own_module(adapter.model), PipelineParts):
+    if isinstance(parts := adapter.backbone.module, PipelineParts):
         return FrozenEncoders(parts, _limit(options), OFF)
     return FrozenLayers(adapter, options, recorded)
 
@@ -516,7 +515,7 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
         "train.dropout=true changes what frozen layers return": options.dropout,
         "several processes train": process_count() > 1,
     }
-    if isinstance(own_module(adapter.model), PipelineParts):
+    if isinstance(adapter.backbone.module, PipelineParts):
         return first_reason(reasons)
     reasons |= {
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
@@ -687,7 +686,7 @@ class FrozenLayers(Speedup):
         slots = [module for module in below if isinstance(module, Slot)]
         if self.staged or not all(p.requires_grad for slot in slots for p in slot.parameters()):
             return None
-        drawn = any(not name.startswith(replaced) for name in newly_initialized(self.model))
+        drawn = any(not name.startswith(replaced) for name in Backbone.of(self.model).fresh)
         seed = self.seed if drawn else None
         dtype = autocast(self.device.type) and torch.get_autocast_dtype(self.device.type)
         return id(rows.encoded.rows), plan.below, layers, dtype, seed

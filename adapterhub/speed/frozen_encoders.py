@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import nn
 
-from adapterhub.anatomy.own_modules import PipelineParts
+from adapterhub.anatomy.backbone import PipelineParts
 from adapterhub.backbones.denoising import Kept
 from adapterhub.hooks.slot import Slot
 from adapterhub.loop.engine import Engine

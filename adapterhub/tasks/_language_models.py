@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from adapterhub.backbones.end_tokens import end_tokens, text_stops, with_stops
+from adapterhub.backbones.end_tokens import text_stops, with_stops
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
@@ -106,8 +106,10 @@ class Generation:
 
     def generation_options(self, model: PreTrainedModel, prompts: Encoded) -> dict[str, Any]:
         """Return the options of `model.generate`, besides those of the search."""
+        from adapterhub.anatomy.backbone import Backbone  # imports torch
+
         stops = prompts.task.stops(prompts.setting)
-        ends = {"eos_token_id": with_stops(end_tokens(model), stops)} if stops else {}
+        ends = {"eos_token_id": with_stops(Backbone.of(model).stops, stops)} if stops else {}
         padding = prompts.setting.tokenizer.pad_token_id
         start = self.start_options(model, prompts.setting)
         return {"max_new_tokens": self.new_tokens, "pad_token_id": padding, **ends, **start}
@@ -394,7 +396,7 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
     """
     from torch import nn
 
-    from adapterhub.backbones.frozen_head import whole_states  # imports torch
+    from adapterhub.anatomy.backbone import whole_states  # imports torch
 
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.is_meta:

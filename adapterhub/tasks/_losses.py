@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.backbones.learned_tokens import learned_tokens
+from adapterhub.backbones.end_tokens import learned_tokens
 from adapterhub.tasks._rows import IGNORED
 
 if TYPE_CHECKING:

@@ -473,9 +473,9 @@ def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
 
     It is recorded with an adapter: another tokenizer would write other prompts.
     """
-    from adapterhub.backbones.tokenizer import tokenizer_snapshot  # imports torch
+    from adapterhub.anatomy.backbone import Backbone
 
-    snapshot = tokenizer_snapshot(model)
+    snapshot = Backbone.of(model).tokenizer
     return prompt_template(template, snapshot.tokenizer) if snapshot else template
 
 

@@ -36,14 +36,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import PlacedModule
+from adapterhub.adapters.adapter import Adapter, PlacedModule
+from adapterhub.anatomy.backbone import Backbone, is_sharded
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.model_lock import MODEL_LOCK
 from adapterhub.backbones.probe import evaluation_mode
-from adapterhub.backbones.quantized import quantization_of
-from adapterhub.backbones.weights import is_sharded, read_weight
+from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import ConfigError, TrainingError, unknown
 from adapterhub.interchange.translation import size_options
 from adapterhub.loop.engine import (
@@ -61,7 +58,7 @@ from adapterhub.methods.mica import MinorComponents
 from adapterhub.methods.pissa import PiSSALayer, leading
 from adapterhub.patch import Patch
 from adapterhub.recipe.options import Init
-from adapterhub.status import doing
+from adapterhub.status import MODEL_LOCK, doing
 from adapterhub.tasks._forward import on_device
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import IGNORED
@@ -467,8 +464,8 @@ class Quantization(_Watch):
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         super().__init__(adapter, placed)
-        model, folder = adapter.model, getattr(adapter.model, ORIGIN, None)
-        if quantization_of(model) is None or folder is None:
+        model, folder = adapter.model, adapter.backbone.folder
+        if Backbone.of(model).quantization is None or folder is None:
             raise ConfigError(
                 "init=loftq needs a model that was quantized when it was loaded",
                 expected="a backbone of adapterhub.load_backbone with quantize",

@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.route import adapters
-from adapterhub.anatomy.own_modules import as_model, is_pipeline
+from adapterhub.anatomy.backbone import DTYPES, Backbone, is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import (
     EAGER,
@@ -36,9 +36,7 @@ from adapterhub.backbones.layer_timing import (
     without_slow_bf16,
 )
 from adapterhub.backbones.load import load_backbone, load_processor
-from adapterhub.backbones.newly_initialized import initialize_again, newly_initialized
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.weights import DTYPES
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.text_stream import TextStream
@@ -137,7 +135,7 @@ class SharedLoader(BackboneLoader):
         kept = self.kept.get(key)
         if kept is not None and kept.draws and not adapters(kept.loaded.model):
             set_seed(recipe.seed)
-            initialize_again(kept.loaded.model)
+            Backbone.of(kept.loaded.model).initialize_again()
             return kept.loaded
         self._make_room(key)
         loaded = super().backbone(recipe, data, kernels)
@@ -200,7 +198,7 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             tensor_parallel=recipe.train.tensor_parallel,
         )
     make_ready(model, move=not (recipe.train.shard or recipe.train.tensor_parallel))
-    return Loaded(as_model(model), processor, kernels)
+    return Loaded(Backbone.of(model).model, processor, kernels)
 
 
 def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
@@ -222,7 +220,7 @@ def _draws_the_same(model: PreTrainedModel, seed: int) -> bool:
     """Return whether drawing the head of a model that was just loaded changes nothing."""
     after, before = torch.get_rng_state(), _new_tensors(model)
     set_seed(seed)
-    initialize_again(model)
+    Backbone.of(model).initialize_again()
     drawn = _new_tensors(model)
     same = all(torch.equal(before[name], drawn[name]) for name in before)
     same = same and torch.equal(after, torch.get_rng_state())
@@ -234,7 +232,7 @@ def _draws_the_same(model: PreTrainedModel, seed: int) -> bool:
 
 
 def _new_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    new = newly_initialized(model)
+    new = Backbone.of(model).fresh
     return {name: t.clone() for name, t in model.state_dict().items() if name in new}
 
 

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.anatomy.own_modules import as_model, is_pipeline, is_view
+from adapterhub.anatomy.backbone import Backbone, device_of, is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.pooling import max_positions, trained_length
-from adapterhub.backbones.quantized_layers import bytes_of, size_of
-from adapterhub.backbones.weights import device_of
+from adapterhub.backbones.quantized import bytes_of, size_of
 from adapterhub.loop import loop
 from adapterhub.loop.engine import OPTIMIZERS, LazyBatches, batch_order
 from adapterhub.loop.processes import process_count
@@ -276,7 +275,7 @@ def _memory(prepared: PreparedRun, now: int | None) -> dict[str, int]:
     on_cpu = device_of(adapter.model) == torch.device("cpu")
     offloaded = options.offload_activations and not on_cpu
     recomputed = options.gradient_checkpointing
-    if is_view(adapter.model):  # its batches are no texts, which could be made up
+    if adapter.backbone.foreign:  # its batches are no texts, which could be made up
         batch = partial(batch_bytes, adapter, prepared.train.batch, recomputed)
         layers = batch(1) + (rows - 1) * (batch(2) - batch(1))
         extra = round((HEAP - 1) * layers) if on_cpu else 0
@@ -383,7 +382,7 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     head, tokens = data.task.head, recipe.new_tokens
     processor = load_processor(recipe.backbone, head, recipe.revision, tokens)
     is_model = is_pipeline(processor)  # of diffusers, which is its own processor
-    model = as_model(processor) if is_model else meta_model(recipe.backbone, **names)
+    model = Backbone.of(processor).model if is_model else meta_model(recipe.backbone, **names)
     positions = max_positions(model)
     setting = Setting(processor, positions, data.labels, recipe.seed, positions)
     folder, _ = find_backbone(recipe.backbone, recipe.revision)

@@ -18,17 +18,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attach import attach, free_name
-from adapterhub.adapters.build import empty_copies
-from adapterhub.adapters.foundations import text_positions
+from adapterhub.adapters.activation import text_positions
+from adapterhub.adapters.adapter import Adapter, NamedHead
+from adapterhub.adapters.attach import attach, empty_copies, free_name
 from adapterhub.adapters.heads import add_heads, select_head
 from adapterhub.adapters.load import bring_foundation
-from adapterhub.adapters.parts import NamedHead
 from adapterhub.adapters.route import only_foundations
 from adapterhub.adapters.start import start_from
 from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.pooling import trained_length
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.examples import data_hash
@@ -325,7 +322,7 @@ def _rows(
     """Encode the examples; for several tasks, give the adapter a head for each first."""
     reads = text_positions(adapter.model, [adapter])
     setting = Setting(processor, reads, adapter.labels, recipe.seed, reads)
-    origin = getattr(adapter.model, ORIGIN, None)  # a pipeline of diffusers has none
+    origin = adapter.backbone.folder  # a pipeline of diffusers has none
     trained = trained_length(Path(origin)) if origin else None
 
     some = () if data.streams else data.train

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from adapterhub.adapters.adapter import STOPS
-from adapterhub.backbones.quantized import cpu_note
-from adapterhub.backbones.quantized_layers import size_of
+from adapterhub.backbones.quantized import cpu_note, size_of
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError

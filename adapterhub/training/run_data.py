@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.backbones.early_checks import DEQUANTIZE, check_backbone_options
-from adapterhub.backbones.installed import default_backbone
+from adapterhub.backbones.find import default_backbone
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import (
     SHARE,

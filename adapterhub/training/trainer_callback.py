@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerControl,
     TrainerState,
@@ -28,7 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from adapterhub.adapters.adapter import STOPS, Adapter
 from adapterhub.adapters.route import adapters
-from adapterhub.backbones.weights import is_sharded
+from adapterhub.anatomy.backbone import is_sharded, is_transformers
 from adapterhub.errors import TrainingError, warn_user
 from adapterhub.loop.trainee import check_whole, is_ready, penalty, stepped, stepping
 
@@ -166,7 +165,7 @@ def _save(model: Any, folder: Path, state: TrainerState) -> None:
 
 def _unwrapped(model: Any) -> Any:
     """Return the model inside DistributedDataParallel and torch.compile."""
-    while not isinstance(model, PreTrainedModel):
+    while not is_transformers(model):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:
             return model

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.layer_selection import number_ranges
+from adapterhub.anatomy.sites import number_ranges
 from adapterhub.config.options import options_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS, Method, Placement, Unfrozen

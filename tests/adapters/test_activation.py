@@ -14,7 +14,7 @@ from adapterhub.adapters.activation import (
     activation_of,
     route_activation_of,
 )
-from adapterhub.adapters.parts import LABEL_FIELDS
+from adapterhub.adapters.adapter import LABEL_FIELDS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 

@@ -9,7 +9,7 @@ import transformers
 from forge import state_of
 
 import adapterhub as ah
-from adapterhub.adapters.build import build_adapter
+from adapterhub.adapters.attach import build_adapter
 from adapterhub.adapters.state import bare
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS

@@ -16,7 +16,7 @@ from adapterhub.adapters.compatibility import (
     fit_head,
 )
 from adapterhub.adapters.state import backbone_fingerprint, get_state
-from adapterhub.backbones.identity import local_name
+from adapterhub.anatomy.backbone import local_name
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
 from adapterhub.methods.common.spec import restore_methods

@@ -11,7 +11,7 @@ from diffusers_models import MODELS, diffusers, model, output
 from selection import cases_of, long_table
 
 import adapterhub as ah
-from adapterhub.anatomy.own_modules import join
+from adapterhub.anatomy.backbone import join
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.errors import SiteError
 

@@ -14,7 +14,7 @@ from selection import ALL, cases_of, long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.adapters.foundations import with_foundations
+from adapterhub.adapters.activation import with_foundations
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AttachError, FileError, MergeError, MismatchError
 from adapterhub.files.native import Saved

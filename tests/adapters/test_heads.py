@@ -7,8 +7,8 @@ import tiny_models
 import torch
 
 import adapterhub as ah
+from adapterhub.adapters.adapter import NamedHead
 from adapterhub.adapters.heads import add_heads, select_head
-from adapterhub.adapters.parts import NamedHead
 from adapterhub.errors import AttachError, ConfigError
 
 TASKS = {

@@ -8,7 +8,7 @@ import torch
 from transformers import LevitConfig, LevitForImageClassification
 
 import adapterhub as ah
-from adapterhub.adapters.parts import parameter_holders
+from adapterhub.adapters.adapter import parameter_holders
 
 
 def test_tied_parameters_have_all_their_holders():

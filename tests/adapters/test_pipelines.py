@@ -10,7 +10,7 @@ from pipelines import KINDS, diffusers, picture, pipeline
 from selection import long_table
 
 import adapterhub as ah
-from adapterhub.anatomy.own_modules import loadable_in
+from adapterhub.anatomy.backbone import loadable_in
 from adapterhub.errors import AttachError, MismatchError, SiteError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

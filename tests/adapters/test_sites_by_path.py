@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
-from adapterhub.anatomy.forward_source import weights_read
+from adapterhub.anatomy.projections import weights_read
 from adapterhub.anatomy.sites import is_path
 from adapterhub.errors import AttachError, SiteError
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import adapterhub as ah
 from adapterhub.adapters.attachable import library_inside, remedy
 from adapterhub.adapters.state import backbone_fingerprint
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AttachError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -134,7 +134,7 @@ def test_other_things(thing, hint):
 
 def test_a_tokenizer_and_a_pipeline(backbone):
     model, tokenizer = ah.load_backbone(str(backbone))
-    assert tokenizer_snapshot(model)
+    assert Backbone.of(model).tokenizer
     with pytest.raises(AttachError) as error:
         ah.attach(tokenizer, "lora")
     assert error.value.hint == "attach(model, METHOD, tokenizer=tokenizer)"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adapterhub.anatomy.forward_source import attends
+from adapterhub.anatomy.projections import attends
 
 
 class OneOfTwo(nn.Module):

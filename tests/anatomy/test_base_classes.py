@@ -8,7 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, BertConfig, PreTrainedConfig
 
 from adapterhub.anatomy import anatomy_of
-from adapterhub.anatomy.own_modules import base_classes, new_base_model
+from adapterhub.anatomy.backbone import base_classes, new_base_model
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, anatomy_of
-from adapterhub.anatomy.forward_source import call_order
+from adapterhub.anatomy.projections import call_order
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.anatomy import FAMILIES, Family, Stack
-from adapterhub.anatomy.build import family_data, family_yaml, read_family
 from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.family_file import family_data, family_yaml, read_family
 from adapterhub.errors import ConfigError
 
 

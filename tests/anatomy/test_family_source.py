@@ -6,8 +6,8 @@ import every_type
 import pytest
 
 from adapterhub.anatomy import FAMILIES, Family, Stack
-from adapterhub.anatomy.build import row_text
 from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.family_file import row_text
 
 
 def test_the_source_of_a_row_evaluates_to_the_row():

@@ -9,7 +9,7 @@ import vision_language
 
 import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.layer_groups import dropped_modules
+from adapterhub.anatomy.sites import dropped_modules
 
 
 def llava(read, layers=3):

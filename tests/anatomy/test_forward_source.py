@@ -13,15 +13,15 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 import adapterhub as ah
-from adapterhub.anatomy.forward_source import (
+from adapterhub.anatomy.projections import (
     call_order,
     is_called_whole,
+    is_projection,
     multiplies_otherwise,
     own_methods,
     reads_token_ids,
     returns_tuple,
 )
-from adapterhub.anatomy.projections import is_projection
 from adapterhub.errors import SiteError
 
 

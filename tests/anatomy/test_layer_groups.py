@@ -8,7 +8,7 @@ import tiny_models
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.layer_groups import layer_groups
+from adapterhub.anatomy.sites import layer_groups
 
 
 def groups_of(model_type):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from adapterhub.anatomy.own_modules import first_existing, has_path, layer_paths
+from adapterhub.anatomy.backbone import first_existing, has_path, layer_paths
 
 
 def test_layers_of_nested_lists_are_numbered_across_them():

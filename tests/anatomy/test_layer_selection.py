@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
+from adapterhub.anatomy.sites import layer_numbers, number_ranges
 from adapterhub.errors import SiteError
 
 

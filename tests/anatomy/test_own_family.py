@@ -12,13 +12,8 @@ import yaml
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.build import (
-    family_data,
-    family_yaml,
-    forget_family,
-    own_family,
-    use_family,
-)
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.anatomy.family_file import family_data, family_yaml, use_family
 from adapterhub.errors import BackboneError, ConfigError, FileError, MismatchError
 from adapterhub.files.native import Saved
 
@@ -83,9 +78,9 @@ def test_another_row_of_a_type_is_refused_unless_it_replaces(rows):
 
 def test_a_row_of_one_model_is_used_for_this_one(model):
     use_family(model, ROW)
-    assert own_family(model) == ROW == ah.anatomy_of(model).family
-    forget_family(model)
-    assert own_family(model) is None
+    assert Backbone.of(model).family == ROW == ah.anatomy_of(model).family
+    Backbone.of(model).family = None
+    assert Backbone.of(model).family is None
     assert "decoder.0.attn.v" not in ah.anatomy_of(model).sites
 
 
@@ -117,7 +112,7 @@ def test_an_adapter_brings_its_row(model, tmp_path):
     expected = logits(model)
     adapter.save(tmp_path / "own")
     adapter.detach()
-    forget_family(model)
+    Backbone.of(model).family = None
     bare = logits(model)
     loaded = ah.load(model, tmp_path / "own")
     assert torch.equal(logits(model), expected)
@@ -132,7 +127,7 @@ def test_a_model_with_other_sites_refuses_an_adapter_with_a_row(model, tmp_path)
     use_family(model, ROW)
     ah.attach(model, "lora(sites=[attn.v])", name="own").save(tmp_path / "own")
     ah.detach(model)
-    forget_family(model)
+    Backbone.of(model).family = None
     ah.attach(model, "lora(sites=[ffn.up])", name="discovered")
     with pytest.raises(MismatchError, match="another row of sites"):
         ah.load(model, tmp_path / "own")
@@ -143,14 +138,14 @@ def test_a_refused_adapter_leaves_no_row(model, tmp_path):
     use_family(model, ROW)
     ah.attach(model, "lora(sites=[attn.v])", name="own").save(tmp_path / "own")
     ah.detach(model)
-    forget_family(model)
+    Backbone.of(model).family = None
     with torch.no_grad():
         model.lm_head.weight.add_(1)
         model.model.embed_tokens.weight.add_(1)
     other = type(model)(model.config)
     with pytest.raises(MismatchError):
         ah.load(other, tmp_path / "own")
-    assert own_family(other) is None
+    assert Backbone.of(other).family is None
 
 
 @pytest.mark.parametrize("recorded", ["row.yaml", ["row"], {"model_types": ["persimmon"]}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.anatomy.own_modules import own_modules, slots_in
+from adapterhub.anatomy.backbone import own_modules, slots_in
 
 
 def test_modules_are_those_without_adapters():

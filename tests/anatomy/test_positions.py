@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 from torch import nn
 
-from adapterhub.anatomy.own_modules import padding_table, position_module
+from adapterhub.anatomy.backbone import padding_table, position_module
 
 
 def root_of(architecture):

@@ -7,7 +7,7 @@ import tiny_models
 from transformers import AutoModel, ReformerConfig
 
 import adapterhub as ah
-from adapterhub.anatomy.forward_source import reversible_stack
+from adapterhub.anatomy.projections import reversible_stack
 from adapterhub.errors import SiteError
 
 TINY = {

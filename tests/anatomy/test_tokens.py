@@ -6,7 +6,7 @@ import tiny_models
 import transformers
 from torch import nn
 
-from adapterhub.anatomy.own_modules import token_table
+from adapterhub.anatomy.backbone import token_table
 
 
 def test_the_table_of_a_model_of_text():

@@ -18,8 +18,8 @@ from selection import long_table
 import adapterhub as ah
 from adapterhub.adapters.compatibility import backbone_differences
 from adapterhub.adapters.state import find_state, new_state
-from adapterhub.backbones import tensor_digests
-from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.backbones import checkpoint
+from adapterhub.backbones.checkpoint import named_tensors
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.fingerprint import function_config
 from adapterhub.errors import MismatchError
@@ -31,8 +31,8 @@ fingerprints = import_module("adapterhub.backbones.fingerprint")  # the package 
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch):
     """Sample as little of a tiny model as of one with billions of parameters."""
-    monkeypatch.setattr(tensor_digests, "RUNS", 2)
-    monkeypatch.setattr(tensor_digests, "RUN", 2)
+    monkeypatch.setattr(checkpoint, "RUNS", 2)
+    monkeypatch.setattr(checkpoint, "RUN", 2)
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def unsampled_noise(tensors):
 
     def changed(name, tensor):
         kept = torch.zeros(tensor.numel(), dtype=torch.bool)
-        for start, count in tensor_digests.sample_of(tensor_digests.reader_of(name, tensor)):
+        for start, count in checkpoint.sample_of(checkpoint.reader_of(name, tensor)):
             kept[start : start + count] = True
         noise = torch.randn(tensor.numel()) * 0.02
         return torch.where(kept, tensor.flatten(), noise).view(tensor.shape)

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.manifest import NewToken
 from adapterhub.files.native import Saved, write_adapter
@@ -389,7 +389,7 @@ def test_a_refused_adapter_leaves_nothing(words, reason):
     with pytest.raises(AdapterhubError):
         words.load(name)
     assert not differences(before, words.seen())
-    assert tokenizer_snapshot(words.model) is None
+    assert Backbone.of(words.model).tokenizer is None
     words.load("sound")
     ah.detach(words.model)
     assert not differences(pristine, words.seen())

@@ -11,7 +11,7 @@ from observed import differences, observed_tokenizer
 from tokenizers import AddedToken, NormalizedString, PreTokenizedString
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from adapterhub.backbones.tokenizer import check_removable, remove_added_tokens
+from adapterhub.backbones.processor import check_removable, remove_added_tokens
 from adapterhub.errors import MismatchError
 
 TOKENS = [

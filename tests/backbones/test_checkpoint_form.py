@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from selection import long_table
 
-from adapterhub.backbones.checkpoint_form import (
+from adapterhub.backbones.checkpoint import (
     HEAD_PART,
     form_of,
     in_checkpoint_form,

@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from adapterhub.backbones import digest_cache
-from adapterhub.backbones.digest_cache import remembered
+from adapterhub.backbones import checkpoint
+from adapterhub.backbones.checkpoint import remembered
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(digest_cache, "TICK", 0)
+    monkeypatch.setattr(checkpoint, "TICK", 0)
     return tmp_path / "cache" / "adapterhub" / "weights"
 
 
@@ -37,7 +37,7 @@ def test_a_result_is_computed_once(count):
 
 def test_a_file_that_has_just_changed_is_not_remembered(count, monkeypatch):
     """Another change may follow within the same tick of the clock."""
-    monkeypatch.setattr(digest_cache, "TICK", 2_000_000_000)
+    monkeypatch.setattr(checkpoint, "TICK", 2_000_000_000)
     assert [count(), count()] == [1, 2]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from adapterhub.anatomy.backbone import DTYPES
 from adapterhub.backbones.early_checks import (
     DTYPE_NAMES,
     QUANTIZATION_LIBRARIES,
@@ -11,7 +12,6 @@ from adapterhub.backbones.early_checks import (
     check_location,
 )
 from adapterhub.backbones.quantized import QUANTIZATIONS
-from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import BackboneError, ConfigError
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fixtures import CHAT_TEMPLATE, word_tokenizer, write_json_lines
 from transformers import (
     AutoModelForCausalLM,
@@ -17,7 +18,8 @@ from transformers import (
 )
 
 import adapterhub as ah
-from adapterhub.backbones.end_tokens import end_tokens, set_end_tokens, with_stops
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.data.examples import Example
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
@@ -84,7 +86,7 @@ def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_pat
     tokenizer = word_tokenizer()
     stop = tokenizer.convert_tokens_to_ids(MARK)
     model, tokenizer = ah.load_backbone(str(tmp_path / "backbone"), task="causal-lm")
-    own = end_tokens(model)
+    own = Backbone.of(model).stops
     adapter = ah.load(model, folder, tokenizer=tokenizer)
     chat = [{"role": "user", "content": "the film was"}]
     asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
@@ -97,7 +99,7 @@ def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_pat
     assert answer[-1] == stop
     assert len(answer) == 2
     with ah.disabled(model):
-        assert end_tokens(model) == own
+        assert Backbone.of(model).stops == own
     adapter.export(tmp_path / "peft")
     assert GenerationConfig.from_pretrained(tmp_path / "peft").eos_token_id == with_stops(
         own, [stop]
@@ -114,7 +116,7 @@ def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_pat
     ah.unmerge(model)
     assert written(model) == answer
     ah.detach(model)
-    assert end_tokens(model) == own
+    assert Backbone.of(model).stops == own
 
 
 def test_a_continued_run_keeps_where_answers_end(trained: Any, adapterhub: Any) -> None:
@@ -146,7 +148,7 @@ def test_without_a_run_the_tokenizer_says_where_answers_end(
         model = AutoModelForCausalLM.from_pretrained(backbones("llama"))
         given = tokenizer if way == "known tokenizer" else None
         adapter = ah.attach(model, "lora", name="mine", tokenizer=given)
-    own = end_tokens(model)
+    own = Backbone.of(model).stops
     if way == "Trainer":
         _train_in_a_trainer(model, tokenizer, tmp_path)
         folder = tmp_path / "adapters" / "mine"
@@ -161,12 +163,12 @@ def test_without_a_run_the_tokenizer_says_where_answers_end(
         exported = GenerationConfig.from_pretrained(tmp_path / "peft").eos_token_id
         assert exported == with_stops(own, stops)
     ah.merge(model)
-    assert end_tokens(model) == (with_stops(own, stops) if stops else own)
+    assert Backbone.of(model).stops == (with_stops(own, stops) if stops else own)
     ah.unmerge(model)
     ah.detach(model)
-    assert end_tokens(model) == own
+    assert Backbone.of(model).stops == own
     ah.load(model, folder, tokenizer=tokenizer)
-    assert end_tokens(model) == (with_stops(own, stops) if stops else own)
+    assert Backbone.of(model).stops == (with_stops(own, stops) if stops else own)
 
 
 def _train_in_a_trainer(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -233,6 +235,7 @@ def test_special_tokens_are_written_once() -> None:
 
 
 def test_a_model_that_writes_nothing_has_no_end() -> None:
-    set_end_tokens(object(), 1)  # type: ignore[arg-type]
-    assert end_tokens(object()) is None  # type: ignore[arg-type]
+    silent = Backbone.of(torch.nn.Linear(2, 2))
+    silent.stops = 1
+    assert silent.stops is None
     assert with_stops(None, [3]) == with_stops(3, [3]) == [3]

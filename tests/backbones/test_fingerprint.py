@@ -20,8 +20,8 @@ from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state, new_state
-from adapterhub.backbones import digest_cache
-from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.backbones import checkpoint
+from adapterhub.backbones.checkpoint import named_tensors
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     Vocabulary,
@@ -182,7 +182,7 @@ def test_a_quantized_load_has_the_identity_of_its_files(tmp_path):
 
 def test_equal_files_are_enough(tmp_path, monkeypatch):
     """Of a backbone on the Hub no value is read, only the sha256 of its files, and these once."""
-    monkeypatch.setattr(digest_cache, "TICK", 0)
+    monkeypatch.setattr(checkpoint, "TICK", 0)
     saved("llama", tmp_path / "a", "features")
     model = transformers.AutoModel.from_pretrained(tmp_path / "a")
     trained = new_state(model).identity()

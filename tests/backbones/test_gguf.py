@@ -12,8 +12,7 @@ import transformers
 
 import adapterhub as ah
 from adapterhub.backbones import gguf as our_gguf
-from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.installed import default_backbone
+from adapterhub.backbones.find import default_backbone, find_backbone
 from adapterhub.errors import BackboneError
 
 gguf = pytest.importorskip("gguf")
@@ -132,7 +131,7 @@ def test_a_package_is_verified_and_chosen_for_chats(file, tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     own = our_gguf.PackagedGguf("tiny_package", "a.gguf", digest, "pip install it", "acme/tiny")
-    monkeypatch.setattr("adapterhub.backbones.installed.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("adapterhub.backbones.find.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setitem(our_gguf.PACKAGED_GGUF, "tiny-package", own)
     assert default_backbone("causal-lm") == ("tiny-package", "installed")
     assert (find_backbone("tiny-package")[0] / "model.safetensors").is_file()

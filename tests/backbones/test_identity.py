@@ -10,8 +10,8 @@ import torch
 import transformers
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import Backbone, local_name
 from adapterhub.backbones.find import find_backbone, is_hub_id, is_local_name
-from adapterhub.backbones.identity import local_name, name_and_revision, origin_of
 from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.native import Saved
 
@@ -45,14 +45,17 @@ def test_the_name_is_valid_on_any_machine(subtests):
     ]
     for path, name, revision in cases:
         with subtests.test(path=path):
-            assert name_and_revision(named(path, COMMIT), fingerprint) == (name, revision)
+            assert Backbone.of(named(path, COMMIT)).name_and_revision(fingerprint) == (
+                name,
+                revision,
+            )
             assert is_local_name(name) == (not is_hub_id(name))
 
 
 def test_a_folder_in_the_working_directory_is_not_a_hub_id(monkeypatch, tmp_path):
     (tmp_path / "google" / "bert").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert name_and_revision(named("google/bert"), fingerprint)[0] == f"bert--{DIGEST}"
+    assert Backbone.of(named("google/bert")).name_and_revision(fingerprint)[0] == f"bert--{DIGEST}"
 
 
 def test_a_folder_is_no_hub_id_after_a_change_of_the_working_directory(
@@ -62,8 +65,8 @@ def test_a_folder_is_no_hub_id_after_a_change_of_the_working_directory(
     monkeypatch.chdir(tmp_path)
     model, _ = ah.load_backbone("google/bert")
     monkeypatch.chdir("/")
-    assert name_and_revision(model, fingerprint)[0] == f"bert--{DIGEST}"
-    assert origin_of(model) == tmp_path / "google" / "bert"
+    assert Backbone.of(model).name_and_revision(fingerprint)[0] == f"bert--{DIGEST}"
+    assert Backbone.of(model).origin == tmp_path / "google" / "bert"
 
 
 def test_weights_have_one_name_and_other_weights_another(backbone, tmp_path):
@@ -108,8 +111,8 @@ def test_a_model_without_weights_has_a_local_name():
 
 def test_the_origin_is_the_folder_as_long_as_it_exists(backbone, tmp_path):
     model, _ = ah.load_backbone(str(backbone))
-    assert origin_of(model) == backbone
+    assert Backbone.of(model).origin == backbone
     by_transformers = transformers.AutoModel.from_pretrained(backbone)
-    assert origin_of(by_transformers) == backbone
-    assert origin_of(named(str(tmp_path / "deleted"))) is None
-    assert origin_of(named("acme/never-downloaded")) is None
+    assert Backbone.of(by_transformers).origin == backbone
+    assert Backbone.of(named(str(tmp_path / "deleted"))).origin is None
+    assert Backbone.of(named("acme/never-downloaded")).origin is None

@@ -7,7 +7,6 @@ import tiny_models
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.errors import SiteError
 
 
@@ -15,15 +14,15 @@ def test_every_depth_occurs_and_every_parameter_has_one(subtests):
     for architecture in tiny_models.MATRIX:
         with subtests.test(architecture=architecture):
             anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-            above = layers_above(anatomy)
+            above = anatomy.layers_above()
             assert above.keys() == anatomy.parameters().keys()
-            assert set(above.values()) == set(range(layer_count(anatomy) + 1))
+            assert set(above.values()) == set(range(anatomy.layer_count() + 1))
 
 
 def test_the_decoder_is_above_the_encoder():
     anatomy = ah.anatomy_of(tiny_models.usual_model("bart"))
-    above = layers_above(anatomy)
-    assert layer_count(anatomy) == 4
+    above = anatomy.layers_above()
+    assert anatomy.layer_count() == 4
     depths = [
         above[f"model.{stack}.layers.{n}.fc1.weight"]
         for stack in ("encoder", "decoder")
@@ -34,7 +33,7 @@ def test_the_decoder_is_above_the_encoder():
 
 
 def test_a_pooler_is_at_the_top():
-    above = layers_above(ah.anatomy_of(tiny_models.model("bert", "features")))
+    above = ah.anatomy_of(tiny_models.model("bert", "features")).layers_above()
     assert above["pooler.dense.weight"] == above["encoder.layer.1.output.dense.weight"] == 0
 
 
@@ -45,6 +44,6 @@ def test_packed_weights_are_refused():
         if isinstance(module, nn.Linear):
             del module.weight
     with pytest.raises(SiteError, match="cannot train whole layers") as error:
-        layers_above(anatomy)
+        anatomy.layers_above()
     assert error.value.offenders[0] == "layers.0.self_attn.q_proj"
     assert error.value.offenders[-1] == "and 11 more"

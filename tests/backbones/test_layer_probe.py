@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.backbones.quantized_layers import blocks_gradients, computes_with, has_own_code
+from adapterhub.backbones.quantized import blocks_gradients, computes_with, has_own_code
 
 
 class Own(nn.Linear):

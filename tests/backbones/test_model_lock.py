@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.backbones.stand_in import stand_in
+from adapterhub.backbones.skeleton import stand_in
 
 
 def is_whole(model):

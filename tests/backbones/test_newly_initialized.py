@@ -14,27 +14,23 @@ from selection import long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.backbones.newly_initialized import (
-    NEWLY_INITIALIZED,
-    initialize_again,
-    newly_initialized,
-)
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.task_models import task_model
 from adapterhub.status import quiet_loading
 
 
 def test_a_new_head_is_newly_initialized(backbone):
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=["no", "yes"])
-    assert newly_initialized(model) == {"classifier.weight", "classifier.bias"}
+    assert Backbone.of(model).fresh == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_complete_checkpoint_has_none(backbone):
     model, _ = ah.load_backbone(str(backbone))
-    assert newly_initialized(model) == frozenset()
+    assert Backbone.of(model).fresh == frozenset()
 
 
 def test_nothing_is_known_of_a_model_that_was_loaded_elsewhere():
-    assert newly_initialized(tiny_models.model("bert")) == frozenset()
+    assert Backbone.of(tiny_models.model("bert")).fresh == frozenset()
 
 
 KINDS = ("classification", "tagging", "multiple-choice")
@@ -52,14 +48,14 @@ def test_a_head_is_drawn_as_loading_draws_it(architecture: str, kind: str, tmp_p
         set_seed(seed)
         with quiet_loading():
             model, info = auto.from_pretrained(tmp_path, output_loading_info=True)
-        setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
+        Backbone.of(model).fresh = frozenset(info["missing_keys"])
         return model  # type: ignore[no-any-return]
 
     model, expected = load(1), load(2)
-    assert newly_initialized(model), "the kind has no new parameters: the test shows nothing"
+    assert Backbone.of(model).fresh, "the kind has no new parameters: the test shows nothing"
     after = torch.get_rng_state()
     set_seed(2)
-    initialize_again(model)
+    Backbone.of(model).initialize_again()
     assert torch.equal(torch.get_rng_state(), after)
     drawn = model.state_dict()
     assert all(torch.equal(tensor, drawn[n]) for n, tensor in expected.state_dict().items())

@@ -10,6 +10,7 @@ import transformers
 import vision_language
 from PIL import Image
 
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.processor import (
     PictureTextProcessor,
@@ -18,7 +19,6 @@ from adapterhub.backbones.processor import (
     learns_suffix,
     picture_inputs,
     processor_identity,
-    remember_processor,
 )
 from adapterhub.errors import BackboneError, ConfigError
 
@@ -68,7 +68,7 @@ def test_the_identity_is_that_of_the_image_processor(backbones):
     alone = load_processor(str(backbones("vlm-llava")), TASK)
     assert alone.image_processor.to_dict() == processor.image_processor.to_dict()
     processor.image_processor.image_mean = [0.1, 0.2, 0.3]
-    remember_processor(model, processor)
+    Backbone.of(model).processor = processor
     assert processor_identity(model) != identity
 
 

@@ -10,13 +10,9 @@ import pytest
 from transformers import PreTrainedModel
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.pooling import (
-    check_pooling,
-    chosen_pooling,
-    pooling_in_training,
-    trained_pooling,
-)
+from adapterhub.backbones.pooling import check_pooling, trained_pooling
 from adapterhub.errors import ConfigError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -92,7 +88,7 @@ def load(folder: str | Path, **options: str) -> PreTrainedModel:
 
 def test_the_heads_of_a_sentence_encoder_read_what_it_was_trained_for() -> None:
     model = load(MINILM)
-    assert pooling_in_training(model) == "mean"
+    assert Backbone.of(model).trained_pooling == "mean"
     assert ah.attach(model, "head").pooling.how == "mean"
     assert ah.attach(model, "head", name="b", pooling="max").pooling.how == "max"
     assert ah.attach(model, "head", name="c", pooling="model").pooling is None
@@ -100,7 +96,7 @@ def test_the_heads_of_a_sentence_encoder_read_what_it_was_trained_for() -> None:
 
 def test_the_choice_of_the_user_holds() -> None:
     model = load(MINILM, pooling="cls")
-    assert chosen_pooling(model) == "cls"
+    assert Backbone.of(model).pooling == "cls"
     assert ah.attach(model, "head").pooling.how == "cls"
     assert ah.attach(load(MINILM, pooling="model"), "head").pooling is None
 

@@ -12,13 +12,12 @@ import transformers
 from fixtures import word_tokenizer
 from PIL import Image
 
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.processor import (
     frame_counts,
     heard_seconds,
     processor_identity,
-    processor_of,
-    remember_processor,
     sampling_rate,
     sound_inputs,
     tokenizer_of,
@@ -28,7 +27,7 @@ from adapterhub.errors import ConfigError
 
 def identity(processor):
     model = tiny_models.model("bert")
-    remember_processor(model, processor)
+    Backbone.of(model).processor = processor
     return processor_identity(model)
 
 
@@ -64,7 +63,7 @@ def test_the_identity_has_no_names_of_classes_and_nothing_neutral(tmp_path):
 def test_a_tokenizer_has_no_identity_here():
     assert identity(word_tokenizer()) is None
     assert processor_identity(tiny_models.model("bert")) is None
-    assert processor_of(tiny_models.model("bert")) is None
+    assert Backbone.of(tiny_models.model("bert")).processor is None
 
 
 def test_a_processor_is_loaded_with_its_backbone(backbones):

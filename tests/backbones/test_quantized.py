@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
+from adapterhub.anatomy.backbone import quantization_kind
 from adapterhub.backbones import quantized
 from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.quantized import (
     QUANTIZATIONS,
     loading_options,
-    quantization_kind,
     remaining_quantization,
     stored_quantization,
 )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from adapterhub.backbones.quantized_layers import (
+from adapterhub.backbones.quantized import (
     drop_saved_input,
     keep_4bit_layout,
     prepare_quantized,

@@ -11,7 +11,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
-from adapterhub.backbones.quantized_layers import (
+from adapterhub.backbones.quantized import (
     bytes_of,
     can_requantize,
     dequantized,

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.backbones import tensor_digests
-from adapterhub.backbones.tensor_digests import (
+from adapterhub.backbones import checkpoint
+from adapterhub.backbones.checkpoint import (
     RUN,
     RUNS,
     Digests,
@@ -60,7 +60,7 @@ def test_a_sample_is_within_its_tensor(numel):
 
 
 def test_chunks_cover_every_value_once(monkeypatch):
-    monkeypatch.setattr(tensor_digests, "_CHUNK", 7)
+    monkeypatch.setattr(checkpoint, "_CHUNK", 7)
     runs = list(chunks(TensorReader("a", (5, 9), None)))
     covered = [i for start, count in runs for i in range(start, start + count)]
     assert covered == list(range(45))
@@ -69,16 +69,16 @@ def test_chunks_cover_every_value_once(monkeypatch):
 def test_threads_change_nothing(monkeypatch):
     readers = [reader_of(str(i), torch.randn(60, 70)) for i in range(20)]
     expected = digest_table(readers, sampled=False)
-    monkeypatch.setattr(tensor_digests, "_CHUNK", 100)
+    monkeypatch.setattr(checkpoint, "_CHUNK", 100)
     assert digest_table(readers, sampled=False) == expected
     assert len(expected) == 20
 
 
 def test_threads_run_nothing_of_torch(monkeypatch):
     """New threads that enter torch's parallel code set up its pool, which failed now and then."""
-    monkeypatch.setattr(tensor_digests, "_CHUNK", 100)
+    monkeypatch.setattr(checkpoint, "_CHUNK", 100)
     of_torch, hashing = set(), set()
-    rounded, update = tensor_digests._rounded, tensor_digests._Strands._update
+    rounded, update = checkpoint._rounded, checkpoint._Strands._update
 
     def note(values):
         of_torch.add(threading.get_ident())
@@ -93,8 +93,8 @@ def test_threads_run_nothing_of_torch(monkeypatch):
         of_torch.add(threading.get_ident())
         return torch.cat([tensor.flatten()[a : a + n] for a, n in runs])
 
-    monkeypatch.setattr(tensor_digests, "_rounded", note)
-    monkeypatch.setattr(tensor_digests._Strands, "_update", note_hashing)
+    monkeypatch.setattr(checkpoint, "_rounded", note)
+    monkeypatch.setattr(checkpoint._Strands, "_update", note_hashing)
     tensors = [torch.randn(30, 40) for _ in range(20)]
     readers = [
         TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)

@@ -9,11 +9,8 @@ import tiny_models
 from fixtures import word_tokenizer
 from tokenizers import AddedToken
 
-from adapterhub.backbones.tokenizer import (
-    TokenizerSnapshot,
-    remember_tokenizer,
-    tokenizer_snapshot,
-)
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones.processor import TokenizerSnapshot, remember_tokenizer
 from adapterhub.errors import AttachError, MismatchError
 
 
@@ -75,11 +72,11 @@ def test_tokens_that_would_get_other_ids_are_refused(before):
 
 def test_a_model_has_one_snapshot_per_tokenizer():
     model, tokenizer = tiny_models.model("bert"), word_tokenizer()
-    assert tokenizer_snapshot(model) is None
+    assert Backbone.of(model).tokenizer is None
     first = remember_tokenizer(model, tokenizer, len(tokenizer))
     tokenizer.add_tokens(["<new>"])
     assert remember_tokenizer(model, tokenizer, len(tokenizer)) is first
-    assert tokenizer_snapshot(copy.deepcopy(model)) is first, (
+    assert Backbone.of(copy.deepcopy(model)).tokenizer is first, (
         "a copied model uses the tokenizer too"
     )
     assert remember_tokenizer(model, word_tokenizer(), 5) is not first

@@ -9,21 +9,18 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
-from adapterhub.anatomy.sites import FeatureSlice
-from adapterhub.backbones.weights import (
+from adapterhub.anatomy.backbone import (
     DTYPES,
-    as_stored,
+    Backbone,
     device_of,
-    dtype_and_quantization,
     has_values,
     is_sharded,
-    packed_hosts,
-    read_bias,
-    read_weight,
     storage_problem,
     storage_problems,
     whole,
 )
+from adapterhub.anatomy.sites import FeatureSlice
+from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import SiteError
 
 
@@ -85,29 +82,29 @@ def test_storage_problems():
 )
 def test_the_dtype_of_a_model(dtype, name):
     model = tiny_models.model("bert").to(dtype)
-    assert dtype_and_quantization(model, {}) == (name, None)
+    assert Backbone.of(model).dtype_and_quantization({}) == (name, None)
 
 
 def test_the_dtype_is_that_of_the_backbone_and_not_of_a_replaced_parameter():
     model = tiny_models.model("bert")
     first = next(model.parameters())
     original = nn.Parameter(first.detach().half())
-    assert dtype_and_quantization(model, {id(first): original}) == ("fp16", None)
+    assert Backbone.of(model).dtype_and_quantization({id(first): original}) == ("fp16", None)
 
 
 def test_the_quantization_of_a_model():
     model = tiny_models.model("bert")
     model.config.quantization_config = {"load_in_8bit": True}
-    assert dtype_and_quantization(model, {}) == ("fp32", "int8")
+    assert Backbone.of(model).dtype_and_quantization({}) == ("fp32", "int8")
 
 
 def test_packed_projections_are_found():
     model = tiny_models.model("bert")
-    assert packed_hosts(ah.anatomy_of(model)) == []
+    assert ah.anatomy_of(model).packed_hosts() == []
     query = model.bert.encoder.layer[0].attention.self.query
     anatomy = ah.anatomy_of(model)
     del query.weight
-    assert packed_hosts(anatomy) == ["bert.encoder.layer.0.attention.self.query"]
+    assert anatomy.packed_hosts() == ["bert.encoder.layer.0.attention.self.query"]
 
 
 def test_a_plain_tensor_is_whole():

@@ -5,8 +5,8 @@ import json
 import pytest
 import tiny_models
 
-from adapterhub.backbones import installed
-from adapterhub.backbones.installed import GOOD, default_backbone
+from adapterhub.backbones import find
+from adapterhub.backbones.find import GOOD, default_backbone
 from adapterhub.backbones.task_models import TASK_MODELS
 
 MINILM, SMOLLM = GOOD[0].id, "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -15,7 +15,7 @@ MINILM, SMOLLM = GOOD[0].id, "HuggingFaceTB/SmolLM2-135M-Instruct"
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A Hub's cache; the function adds a model of one weight file to it."""
-    monkeypatch.setattr(installed.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(find.constants, "HF_HUB_CACHE", str(tmp_path))
 
     def add(name, architecture, size=100):
         folder = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "0123"
@@ -46,7 +46,7 @@ def test_a_good_one_that_is_here_is_chosen_else_the_smallest(cache):
 @pytest.mark.parametrize("architecture", sorted(tiny_models.MATRIX))
 def test_the_kind_of_a_checkpoint_is_found(architecture, cache, backbones):
     model = tiny_models.model(architecture, task="features").config
-    assert installed._kind({"architectures": [f"{type(model).__name__[:-6]}Model"]}) != ""
+    assert find._kind({"architectures": [f"{type(model).__name__[:-6]}Model"]}) != ""
 
 
 def test_what_cannot_be_read_is_not_listed(cache, tmp_path):
@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_not_listed(cache, tmp_path):
     ):
         cache(f"acme/m{number}", "x")
         (tmp_path / f"models--acme--m{number}/snapshots/0123/config.json").write_text(text)
-    assert [e for e in installed.found_backbones() if e.id.startswith("acme")] == []
+    assert [e for e in find.found_backbones() if e.id.startswith("acme")] == []
 
 
 def test_the_command_lists_what_is_here_and_what_is_good(cache, adapterhub):

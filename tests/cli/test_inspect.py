@@ -19,7 +19,7 @@ from transformers import (
 
 import adapterhub as ah
 from adapterhub.anatomy import Family, Stack
-from adapterhub.anatomy.build import read_family
+from adapterhub.anatomy.family_file import read_family
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.methods import METHODS
 

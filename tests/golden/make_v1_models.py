@@ -22,7 +22,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import adapterhub as ah
-from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones.processor import remember_tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>\n' }}{% endfor %}"
 LABELS = {"id2label": {0: "no", 1: "yes", 2: "vielleicht später"}}
@@ -96,7 +97,7 @@ def make(folder: Path) -> None:
     for name, case in CASES.items():
         model = backbone_of(case)
         if case.tokens:
-            snapshot = tokenizer_snapshot(model)
+            snapshot = Backbone.of(model).tokenizer
             assert snapshot is not None
             snapshot.tokenizer.add_tokens(list(case.tokens))
             snapshot.tokenizer.chat_template = TEMPLATE

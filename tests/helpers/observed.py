@@ -12,8 +12,7 @@ import torch
 
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import find_state
-from adapterhub.anatomy.sites import CHILD
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.anatomy.backbone import CHILD, Backbone
 from adapterhub.hooks.composition import current_entry
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.site_module import init_is_skipped
@@ -133,7 +132,7 @@ def observed(model: Any, tokenizer: Any = None) -> dict[str, Any]:
         "slots": _slots(model),
         "state": observed_state(model),
         "tokenizer": observed_tokenizer(tokenizer),
-        "recorded": (s := tokenizer_snapshot(model)) and s.size,
+        "recorded": (s := Backbone.of(model).tokenizer) and s.size,
         "locked": STRUCTURE_LOCK._is_owned(),
         "skips": init_is_skipped(),
         "inference": torch.is_inference_mode_enabled(),

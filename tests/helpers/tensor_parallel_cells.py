@@ -20,8 +20,8 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import shared_like, whole
 from adapterhub.backbones.tensor_parallel import planned_config
-from adapterhub.backbones.weights import shared_like, whole
 from adapterhub.errors import AdapterhubError
 
 CAUSAL = "AutoModelForCausalLM"

@@ -13,7 +13,7 @@ from selection import long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.anatomy.forward_source import attends
+from adapterhub.anatomy.projections import attends
 from adapterhub.errors import SiteError
 from adapterhub.hooks.attention import SUPPORTED
 

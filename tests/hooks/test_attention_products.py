@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import adapterhub as ah
 import adapterhub.hooks.attention as attention
-from adapterhub.anatomy.forward_source import attends
+from adapterhub.anatomy.projections import attends
 from adapterhub.errors import AttachError
 from adapterhub.hooks.attention import WatchedProducts
 from adapterhub.hooks.keyvalue import JoinedPrefixes

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import adapterhub as ah
-from adapterhub.backbones.frozen_head import whole_states
+from adapterhub.anatomy.backbone import whole_states
 from adapterhub.hooks.composition import AppliedModules, Average, BatchPlan
 from adapterhub.hooks.head import (
     add_variant_slot,

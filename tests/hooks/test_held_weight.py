@@ -23,7 +23,7 @@ from selection import cases_of
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.own_modules import copy_with
+from adapterhub.anatomy.backbone import copy_with
 from adapterhub.errors import AttachError
 from adapterhub.hooks.held_weight import AdaptedWeight, HeldWeightSlot, call_host
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.sites import CHILD
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.slot import Mark, Slot, drop_slot
 

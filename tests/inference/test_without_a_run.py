@@ -14,8 +14,8 @@ from selection import long_table
 from task_cases import CASES
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.processor import processor_of, remember_processor
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import ConfigError
 from adapterhub.inference.open import open_adapter
@@ -61,8 +61,8 @@ def test_merge_writes_a_model_of_the_same_class(
     auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
     merged = auto.from_pretrained(out)
     assert type(merged) is type(model)
-    if (processor := processor_of(model)) is not None:
-        remember_processor(merged, processor)
+    if (processor := Backbone.of(model).processor) is not None:
+        Backbone.of(merged).processor = processor
     if kind == "embedding":  # the pooler that nothing reads is not in the checkpoint
         merged.pooler = None
         expected.pop("pooler_output", None)
@@ -191,8 +191,8 @@ def test_what_changes_more_than_a_weight_is_merged_or_refused(
     auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
     merged = auto.from_pretrained(out).eval()
     assert type(merged) is type(model)
-    if (processor := processor_of(model)) is not None:
-        remember_processor(merged, processor)
+    if (processor := Backbone.of(model).processor) is not None:
+        Backbone.of(merged).processor = processor
     expected = probe(model)
     for output, value in probe(merged).items():
         torch.testing.assert_close(value, expected[output], atol=1e-4, rtol=1e-4)

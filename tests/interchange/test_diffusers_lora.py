@@ -9,7 +9,7 @@ from pipelines import diffusers, picture, pipeline
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.anatomy.own_modules import parts_of
+from adapterhub.anatomy.backbone import parts_of
 from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
 from adapterhub.interchange.diffusers_lora import STYLES, _as_kohya
 from adapterhub.interchange.peft.files import PeftFiles

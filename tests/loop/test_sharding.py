@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import adapterhub as ah
-from adapterhub.backbones.weights import is_sharded, local, shared_like, with_whole_parameters
+from adapterhub.anatomy.backbone import is_sharded, local, shared_like, with_whole_parameters
 from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state

@@ -7,7 +7,7 @@ import tiny_models
 import torch
 
 import adapterhub as ah
-from adapterhub.anatomy.sites import CHILD
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.errors import MergeError
 from adapterhub.merging.affine import merged_weight_and_bias
 

@@ -10,7 +10,7 @@ from one_site import attention_tensors
 from selection import long_table
 
 import adapterhub as ah
-from adapterhub.anatomy.sites import CHILD
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.prefix import Prefix

@@ -15,8 +15,9 @@ from PIL import Image
 from selection import cases_of
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.processor import PictureTextProcessor, picture_inputs, remember_processor
+from adapterhub.backbones.processor import PictureTextProcessor, picture_inputs
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
@@ -457,6 +458,6 @@ def test_the_processor_of_a_saved_adapter_is_checked(questions, backbones, loade
     other = PictureTextProcessor.from_pretrained(backbones("vlm-llava"))
     other.image_processor.image_mean = [0.0, 0.0, 0.0]
     again, _ = loaded("llava")
-    remember_processor(again, other)
+    Backbone.of(again).processor = other
     with pytest.raises(MismatchError, match="processor"):
         ah.load(again, tmp_path / "one")

@@ -18,7 +18,7 @@ import diffusers
 import pipelines
 
 import adapterhub as ah
-from adapterhub.anatomy.own_modules import parts_of
+from adapterhub.anatomy.backbone import parts_of
 from adapterhub.backbones import denoising
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import BackboneError, ConfigError, DataError

@@ -15,7 +15,7 @@ from task_cases import pairs
 from training_runs import final_bytes
 
 import adapterhub as ah
-from adapterhub.backbones.learned_tokens import learned_tokens
+from adapterhub.backbones.end_tokens import learned_tokens
 from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import reporter_for
 from adapterhub.recipe.recipe import read

@@ -14,10 +14,10 @@ from selection import long_table
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import attach
+from adapterhub.anatomy.backbone import DTYPES
 from adapterhub.backbones import layer_timing
 from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import TrainingError
 from adapterhub.loop import loop
 from adapterhub.loop.report import Reporter

@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 
-from adapterhub.adapters.foundations import virtual_tokens
+from adapterhub.adapters.activation import virtual_tokens
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read

@@ -8,7 +8,7 @@ of a layer:
     attention output    heads -> d, in the same module as q, k and v or in its parent
     feed-forward        up (and gate): d -> inner, down: inner -> d
     norms               by the sublayer that contains them, the others by their order
-    keyvalue            where attention is computed in a known way (forward_source.py)
+    keyvalue            where attention is computed in a known way (projections.py)
 
 A name alone is not enough: the sizes must fit too. A fused projection is split where the source of
 the forward shows its layout. Of two networks the larger one is the feed-forward,

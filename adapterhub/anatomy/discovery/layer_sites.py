@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from adapterhub.anatomy.backbone import has_path, join, own_modules
 from adapterhub.anatomy.discovery.roles import (
     attention_group,
     attention_sites,
@@ -21,16 +22,15 @@ from adapterhub.anatomy.discovery.roles import (
     kind_of,
     mixer_of,
 )
-from adapterhub.anatomy.forward_source import call_order
-from adapterhub.anatomy.own_modules import has_path, own_modules
 from adapterhub.anatomy.projections import (
+    call_order,
     expert_modules,
     in_features,
     out_features,
     plain_projections,
     router_path,
 )
-from adapterhub.anatomy.sites import EXPERTS, ROUTER, join
+from adapterhub.anatomy.sites import EXPERTS, ROUTER
 
 _HEAD_NORM = re.compile(r"^(q|k|v|query|key|value)_?[a-z]*norm", re.IGNORECASE)
 _ENDS = ("o", "down")

@@ -29,17 +29,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from torch import nn
 
+from adapterhub.anatomy.backbone import join, own_modules
 from adapterhub.anatomy.family import WHOLE, Layout
-from adapterhub.anatomy.forward_source import attends, own_methods, returns_tuple
-from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.projections import (
+    attends,
     in_features,
     is_projection,
     latent_sizes,
     out_features,
+    own_methods,
     plain_projections,
+    returns_tuple,
 )
-from adapterhub.anatomy.sites import join
 
 _PREFIX = re.compile(r"^(project|projection|linear)_(?=.)")
 _SUFFIX = re.compile(r"_(proj|projection|lin|linear|layer)$")

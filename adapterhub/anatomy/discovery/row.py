@@ -17,10 +17,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
+from adapterhub.anatomy.backbone import first_existing, join, own_modules, token_table
 from adapterhub.anatomy.discovery.layer_sites import norm_size, sites_of_layer
 from adapterhub.anatomy.discovery.roles import attention_modules, fused_layout
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
-from adapterhub.anatomy.own_modules import first_existing, own_modules, token_table
 from adapterhub.anatomy.projections import (
     in_features,
     is_projection,
@@ -28,7 +28,6 @@ from adapterhub.anatomy.projections import (
     plain_projections,
     usual_size,
 )
-from adapterhub.anatomy.sites import join
 
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
 # What a stack reads, by the words of its path; the first that matches counts.

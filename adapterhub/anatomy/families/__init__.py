@@ -30,7 +30,7 @@ architectures. `adapterhub inspect MODEL --draft-family --python` prints what it
 Print the model, add what is missing, and put the row into the file for its kind: the tests then run
 every method on it. docs/tutorials/new-architecture.md does it step by step. Mind these:
 
-- Leave out `attn.kv` if prefixes do not fit the attention: `attends` (forward_source.py) is None.
+- Leave out `attn.kv` if prefixes do not fit the attention: `attends` (projections.py) is None.
 - A fused q, k, v is `attn.qkv`; check in the model's forward whether it is split in blocks or per
   head (`fused`).
 - Leave out a norm that serves two sublayers.

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from adapterhub.anatomy.backbone import join, storage_problem
 from adapterhub.anatomy.projections import is_table
-from adapterhub.anatomy.sites import Anatomy, Site, join, sites_option
+from adapterhub.anatomy.sites import Anatomy, Site, sites_option
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.weights import read_bias, read_weight, storage_problem
+from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.errors import SiteError
 from adapterhub.interchange.peft.experts import held_sites, is_exchanged, unpacked
 from adapterhub.interchange.peft.files import PeftFiles

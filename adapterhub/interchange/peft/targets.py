@@ -19,7 +19,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import FileError
 
 # peft's names for the head of a classifier, which "all-linear" does not include.

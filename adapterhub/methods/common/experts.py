@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.own_modules import copy_with
+from adapterhub.anatomy.backbone import copy_with
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError

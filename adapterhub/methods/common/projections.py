@@ -10,9 +10,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
-from adapterhub.anatomy.own_modules import own_modules, parameter_at
-from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches, sites_option
+from adapterhub.anatomy.backbone import own_modules, parameter_at
+from adapterhub.anatomy.sites import (
+    ROUTER,
+    Anatomy,
+    Kind,
+    Site,
+    layer_numbers,
+    matches,
+    number_ranges,
+    sites_option,
+)
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapterhub.anatomy.backbone import device_of
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
-from adapterhub.backbones.weights import device_of
 from adapterhub.errors import ConfigError, SiteError
 
 Pair = tuple[Tensor, Tensor]
@@ -22,7 +21,7 @@ def token_ids(anatomy: Anatomy, text: str) -> Tensor:
     Raises:
         ConfigError: no tokenizer is recorded for the model, or the text has no tokens.
     """
-    snapshot = tokenizer_snapshot(anatomy.model)
+    snapshot = anatomy.backbone.tokenizer
     if snapshot is None:
         raise ConfigError(
             "a start from a text needs the tokenizer of the backbone",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.files.native import Saved, write_adapter
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -59,7 +59,7 @@ def test_a_golden_adapter_computes_the_recorded_logits(name):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert adapter.labels == (("no", "yes", "vielleicht später") if adapter.head else ())
     if case.tokens:
-        tokenizer = tokenizer_snapshot(model).tokenizer
+        tokenizer = Backbone.of(model).tokenizer.tokenizer
         assert [tokenizer.convert_ids_to_tokens(64 + i) for i in (0, 1)] == list(case.tokens)
         assert tokenizer.chat_template == make.TEMPLATE
     else:

@@ -15,7 +15,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy import families
-from adapterhub.backbones import checkpoint_form
+from adapterhub.backbones import checkpoint
 from adapterhub.errors import MismatchError, OutputError
 from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
@@ -136,9 +136,9 @@ def test_renamed_modules_do_not_matter(tmp_path, monkeypatch):
     stacks = (dataclasses.replace(stack, sites=types.MappingProxyType(sites)),)
     monkeypatch.setitem(families.FAMILIES, "bert", dataclasses.replace(row, stacks=stacks))
     # Such a release gives the tensors their old names on saving.
-    undo = checkpoint_form.revert_weight_conversion
+    undo = checkpoint.revert_weight_conversion
     monkeypatch.setattr(
-        checkpoint_form,
+        checkpoint,
         "revert_weight_conversion",
         lambda base, named: {n.replace("_projection", ""): t for n, t in undo(base, named).items()},
     )

@@ -15,10 +15,9 @@ from selection import long_table
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones import weights
-from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import BackboneError, MergeError, SiteError
 from adapterhub.methods import METHODS
 
@@ -148,8 +147,8 @@ def test_merging_into_packed_weights_is_refused(tmp_path):
 def test_the_fingerprint_is_that_of_the_checkpoint_files(tmp_path):
     """The fingerprint covers the packed codes, not just norms and embeddings."""
     model, other = packed_model("bert", tmp_path / "a"), packed_model("bert", tmp_path / "b")
-    assert packed_hosts(anatomy_of(model))
-    host = other.get_submodule(packed_hosts(anatomy_of(other))[0])
+    assert anatomy_of(model).packed_hosts()
+    host = other.get_submodule(anatomy_of(other).packed_hosts()[0])
     host.qweight.bitwise_not_()
     save_file(dict(other.state_dict()), tmp_path / "b" / "model.safetensors")
     fingerprints = {ah.attach(m, "lora").manifest().backbone.fingerprint for m in (model, other)}

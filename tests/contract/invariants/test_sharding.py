@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 
 import adapterhub as ah
-from adapterhub.backbones.weights import is_sharded
+from adapterhub.anatomy.backbone import is_sharded
 from adapterhub.errors import AttachError
 
 # Site modules, a prefix, and a method that trains the backbone's own parameters.

@@ -13,7 +13,8 @@ from fixtures import WORDS, word_tokenizer
 from tokenizers import AddedToken
 
 import adapterhub as ah
-from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
+from adapterhub.anatomy.backbone import Backbone
+from adapterhub.backbones.processor import remember_tokenizer
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
 
@@ -156,7 +157,7 @@ def test_a_copied_model_keeps_its_new_tokens(backbones):
     model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
     tiny_models.scramble(ah.attach(model, "lora"))
     copied = copy.deepcopy(model)
-    assert tokenizer_snapshot(copied).tokenizer is tokenizer
+    assert Backbone.of(copied).tokenizer.tokenizer is tokenizer
     assert torch.equal(scores(copied, tokenizer).logits, scores(model, tokenizer).logits)
 
 
@@ -173,7 +174,7 @@ def test_another_tokenizer_is_refused(backbones, tmp_path):
         ah.load(plain, tmp_path / "a", tokenizer=other)
     assert Saved.at(tmp_path / "a").manifest.tokenizer in str(error.value)
     assert remember_tokenizer(torch.nn.Module(), other, 64).identity() in str(error.value)
-    assert tokenizer_snapshot(plain) is None, "a refused load leaves nothing"
+    assert Backbone.of(plain).tokenizer is None, "a refused load leaves nothing"
     assert not any("adapterhub" in name for name in plain.state_dict())
     ah.load(plain, tmp_path / "a", any_tokenizer=True)
 
@@ -262,7 +263,7 @@ def test_a_tokenizer_identity_depends_on_its_content(backbone, tmp_path):
 
 def test_tokens_added_later_do_not_change_the_identity(backbones):
     model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm")
-    expected = tokenizer_snapshot(model).identity()
+    expected = Backbone.of(model).tokenizer.identity()
     tokenizer.add_tokens([AddedToken("don", single_word=False), "<a>"])
-    assert tokenizer_snapshot(model).identity() == expected
+    assert Backbone.of(model).tokenizer.identity() == expected
     assert len(ah.attach(model, "lora").new_tokens.tokens) == 2

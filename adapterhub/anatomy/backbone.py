@@ -1,0 +1,841 @@
+"""A backbone: any model as its modules, and what is known of it.
+
+The base case is any `torch.nn.Module`: hooks, slots and files need modules, parameters and paths,
+which every module has. `TransformersBackbone` adds what transformers knows of its models (tokens,
+head, stops), `PipelineBackbone` the parts of a pipeline of diffusers. `Backbone.of` takes whatever
+a user has in hand. A backbone is no copy, and has no state of its own: what is recorded of a model
+when it is loaded, is recorded at the model, and travels with its copies.
+
+Code that was written for models of transformers gets `backbone.model`: of any other module, a
+`ModuleView`. Its attributes are the module's own, one dictionary of both, so that a hook, slot or
+mode that the view gets is the module's. Users keep their module, and never see the view.
+
+A pipeline is no module, but has modules:
+
+    unet, transformer, prior, decoder    what removes the noise
+    text_encoder, ...                    what reads the prompt
+
+`parts_of` returns those of them that the pipeline's class names as loadable, in one `ModuleDict`:
+their paths begin with the name of the part, as in the files of diffusers. A class that names none
+(PixArt, DiT), or nothing that removes the noise (PRX), has the parts above. The pipeline itself is
+not changed. Other modules, such as a VAE, a ControlNet or a T5 that no such file has, are no parts:
+they are not adapted by default, may be exchanged, and an adapter is saved for the numbers of all
+parts. Each can have adapters of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar, overload
+
+import torch
+import transformers
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from adapterhub.config.user_folders import NO_WEIGHTS, expanded, is_folder, is_hub_id
+from adapterhub.errors import BackboneError
+from adapterhub.patch import Patch
+
+if TYPE_CHECKING:
+    from adapterhub.anatomy.family import Family
+
+# Buffers that training changes, by their usual names.
+_STATISTICS = frozenset({"cluster_size", "embed_avg", "embedding_avg", "num_batches_tracked"})
+_AVERAGES = ("running_", "ema_", "moving_")
+CHILD = "adapterhub"  # the name of the one child module that a host has while adapters are attached
+
+
+def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str, nn.Module]]:
+    """List the modules of a model with their paths, as `named_modules` does, without slots.
+
+    `every_use` lists a module that has several paths under each of them.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    _collect(model, "", every_use, set(), found)
+    return found
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Return whether a module changes buffers while it trains.
+
+    They are the averages of a batch norm or of a codebook, or the vectors of a spectral norm, which
+    torch keeps in a parametrization, and before that in a hook.
+    """
+    buffers = (name for name, buffer in module._buffers.items() if buffer is not None)
+    if any(name in _STATISTICS or name.startswith(_AVERAGES) for name in buffers):
+        return True
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _SpectralNorm) or any(isinstance(h, SpectralNorm) for h in hooks)
+
+
+@contextmanager
+def still_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep buffers as they are inside: to read a weight with a spectral norm changes them."""
+    training = [m for m in model.modules() if m.training and has_statistics(m)]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def parameter_at(module: nn.Module, path: str) -> nn.Parameter | None:
+    """Return the parameter of a module at a path; None if there is none."""
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner)._parameters.get(name)
+
+
+def copy_with(module: Any, parameters: Mapping[str, Any], cls: type | None = None) -> Any:
+    """Return a shallow copy of a module with other objects in place of some parameters.
+
+    The module itself stays as it is, since other threads may compute with it. A path, such as
+    `out_proj.weight`, is of a parameter of a child, which is copied likewise. The copy is of the
+    class `cls`, by default of the module's own.
+    """
+    copied: Any = object.__new__(cls or type(module))
+    vars(copied).update(vars(module))
+    own = {name: value for name, value in parameters.items() if "." not in name}
+    vars(copied)["_parameters"] = {**module._parameters, **own}
+    inside: dict[str, dict[str, Any]] = {}
+    for name in parameters.keys() - own.keys():
+        child, _, rest = name.partition(".")
+        inside.setdefault(child, {})[rest] = parameters[name]
+    changed = {name: copy_with(module._modules[name], each) for name, each in inside.items()}
+    vars(copied)["_modules"] = {**module._modules, **changed}
+    return copied
+
+
+def slots_in(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the slots of a model, without the modules that they hold."""
+    for _, module in own_modules(model):
+        if (slot := module._modules.get(CHILD)) is not None:
+            yield slot
+
+
+def _collect(
+    module: nn.Module,
+    path: str,
+    every_use: bool,
+    seen: set[int],
+    found: list[tuple[str, nn.Module]],
+) -> None:
+    """Append a module and those below it, each before its children."""
+    if not every_use and id(module) in seen:
+        return
+    seen.add(id(module))
+    found.append((path, module))
+    for name, child in module._modules.items():
+        if child is not None and name != CHILD:
+            _collect(child, f"{path}.{name}" if path else name, every_use, seen, found)
+
+
+def join(*parts: str) -> str:
+    """Join parts, some of which may be empty, into a module path."""
+    return ".".join(p for p in parts if p)
+
+
+def layer_paths(base: nn.Module, spec: str) -> list[str]:
+    """List the paths of a stack's layers; empty if the model does not have the stack."""
+    paths = [""]
+    for name in spec.split(".*."):
+        lists = [join(path, name) for path in paths]
+        paths = [f"{path}.{number}" for path in lists for number in range(_length(base, path))]
+    return paths
+
+
+def _length(base: nn.Module, path: str) -> int:
+    module = _get(base, path)
+    return len(module) if isinstance(module, nn.ModuleList | nn.Sequential) else 0
+
+
+def _get(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def first_existing(layer: nn.Module, spec: str) -> str | None:
+    """Return the first of the `|`-separated paths that exists in the layer."""
+    return next((path for path in spec.split("|") if has_path(layer, path)), None)
+
+
+def has_path(layer: nn.Module, path: str) -> bool:
+    """Return whether a module exists, or both of `a>b`."""
+    return all(_get(layer, end) is not None for end in path.split(">"))
+
+
+def base_classes(config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
+    """Return the classes that AutoModel has for a configuration; empty if it has none."""
+    return _classes(transformers.AutoModel, config)
+
+
+def new_base_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the base model of a configuration, or that of a task for a type with no other.
+
+    Raises:
+        ValueError: no auto class of transformers has the configuration.
+    """
+    if classes := base_classes(config):
+        return classes[0](config)
+    for name in dir(transformers):
+        if name.startswith("AutoModelFor"):
+            for each in _classes(getattr(transformers, name), config):
+                return each(config).base_model  # type: ignore[return-value]
+    raise ValueError(f"no auto class of transformers has a {type(config).__name__}")
+
+
+def _classes(auto: Any, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
+    found = auto._model_mapping.get(type(config), ())
+    return found if isinstance(found, tuple) else (found,)
+
+
+def token_table(module: nn.Module) -> Any | None:
+    """Return the module that embeds tokens; None if there is none or it cannot be determined.
+
+    It is a table with one row per token, or another module in its place (of pixels or sound).
+    """
+    find = getattr(module, "get_input_embeddings", None)
+    try:
+        table = find() if find is not None else getattr(module, "embed_tokens", None)
+    except (NotImplementedError, AttributeError):
+        return None
+    return table
+
+
+def position_module(root: nn.Module) -> nn.Module | None:
+    """Return the module of a stack to which token positions can be passed; None if there is none.
+
+    The stack's root, if its forward takes `position_ids`; otherwise its table of positions, if that
+    takes `position_ids` and `past_key_values_length`, as in BART.
+    """
+    if "position_ids" in _parameters(root):
+        return root
+    names = {"position_ids", "past_key_values_length"}
+    return next((m for m in root.children() if names <= _parameters(m)), None)
+
+
+def padding_table(root: nn.Module) -> nn.Module | None:
+    """Return the table of a stack that counts positions from padding ids, as in M2M-100, or None.
+
+    Without ids it takes embeddings, in which it finds no padding.
+    """
+    names = {"input_ids", "inputs_embeds", "past_key_values_length"}
+    return next((m for m in root.children() if names == _parameters(m)), None)
+
+
+def _parameters(module: nn.Module) -> set[str]:
+    return set(inspect.signature(module.forward).parameters)
+
+
+_PARTS: weakref.WeakKeyDictionary[Any, PipelineParts] = weakref.WeakKeyDictionary()
+_LOADABLE = "_lora_loadable_modules"  # of the class of a pipeline
+_INSIDE = "_orig_mod"  # of a compiled module: the module
+_TEXT = "text_encoder"
+_USUAL = re.compile(rf"(unet|transformer|prior|decoder|{_TEXT})(_\d)?")
+
+
+class PipelineParts(nn.ModuleDict):
+    """The modules of a pipeline that adapters can be at.
+
+    Args:
+        pipeline: the pipeline.
+
+    Attributes:
+        kind: the class of the pipeline.
+        compiled: the names of the parts in whose place the pipeline has `torch.compile(part)`.
+        others: the names of the pipeline's other modules.
+        compute: what calling the parts as a model computes; None: a pipeline is called itself.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        super().__init__(_modules_of(pipeline))
+        self.kind = type(pipeline)
+        self.compiled: tuple[str, ...] = ()
+        self.others: tuple[str, ...] = ()
+        self.compute: Callable[..., Any] | None = None
+
+    def forward(self, **inputs: Any) -> Any:
+        """Compute what `compute` does."""
+        if self.compute is None:
+            raise TypeError(f"call the {self.kind.__name__} itself: its parts have no forward")
+        return self.compute(**inputs)
+
+    def __reduce__(self) -> tuple[Callable[[type], PipelineParts], tuple[type], dict[str, Any]]:
+        # A copy of what is inside, which knows these parts, asks for their kind first.
+        return _without_modules, (self.kind,), vars(self)
+
+
+def is_pipeline(thing: object) -> TypeGuard[Any]:
+    """Return whether an object is a pipeline of diffusers."""
+    if isinstance(thing, nn.Module | type):
+        return False
+    kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
+    return "diffusers.DiffusionPipeline" in kinds
+
+
+def loadable_in(kind: type, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the names of a pipeline's modules that are parts, by the class of it."""
+    present = list(names)
+    loadable = tuple(getattr(kind, _LOADABLE, ()))
+    if any(name in present for name in loadable if not name.startswith(_TEXT)):
+        return loadable
+    usual = (name for name in present if _USUAL.fullmatch(name))
+    return tuple(dict.fromkeys((*loadable, *usual)))
+
+
+def parts_of(pipeline: Any) -> PipelineParts:
+    """Return the parts of a pipeline; the same object as long as it has the same parts.
+
+    A compiled part stands for the one inside, whose hooks it calls.
+    """
+    modules = _modules_of(pipeline)
+    known = _PARTS.get(pipeline) or _of_a_copy(modules)
+    if known is None or dict(known.items()) != modules:
+        known = PipelineParts(pipeline)
+    _PARTS[pipeline] = known
+    known.compiled = tuple(name for name in modules if hasattr(getattr(pipeline, name), _INSIDE))
+    own = (name for name, value in vars(pipeline).items() if isinstance(value, nn.Module))
+    known.others = tuple(name for name in own if name not in modules)
+    return known
+
+
+def _modules_of(pipeline: Any) -> dict[str, nn.Module]:
+    names = loadable_in(type(pipeline), vars(pipeline))
+    found = {name: getattr(pipeline, name, None) for name in names}
+    found = {name: getattr(module, _INSIDE, module) for name, module in found.items()}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+
+def _without_modules(kind: type) -> PipelineParts:
+    made = PipelineParts.__new__(PipelineParts)
+    vars(made)["kind"] = kind
+    return made
+
+
+def _of_a_copy(modules: Mapping[str, nn.Module]) -> PipelineParts | None:
+    """Return the parts that are copied with the adapters of a pipeline; None without adapters."""
+    known = (getattr(m.__dict__.get("save_pretrained"), "owner", None) for m in modules.values())
+    return next((parts for parts in known if isinstance(parts, PipelineParts)), None)
+
+
+class ModuleConfig(PreTrainedConfig):
+    """The configuration of a view: the module's class, and its options if it shows them."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.options = dict(options or {})
+
+    def facts(self) -> dict[str, Any]:
+        """Return what changes what the module computes, as far as it says."""
+        return {"model_type": self.model_type, **self.options}
+
+
+class ModuleView(PreTrainedModel):
+    """A module of any library, as a model without tokens.
+
+    Args:
+        module: the module, whose attributes are those of the view.
+    """
+
+    __slots__ = ("_known_config", "module")
+    config_class = ModuleConfig
+    module: nn.Module
+    _known_config: ModuleConfig
+
+    def __init__(self, module: nn.Module) -> None:
+        options = _options(module)
+        config = ModuleConfig({n: v for n, v in options.items() if not n.startswith("_")})
+        config.model_type = _name(module)  # type: ignore[misc]
+        config._name_or_path = str(options.get("_name_or_path") or "")
+        object.__setattr__(self, "__dict__", vars(module))
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "_known_config", config)
+
+    def __reduce__(self) -> tuple[Callable[[nn.Module], ModuleView], tuple[nn.Module]]:
+        return ModuleView, (self.module,)
+
+    @property
+    def config(self) -> ModuleConfig:  # type: ignore[override]
+        """The configuration."""
+        return self._known_config
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        """The module's own forward."""
+        return self.module.forward
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Refuse: no module is known to embed tokens."""
+        raise NotImplementedError
+
+    def get_output_embeddings(self) -> None:
+        """Return None: no module is known to write tokens."""
+
+    def can_generate(self) -> bool:  # type: ignore[override]
+        """Return whether texts are generated: no."""
+        return False
+
+
+def _options(module: nn.Module) -> Mapping[str, Any]:
+    """Return the options that a module shows in its configuration, as those of diffusers do.
+
+    Names with a dash in front are the library's.
+    """
+    config = getattr(module, "config", None)
+    return config if isinstance(config, Mapping) else {}
+
+
+def _name(module: nn.Module) -> str:
+    """Return the name of the class of the user's own object."""
+    return type(module).__name__ if not isinstance(module, PipelineParts) else module.kind.__name__
+
+
+T = TypeVar("T")
+EndTokens = int | list[int] | None
+"""The tokens at which generation stops, as a generation config has them."""
+_CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
+_DRAWN = "_is_hf_initialized"  # with which transformers marks what it has initialized
+
+
+class RecordedFact(Generic[T]):
+    """What is recorded of a backbone: an attribute of the user's module, which its copies have.
+
+    Args:
+        name: the end of the attribute's name.
+        default: the value of a model of which nothing is recorded; setting None removes the record.
+    """
+
+    def __init__(self, name: str, default: T) -> None:
+        self.attribute = f"_adapterhub_{name}"
+        self.default = default
+
+    @overload
+    def __get__(self, backbone: None, owner: type) -> RecordedFact[T]: ...
+
+    @overload
+    def __get__(self, backbone: Backbone, owner: type) -> T: ...
+
+    def __get__(self, backbone: Backbone | None, owner: type) -> RecordedFact[T] | T:
+        if backbone is None:
+            return self
+        value: T = getattr(backbone.module, self.attribute, self.default)
+        return value
+
+    def __set__(self, backbone: Backbone, value: T | None) -> None:
+        if value is None:
+            vars(backbone.module).pop(self.attribute, None)
+        else:
+            vars(backbone.module)[self.attribute] = value
+
+
+class Backbone:
+    """A model of any library, as adapters see it.
+
+    Args:
+        module: the user's own module, or the parts of a pipeline.
+
+    Attributes:
+        module: likewise.
+        foreign: whether the module is of another library than transformers.
+        folder: the folder it was loaded from.
+        fresh: the paths of parameters that its checkpoint does not have, such as a new task head.
+        rows: the rows of its checkpoint's token embedding.
+        pooling: what the heads of new adapters read, as the user chose when it was loaded.
+        trained_pooling: the pooling that it was trained with.
+        tokenizer: the tokenizer that is used with it, and its state when it was first used.
+        processor: what makes its inputs.
+        family: the row of its own, in place of that of its type.
+    """
+
+    foreign = True
+    folder: RecordedFact[str | None] = RecordedFact("origin", None)
+    fresh: RecordedFact[frozenset[str]] = RecordedFact("fresh", frozenset())
+    rows: RecordedFact[int | None] = RecordedFact("rows", None)
+    pooling: RecordedFact[str | None] = RecordedFact("pooling", None)
+    trained_pooling: RecordedFact[str | None] = RecordedFact("trained_pooling", None)
+    tokenizer: RecordedFact[Any] = RecordedFact("tokenizer", None)
+    processor: RecordedFact[Any] = RecordedFact("processor", None)
+    family: RecordedFact[Family | None] = RecordedFact("family", None)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @staticmethod
+    def of(thing: Any) -> Backbone:
+        """Return the backbone of a module, a view of one, or a pipeline of diffusers."""
+        if isinstance(thing, ModuleView):
+            thing = thing.module
+        elif is_pipeline(thing):
+            thing = parts_of(thing)
+        if isinstance(thing, PreTrainedModel | torch._dynamo.OptimizedModule):
+            return TransformersBackbone(thing)
+        return (PipelineBackbone if isinstance(thing, PipelineParts) else Backbone)(thing)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The module for code that takes a model of transformers."""
+        return ModuleView(self.module)
+
+    @property
+    def name(self) -> str:
+        """The name of the class of the user's own object."""
+        return type(self.module).__name__
+
+    def is_of(self, model: object) -> bool:
+        """Return whether a module, a view or a pipeline is this one."""
+        return Backbone.of(model).module is self.module
+
+    # Identity
+
+    @property
+    def origin(self) -> Path | None:
+        """The folder it was loaded from, if that still exists; makes no network requests."""
+        config = self.model.config
+        name = str(config._name_or_path)
+        for folder in (self.folder, name):
+            if folder and is_folder(folder):
+                return Path(folder)
+        if not is_hub_id(name):
+            return None
+        commit = getattr(config, "_commit_hash", None)
+        cached = try_to_load_from_cache(name, "config.json", revision=commit)
+        return Path(cached).parent if isinstance(cached, str) else None
+
+    def name_and_revision(self, fingerprint: Callable[[], str]) -> tuple[str, str | None]:
+        """Return the name that is valid on any machine, and the commit.
+
+        That is a Hub id unchanged, the Hub id of a folder in the Hub's cache, or a local name: the
+        last component of any other folder and the start of the fingerprint, as in
+        `bert--0123456789ab`. Hub ids cannot contain `--`, and other weights in a folder of the same
+        name have another name. The names in a folder's own config.json are not used: they are often
+        those of its parent model.
+        """
+        config = self.model.config
+        name = str(config._name_or_path or "")
+        if cached := _CACHED.search(name.replace("\\", "/")):
+            return cached[1].replace("--", "/"), cached[2]
+        revision: str | None = getattr(config, "_commit_hash", None)
+        if not is_folder(name) and is_hub_id(name):
+            return name, revision
+        last = expanded(name.replace("\\", "/")).resolve().name if name else ""
+        plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")[:100]
+        return local_name(plain or f"unnamed-{config.model_type}", fingerprint), revision
+
+    # Tokens: any other module is not known to embed or generate some
+
+    @property
+    def token_embedding(self) -> nn.Parameter | None:
+        """The weight of the token embedding, (vocabulary, d); None if there is none."""
+        return None
+
+    @property
+    def output_embedding(self) -> nn.Module | None:
+        """The layer that returns a value for each token of the vocabulary; None without one."""
+        return None
+
+    @property
+    def stops(self) -> EndTokens:
+        """The tokens at which generation stops: `eos_token_id` of its generation config."""
+        return None
+
+    @stops.setter
+    def stops(self, tokens: EndTokens) -> None:
+        """Let generation stop at these tokens."""
+
+    def token_tables(self) -> list[tuple[nn.Module, str]]:
+        """Return the modules that have a row for each token, and the name of their parameter.
+
+        The token embedding, other embeddings that are tied to it, and an output layer.
+        """
+        if (table := self.token_embedding) is None:
+            return []
+        output = self.output_embedding
+        own = (module for _, module in own_modules(self.module))
+        modules = [m for m in own if m is output or m._parameters.get("weight") is table]
+        return [(m, "weight") for m in modules if m._parameters.get("weight") is not None]
+
+    def remember_vocabulary_size(self) -> None:
+        """Record the number of rows of the token embedding as that of the checkpoint."""
+        if (table := self.token_embedding) is not None:
+            self.rows = table.shape[0]
+
+    def checkpoint_vocabulary_size(self) -> int | None:
+        """Return the number of rows of the checkpoint's token embedding, if known.
+
+        The model's own may have been resized since.
+        """
+        rows = self.rows
+        origin = self.origin
+        if rows is None and origin is not None and (origin / "config.json").is_file():
+            config = json.loads((origin / "config.json").read_text(encoding="utf-8"))
+            rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+        return rows
+
+    def keep_states_whole(self, patch: Patch) -> None:
+        """Give the frozen head of a language model whole tensors, not views of the last position.
+
+        In front of a frozen weight torch multiplies such a view, (batch, 1, d), row by row, and on
+        a CPU copies the weight for each: batch * vocabulary * d numbers, in bf16 in hundreds of
+        times the time.
+        """
+        if isinstance(head := self.output_embedding, nn.Linear):
+            patch.hook(head.register_forward_pre_hook, whole_states)
+
+    def initialize_again(self) -> None:
+        """Draw the newly initialized parameters anew, with the numbers that loading would draw.
+
+        The model is without adapters.
+        """
+        model, new = self.model, self.fresh
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            setattr(tensor, _DRAWN, name not in new)
+        for path, module in model.named_modules():
+            inside = f"{path}." if path else ""
+            setattr(module, _DRAWN, not any(name.startswith(inside) for name in new))
+        owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in new}
+        devices = {name: model.get_parameter(name).device for name in new}
+        for owner in owners.values():  # loading draws on the processor
+            owner.to("cpu")
+        with torch.no_grad():
+            model.initialize_weights()
+        for name, owner in owners.items():
+            owner.to(devices[name])
+
+    # Storage
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `torch.compile` has compiled the model, or a module inside it."""
+        own = own_modules(self.module)
+        return any(m._compiled_call_impl is not None for _, m in own)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process may hold only a shard of a parameter."""
+        own = (module._parameters.values() for _, module in own_modules(self.module))
+        return any(p is not None and is_sharded(p) for parameters in own for p in parameters)
+
+    @property
+    def quantization(self) -> str | None:
+        """How it is quantized, as `quantization_kind` does; None if it is not."""
+        config = getattr(self.model.config, "quantization_config", None)
+        if config is None:
+            return None
+        return quantization_kind(config if isinstance(config, dict) else config.to_dict())
+
+    def dtype_and_quantization(
+        self, originals: Mapping[int, nn.Parameter]
+    ) -> tuple[str | None, str | None]:
+        """Return the dtype of the weights, a key of DTYPES, and their kind of quantization.
+
+        `originals` maps the id of a parameter that an adapter owns to the backbone's parameter that
+        it replaces.
+        """
+        first = next(p for p in self.model.parameters() if p.is_floating_point())
+        stored = originals.get(id(first), first).dtype
+        dtype = next((name for name, dtype in DTYPES.items() if dtype == stored), None)
+        return dtype, self.quantization
+
+    def offloaded(self, paths: Iterable[str]) -> list[str]:
+        """List the parameters, among `paths`, that accelerate offloads."""
+        hosts = ((path, self.module.get_submodule(path.rpartition(".")[0])) for path in paths)
+        return [path for path, host in hosts if is_offloaded(host)]
+
+
+class PipelineBackbone(Backbone):
+    """The parts of a pipeline of diffusers that adapters can be at."""
+
+    module: PipelineParts
+
+    @property
+    def name(self) -> str:
+        """The name of the pipeline's class."""
+        return self.module.kind.__name__
+
+
+class TransformersBackbone(Backbone):
+    """A model of transformers, which knows its tokens, its head and where its texts end."""
+
+    foreign = False
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The module itself."""
+        return self.module  # type: ignore[return-value]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `torch.compile` has compiled the model, or a module inside it."""
+        return isinstance(self.module, torch._dynamo.OptimizedModule) or super().compiled
+
+    @property
+    def token_embedding(self) -> nn.Parameter | None:
+        """The weight of the token embedding, (vocabulary, d); None if there is none."""
+        try:
+            weight = self.model.get_input_embeddings().weight
+        except (NotImplementedError, AttributeError):
+            return None
+        return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
+
+    @property
+    def output_embedding(self) -> nn.Module | None:
+        """The layer that returns a value for each token of the vocabulary; None without one."""
+        output: nn.Module | None = self.model.get_output_embeddings()
+        return output
+
+    @property
+    def stops(self) -> EndTokens:
+        """The tokens at which generation stops: `eos_token_id` of its generation config."""
+        config = getattr(self.model, "generation_config", None)
+        stops: EndTokens = getattr(config, "eos_token_id", None)
+        return stops
+
+    @stops.setter
+    def stops(self, tokens: EndTokens) -> None:
+        """Let generation stop at these tokens."""
+        if (config := getattr(self.model, "generation_config", None)) is not None:
+            config.eos_token_id = tokens
+
+
+def is_transformers(thing: object) -> TypeGuard[PreTrainedModel]:
+    """Return whether an object is a model of transformers."""
+    return isinstance(thing, PreTrainedModel)
+
+
+def local_name(name: str, fingerprint: Callable[[], str]) -> str:
+    """Return the name of a backbone that is not on the Hub."""
+    try:
+        return f"{name}--{fingerprint().rpartition('-')[2][:12]}"
+    except BackboneError:  # it has no weights
+        return f"{name}{NO_WEIGHTS}"
+
+
+def whole_states(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Pass states that are contiguous: a forward pre-hook."""
+    whole = bool(args) and isinstance(args[0], Tensor) and not args[0].is_contiguous()
+    return (args[0].contiguous(), *args[1:]) if whole else None
+
+
+# Storage of any module
+
+_TORCHAO = {"Int8WeightOnlyConfig": "int8-weight", "Float8WeightOnlyConfig": "fp8-weight"}
+
+
+def quantization_kind(config: Mapping[str, Any]) -> str:
+    """Name the quantization that a transformers configuration describes.
+
+    One of QUANTIZATIONS, or the method's own name if it is none of these.
+    """
+    if config.get("load_in_4bit"):
+        return str(config.get("bnb_4bit_quant_type", "int4"))
+    if config.get("quant_method") == "torchao":
+        name = config["quant_type"]["default"]["_type"]
+        return _TORCHAO.get(name, f"torchao-{name}")
+    method = config.get("quant_method", "unknown")
+    return "int8" if config.get("load_in_8bit") else str(getattr(method, "value", method))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor, of which this process may hold only a shard."""
+    return hasattr(tensor, "full_tensor")
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Return whether accelerate offloads the module's own weights."""
+    return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Return the device on which a module computes; None if it has no weights."""
+    for part in module.modules():
+        if is_offloaded(part):
+            return torch.device(part._hf_hook.execution_device)  # type: ignore[union-attr, arg-type]
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            return tensor.device
+    return None
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def storage_problem(parameter: object) -> str:
+    """Describe why a parameter cannot be overwritten with only a rounding error.
+
+    "" for a plain floating point parameter.
+    """
+    if not isinstance(parameter, nn.Parameter):
+        return "it is not stored as one parameter"
+    if is_sharded(parameter):
+        return "each process holds a share of it"
+    # Quantized weights are a subclass of Parameter or Tensor, or hold integers.
+    if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
+        return f"it is quantized: {type(parameter).__name__}"
+    if parameter.dtype not in DTYPES.values():
+        return f"it is stored as {str(parameter.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def storage_problems(
+    parameters: Mapping[str, nn.Parameter], paths: Iterable[str], shown: int = 3
+) -> list[str]:
+    """List the storage problems of parameters, one per line; the first `shown` of them in full."""
+    problems = [
+        f"{path}: {problem}" for path in paths if (problem := storage_problem(parameters[path]))
+    ]
+    more = len(problems) - shown
+    return problems[:shown] + ([f"and {more} more"] if more > 0 else [])
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor holds numbers, not the codes of a quantization."""
+    has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
+    # Counters, positions and masks among the buffers; codes are of 4, 8 or 32 bits.
+    has_numbers = tensor.is_floating_point() or tensor.dtype in (torch.int64, torch.bool)
+    return has_numbers and not tensor.is_meta and not has_codes
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor, gathered if it is sharded: all processes must call this together."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def shared_like(live: Tensor, tensor: Tensor) -> Tensor:
+    """Return a whole tensor, or this process's share of it if `live`, of its shape, is sharded."""
+    if not is_sharded(live) or is_sharded(tensor) or live.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor  # torch without distributed
+
+    assert isinstance(live, DTensor)
+    mesh, tensor = live.device_mesh, tensor.to(live.device)
+    return distribute_tensor(tensor, mesh, live.placements, src_data_rank=None)
+
+
+def with_whole_parameters(module: nn.Module) -> Any:
+    """Return a module with whole parameters: a copy if some are sharded.
+
+    All processes must call this together.
+    """
+    sharded = [parameter for parameter in module.parameters() if is_sharded(parameter)]
+    if not sharded:
+        return module
+    return copy.deepcopy(module, {id(p): nn.Parameter(whole(p.detach())) for p in sharded})
