@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
 from adapterhub.bench.statistics import (
-    FEWEST_ROWS,
     FEWEST_SEEDS,
     Estimate,
     RepeatedRuns,
     estimate_all,
 )
 from adapterhub.bench.wording import difference_text, numbers_text, points_text, time_words
+from adapterhub.pages.statistics import FEWEST_ROWS
 
 _MARGIN = 0.01  # by which what has no adapter may be worse: of a score of 1, else of the score
 _NEAR = 1.25  # times the least time: another run may turn nearer ones around

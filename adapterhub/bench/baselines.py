@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from adapterhub.bench.records import PredictedRows
-from adapterhub.data.examples import Example
+from adapterhub.data.examples import data_hash
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.predictions import GROUP
+from adapterhub.pages.run_files import BAG_OF_WORDS
+from adapterhub.training.word_baseline import MOST_FITTED, predict_by_words, reads_words
 
 B = TypeVar("B")
 
 CONSTANTS = "constants.json"
-BAG_OF_WORDS = "bag_of_words.json"
-MOST_FITTED = 20_000  # rows: more cost more than they tell of a baseline
-_WORD = r"\w+|[^\w\s]"
 _OF_ROWS = ("label", GROUP, "query")  # what of test rows no prediction changes
 
 
@@ -83,16 +83,15 @@ def _most_frequent(labels: Sequence[Any]) -> tuple[Any, int]:
 class BagOfWords:
     """What a linear model on words predicts: a baseline of seconds, without a backbone.
 
-    Words and pairs of words are weighted by TF-IDF (with 1 + log tf). Classes are those of logistic
-    regression, numbers of ridge regression. A pair of texts has features of its own for each text.
-
     Attributes:
         kind: one of `pages.predictions.KINDS`.
         columns: what is predicted for the test rows, by the number of training rows.
+        data: the sha256 of the rows that it was fitted to and of the test rows.
     """
 
     kind: str
     columns: Mapping[int, Mapping[str, list[Any]]]
+    data: str = ""
     name: ClassVar[str] = "bag of words"
 
     def predict(self, rows: PredictedRows, trained: int) -> PredictedRows | None:
@@ -104,58 +103,29 @@ class BagOfWords:
 
 
 def bag_of_words(
-    kind: str, train: Mapping[int, Sequence[Any]], test: Sequence[Any]
+    kind: str,
+    train: Mapping[int, Sequence[Any]],
+    test: Sequence[Any],
+    known: BagOfWords | None = None,
 ) -> BagOfWords | None:
     """Fit a bag of words to each number of training rows; None for rows that are no texts.
 
-    At most `MOST_FITTED` rows are fitted, the first ones.
+    At most `MOST_FITTED` rows are fitted, the first ones. What is `known` of the same rows is
+    returned.
     """
-    if kind not in ("classes", "numbers") or not all(
-        isinstance(example, Example) and example.label is not None
-        for examples in (*train.values(), test)
-        for example in examples
-    ):
+    if not reads_words(kind, chain(*train.values(), test)):
         return None
+    fitted = {number: examples[:MOST_FITTED] for number, examples in train.items()}
+    rows = [(number, data_hash(examples)) for number, examples in sorted(fitted.items())]
+    data = hashlib.sha256(f"{kind} {rows} {data_hash(test)}".encode()).hexdigest()
+    if known is not None and known.data == data:
+        return known
     found = {
         number: columns
-        for number, examples in train.items()
-        if (columns := predict_by_words(kind, examples[:MOST_FITTED], test))
+        for number, examples in fitted.items()
+        if (columns := predict_by_words(kind, examples, test))
     }
-    return BagOfWords(kind, found) if found else None
-
-
-def predict_by_words(
-    kind: str, train: Sequence[Example], test: Sequence[Example]
-) -> dict[str, list[Any]] | None:
-    """Fit a bag of words to training rows; return what it predicts for others, by column.
-
-    None where there is nothing to fit: no word, or one class.
-    """
-    from scipy.sparse import hstack
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression, Ridge
-
-    labels = [example.label for example in train]
-    if not test or len(set(labels)) < 2:
-        return None
-    features = []
-    for part in ("text", "pair"):
-        words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=_WORD)
-        texts, others = ([getattr(e, part) or "" for e in each] for each in (train, test))
-        with contextlib.suppress(ValueError):  # no text has a word
-            features.append((words.fit_transform(texts), words.transform(others)))
-    if not features:
-        return None
-    fitted, asked = (hstack(each, format="csr") for each in zip(*features, strict=True))
-    if kind == "numbers":
-        numbers = Ridge().fit(fitted, [float(label or 0.0) for label in labels]).predict(asked)
-        return {"prediction": [float(each) for each in numbers]}
-    model = LogisticRegression(C=10, max_iter=300).fit(fitted, [str(label) for label in labels])
-    likely = model.predict_proba(asked)
-    return {
-        "prediction": [str(each) for each in model.classes_[likely.argmax(1)]],
-        "score": [float(each) for each in likely.max(1)],
-    }
+    return BagOfWords(kind, found, data) if found else None
 
 
 def write_baselines(
@@ -187,6 +157,7 @@ def read_bags_of_words(folder: Path) -> dict[str, BagOfWords]:
         lambda fields: BagOfWords(
             str(fields["kind"]),
             {int(n): dict(columns) for n, columns in fields["columns"].items()},
+            str(fields.get("data", "")),
         ),
     )
 

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from adapterhub.bench.statistics import (
-    FEWEST_ROWS,
     RepeatedRuns,
     SeedSpread,
     check_study,
@@ -19,6 +18,7 @@ from adapterhub.bench.statistics import (
     uncertainty,
 )
 from adapterhub.pages.score_errors import LEVEL
+from adapterhub.pages.statistics import FEWEST_ROWS
 
 _ROUNDING = 1e-12  # the relative difference of sums in another order
 

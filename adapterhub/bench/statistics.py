@@ -38,10 +38,10 @@ from adapterhub.pages.score_errors import (
     rare_interval,
     score_interval,
 )
+from adapterhub.pages.statistics import FEWEST_ROWS
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
 FEWEST_SEEDS = 3  # with fewer, nothing is said about a difference of methods
 _OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
 _UNSTEADY = 1e-6  # the level at which its spread is not pooled with that of the others

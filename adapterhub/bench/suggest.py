@@ -29,7 +29,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.route import activate, adapters, disabled, route
-from adapterhub.bench.baselines import BagOfWords, predict_by_words
+from adapterhub.bench.baselines import BagOfWords
 from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, warn_user
@@ -38,13 +38,13 @@ from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import RowScore, row_score
 from adapterhub.tasks import Encoded, Task
 from adapterhub.tasks._losses import model_inputs
+from adapterhub.training.word_baseline import HEADS, predict_by_words
 
 BARE = "bare backbone"
 AT_ONCE = 8  # adapters that are attached at once
 ROWS = 64  # in one forward pass
 FOLDS = 5
 REPEATS = 3  # divisions into folds: how much a score depends on the division
-_HEADS = ("classification", "regression")
 _PENALTIES = np.logspace(-1, 6, 15)
 Features = NDArray[np.float32]
 
@@ -99,7 +99,7 @@ def check_probed(task: Task) -> None:
     Raises:
         ConfigError: it is one.
     """
-    if task.head not in _HEADS or task.outcomes not in ("classes", "numbers"):
+    if task.head not in HEADS or task.outcomes not in ("classes", "numbers"):
         raise ConfigError(
             f"the features of whole texts cannot be probed for {task.name}",
             expected="a class or a number of each text: classification or regression",

@@ -7,12 +7,13 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from adapterhub.bench.baselines import (
+    BagOfWords,
     bag_of_words,
     constant_of,
     read_bags_of_words,
@@ -93,7 +94,9 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
 
 def _write_baselines(output: Path, planned: PlannedStudy) -> None:
     """Fit the baselines of each task that has some, and write what they predict."""
-    constants, words = {}, {}
+    constants, words, known = {}, {}, dict[str, BagOfWords]()
+    with suppress(FileError):  # it is written anew
+        known = read_bags_of_words(output)
     for name, context in planned.contexts.items():
         data, kind = context.data, context.data.run.task.outcomes
         if kind and (constant := constant_of(kind, data.run.train)):
@@ -101,7 +104,7 @@ def _write_baselines(output: Path, planned: PlannedStudy) -> None:
         numbers = {group.rows for group in planned.groups if group.task == name}
         # With the rows of the first seed.
         drawn = {rows: data.of(rows, 1).train for rows in sorted(numbers)}
-        if kind and (found := bag_of_words(kind, drawn, data.test)):
+        if kind and (found := bag_of_words(kind, drawn, data.test, known.get(name))):
             words[name] = found
     write_baselines(output, constants, words)
 

@@ -271,6 +271,8 @@ def _print_outcome(outcome: Any) -> None:
     for number, (name, value) in enumerate(outcome.tested.items()):
         text = shown_score(value, outcome.errors.get(f"{TEST}{name}"))
         say(f"{'' if number else 'test':12} {name} {text}")
+    for number, line in enumerate(outcome.words.lines if outcome.words else ()):
+        say(f"{'' if number else 'words':12} {line}")
     print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")

@@ -23,7 +23,14 @@ from adapterhub.files.card import stretches_of
 from adapterhub.files.manifest import heads_text
 from adapterhub.files.shown_table import TEST
 from adapterhub.pages.figures import Points, line_chart
-from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
+from adapterhub.pages.run_files import (
+    Line,
+    RunFiles,
+    lower_is_better,
+    read_run,
+    recorded_words,
+    submapping,
+)
 from adapterhub.pages.sections import Chart, Section, prediction_sections
 from adapterhub.pages.statistics import class_scores
 
@@ -168,6 +175,8 @@ def _notes(run: RunFiles) -> list[str]:
     file = run.predictions
     labels = {row["label"] for row in file.rows} if file and file.kind == "classes" else ()
     notes = notes_on_scores(error.rows, labels)
+    if words := recorded_words(run.folder):
+        notes.append(" ".join(words.lines) if words.skipped else "; ".join(words.lines))
     if len(run.evaluations) > 1:
         tested = any(name.startswith(TEST) for name in run.metrics)
         notes.append(chosen_note(run.evaluations, error.rows, tested=tested))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from adapterhub.config.user_folders import is_file
 from adapterhub.config.yaml import load_yaml
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError, FileError, counted
 from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
 from adapterhub.files.native import Saved, find_adapter
@@ -20,6 +21,8 @@ from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predic
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 
 Line = dict[str, Any]
+BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: what `WordsComparison.record` returns
+_MOST_BYTES = 1 << 12  # of a comparison
 
 
 @dataclass(frozen=True)
@@ -200,3 +203,78 @@ def _count(shape: tuple[int, ...]) -> int:
     for size in shape:
         total *= size
     return total
+
+
+@dataclass(frozen=True)
+class WordsComparison:
+    """An adapter beside a bag of words, which needs no backbone, on the same rows.
+
+    Attributes:
+        score: the name of the score.
+        value: that of the bag of words.
+        rows: the number of rows.
+        difference: the score of the adapter minus that of the bag of words.
+        low: the lower end of the 95 % interval of the difference; None where rows are too few.
+        high: the upper end.
+        skipped: why nothing was compared; "" if it was.
+    """
+
+    score: str = ""
+    value: float = 0.0
+    rows: int = 0
+    difference: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    skipped: str = ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is told, in two lines: the score, and whether the adapter is better."""
+        if self.skipped:
+            return "no bag of words was fitted:", self.skipped
+        rows = f"on the same {counted(self.rows, 'row')}"
+        first = f"a bag of words has {self.score} {self.value:.4f} {rows}"
+        if self.low is None or self.high is None:
+            return first, f"adapter: {self.difference:+.3f}, of too few rows to compare"
+        sign = -1 if lower_is_better(self.score) else 1
+        ends = sorted((self.low * sign, self.high * sign))
+        verdict = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "not shown to be better"
+        interval = f"95 % {self.low:+.3f} to {self.high:+.3f}"
+        return first, f"adapter: {verdict}, {self.difference:+.3f} ({interval})"
+
+    def record(self) -> dict[str, Any]:
+        """Return what is recorded, numbers in six digits."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in values.items()
+            if value not in (None, "")
+        }
+
+
+def recorded_words(folder: Path) -> WordsComparison | None:
+    """Read the comparison of a run with a bag of words; None without one, or of another form."""
+    path = folder / BAG_OF_WORDS
+    try:
+        small = not path.is_symlink() and path.stat().st_size <= _MOST_BYTES
+        record = json.loads(path.read_bytes()) if small else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    skipped, score = record.get("skipped"), record.get("score")
+    if isinstance(skipped, str) and skipped:
+        return WordsComparison(skipped=skipped)
+    numbers = [_finite(record, name) for name in ("value", "rows", "difference")]
+    low, high = (_finite(record, name) for name in ("low", "high"))
+    if not isinstance(score, str) or None in numbers:
+        return None
+    value, rows, difference = (each or 0.0 for each in numbers)
+    return WordsComparison(score, value, int(rows), difference, low, high)
+
+
+def _finite(record: Mapping[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None

@@ -13,6 +13,7 @@ from adapterhub.pages.row_scores import Numbers, grouped_columns, row_score
 
 _BINS = 10
 _RESAMPLES = 2000
+FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
 
 
 @dataclass(frozen=True)
@@ -130,18 +131,21 @@ class Difference:
         return not self.low <= 0 <= self.high if self.p is None else self.p < 0.05
 
 
-def difference(first: PredictionFile, second: PredictionFile) -> Difference:
+def difference(first: PredictionFile, second: PredictionFile, metric: str = "") -> Difference:
     """Compare two runs on the same evaluation data, example by example.
+
+    By a score that is a function of sums over rows: the main one of their kind, or `metric`.
 
     The interval is that of a paired bootstrap over the examples, of 2000 resamples with a fixed
     seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value is that of McNemar's
     exact test (McNemar 1947). Rows of groups, such as contexts, are resampled by group.
     """
-    score = row_score(first.kind)
+    score = row_score(first.kind, metric)
     one, other = (grouped_columns(score, file.rows) for file in (first, second))
     value = float(score.summarize(other.sum(0)) - score.summarize(one.sum(0)))
     low, high = _interval(one, other, score.summarize)
-    if first.kind not in ("classes", "choices") or len(one) < len(first.rows):
+    by_row = first.kind in ("classes", "choices") and score == row_score(first.kind)
+    if not by_row or len(one) < len(first.rows):
         return Difference(score.name, value, low, high)
     from scipy.stats import binomtest
 

@@ -4,8 +4,9 @@
 <output>/recipe.yaml      written when every check has passed
 <output>/recipe.schema.json   for editors, which the first line of the recipe names
 <output>/metrics.jsonl, timings.jsonl, tensorboard/
-<output>/predictions.jsonl, report.html
-                          the predictions of the best step on the evaluation data, and the report
+<output>/predictions.jsonl, bag_of_words.json, report.html
+                          the predictions of the best step on the evaluation data, what a bag of
+                          words reaches there, and the report
 <output>/trackers.json    the ids of the run in experiment trackers
 <output>/rows/            the data, if they were given as objects of Python
 <output>/checkpoints/     last and best

@@ -36,6 +36,8 @@ from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
 from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.pages.page import chosen_note
+from adapterhub.pages.predictions import PredictionFile
+from adapterhub.pages.run_files import WordsComparison
 from adapterhub.recipe.options import dump_mixing, parse_mixing, steps_per_epoch
 from adapterhub.recipe.output_folder import RECIPE, hold_output, writing
 from adapterhub.recipe.recipe import DATA_SOURCES, SCHEMA_LINE, Recipe, read, write_schema
@@ -67,8 +69,9 @@ MOST_STEPS = 10**9  # of a run, as its record is checked before it begins
 class RunOutcome:
     """The outcome of a run: the adapter's folder, metrics and sizes, a verdict and the report.
 
-    `tested` has the metrics of the test rows, and `errors` how sure each metric is: there those of
-    `tested` are called "test/NAME".
+    `words` compares it with a bag of words, where that is a baseline of the task. `tested` has the
+    metrics of the test rows, and `errors` how sure each metric is: there those of `tested` are
+    called "test/NAME".
     """
 
     folder: Path
@@ -81,6 +84,7 @@ class RunOutcome:
     page: Path | None = None
     tested: dict[str, float] = field(default_factory=dict)
     errors: dict[str, ScoreError] = field(default_factory=dict)
+    words: WordsComparison | None = None
 
 
 def run(
@@ -95,9 +99,9 @@ def run(
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
-    editors, `metrics.jsonl`, `timings.jsonl`, `predictions.jsonl`, `report.html` and
-    `checkpoints/`. With several processes, the first one writes them. `ended` is called while the
-    model still has the adapter with its best tensors.
+    editors, `metrics.jsonl`, `timings.jsonl`, `checkpoints/`, and `report.html` with what it shows,
+    `predictions.jsonl` and `bag_of_words.json`. With several processes, the first one writes them.
+    `ended` is called while the model still has the adapter with its best tensors.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
@@ -336,16 +340,18 @@ def _evaluate(
         return prepared.data.task.evaluate(prepared.model, rows, size, record)
 
 
-def _tested(prepared: PreparedRun) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Evaluate the best tensors on the test rows; return the metrics, and their errors."""
+def _tested(
+    prepared: PreparedRun,
+) -> tuple[dict[str, float], dict[str, dict[str, float]], PredictionFile | None]:
+    """Evaluate the best tensors on the test rows: the metrics, their errors, what is predicted."""
     rows = prepared.rows.test
     if rows is None:
-        return {}, {}
+        return {}, {}, None
     latest = LatestPredictions(prepared.data.task, rows)
     with torch.no_grad(), doing(f"testing on {len(prepared.data.test):,} rows"):
         metrics = from_main(_evaluate(prepared, rows, latest))
     metrics = {name: float(value) for name, value in metrics.items()}
-    return metrics, _error_records(latest, metrics)
+    return metrics, _error_records(latest, metrics), latest.file(0)
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
@@ -464,7 +470,7 @@ def _check_savable(prepared: PreparedRun) -> None:
 def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | None) -> RunOutcome:
     """Save the adapter and the report."""
     adapter, recipe, data = prepared.adapter, prepared.recipe, prepared.data
-    metrics, (tested, errors) = result.best or result.last, _tested(prepared)
+    metrics, (tested, errors, predicted) = result.best or result.last, _tested(prepared)
     scored = prepared.rows.evaluation.examples or data.evaluation
     counted = {name: ScoreError(len(scored)).record() for name in metrics}
     errors = counted | result.errors | {f"{TEST}{name}": each for name, each in errors.items()}
@@ -501,7 +507,10 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     if page is None:
         return outcome
     said += one_class(page.only_class)
-    return replace(outcome, page=page.finish(), verdict=tuple(said))
+    rows = prepared.rows.evaluation if predicted is None else prepared.rows.test
+    if rows is not None:
+        page.compare_with_words(data, rows.examples, predicted, result.best_step)
+    return replace(outcome, page=page.finish(), verdict=tuple(said), words=page.words)
 
 
 def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:

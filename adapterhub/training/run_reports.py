@@ -27,13 +27,22 @@ from adapterhub.files.shown_table import ScoreError
 from adapterhub.loop.processes import own_device
 from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
 from adapterhub.pages.page import write_page
-from adapterhub.pages.predictions import PREDICTIONS, PredictionFile, outcomes_of
+from adapterhub.pages.predictions import (
+    PREDICTIONS,
+    PredictionFile,
+    outcomes_of,
+    read_predictions,
+)
+from adapterhub.pages.run_files import BAG_OF_WORDS, WordsComparison
 from adapterhub.pages.score_errors import EvaluatedRows, score_errors
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
+from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Prediction, Task
+from adapterhub.training.run_data import RunData
 from adapterhub.training.task_mixture import TaskRows
+from adapterhub.training.word_baseline import compare_with_words
 
 _FIRST = 1.0  # seconds that the first page is expected to take, with the import of matplotlib
 _SHARE = 0.05  # of the run's time, which its pages may take
@@ -79,6 +88,7 @@ class RunPage(Reporter):
         self.folder, self.latest, self.note_failure = folder, latest, note
         self.due, self.failed = False, False
         self.only_class: str | None = None
+        self.words: WordsComparison | None = None
         self.cost, self.spent = _FIRST, 0.0
         self.began = time.perf_counter()
 
@@ -105,6 +115,32 @@ class RunPage(Reporter):
             self.cost = time.perf_counter() - self.began - elapsed
             self.spent += self.cost
             self.due = False
+
+    def compare_with_words(
+        self,
+        data: RunData,
+        rows: Sequence[Any],
+        found: PredictionFile | None,
+        best_step: int | None,
+    ) -> None:
+        """Compare what is predicted for some rows with a bag of words, and record it.
+
+        `found` are the predictions; None: those of the best evaluation, in the run folder.
+        """
+
+        def compare() -> None:
+            kept = found or read_predictions(self.folder)
+            if kept is None or (found is None and kept.step != best_step):
+                return
+            with doing("fitting a bag of words"):
+                self.words = compare_with_words(data, rows, kept)
+            path = self.folder / BAG_OF_WORDS
+            if self.words is None:
+                path.unlink(missing_ok=True)
+            else:
+                replace_file(path, f"{json.dumps(self.words.record())}\n".encode())
+
+        self._attempt(compare)
 
     def finish(self) -> Path | None:
         """Write the page of the finished run; return its path, or None if that failed."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from adapterhub.bench import baselines
 from adapterhub.bench.baselines import (
     CONSTANTS,
     BagOfWords,
@@ -96,6 +97,23 @@ def test_a_bag_of_words_learns_what_words_say_and_not_their_order(pair):
     assert bag_of_words("classes", {2: [SimpleNamespace(label="a")] * 2}, train) is None
 
 
+def test_a_bag_of_words_is_fitted_again_only_to_other_rows(monkeypatch):
+    train = [Example(f"{label} film {n}", None, label) for n in range(4) for label in ("a", "b")]
+    known = bag_of_words("classes", {8: train, 4: train[:4]}, train)
+    fitted = []
+    monkeypatch.setattr(baselines, "predict_by_words", lambda *rows: fitted.append(rows))
+    same = ({4: train[:4], 8: list(train)}, list(train))
+    assert bag_of_words("classes", *same, known) is known
+    assert not fitted
+    for rows, test in (
+        ({8: train}, train),
+        (same[0], train[1:]),
+        ({4: train[4:], 8: train}, train),
+    ):
+        assert bag_of_words("classes", rows, test, known) is None
+    assert len(fitted) == 5
+
+
 def test_a_bag_of_words_estimates_numbers():
     train = [Example("good " * n + "bad " * (8 - n), None, float(n)) for n in range(9)] * 4
     found = bag_of_words("numbers", {len(train): train}, train)
@@ -107,7 +125,7 @@ def test_a_bag_of_words_estimates_numbers():
 def test_constants_are_kept_in_the_folder_of_a_study(tmp_path):
     constants = {"one": Constant("majority class", "classes", "b", 0.5),
                  "two": Constant("mean", "numbers", 3.0)}  # fmt: skip
-    words = {"one": BagOfWords("classes", {8: {"prediction": ["b"], "score": [0.5]}})}
+    words = {"one": BagOfWords("classes", {8: {"prediction": ["b"], "score": [0.5]}}, "d")}
     assert read_constants(tmp_path) == read_bags_of_words(tmp_path) == {}
     write_baselines(tmp_path, constants, words)
     assert read_constants(tmp_path) == constants

@@ -12,6 +12,7 @@ from training_runs import lines
 
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.pages.run_files import recorded_words
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
 from adapterhub.training.run import run
@@ -41,16 +42,18 @@ def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Pat
     assert lines(output / "metrics.jsonl")[-1]["metrics"] == outcome.result.last
 
 
-def test_a_report_adds_two_files_and_changes_no_other(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_report_adds_its_files_and_changes_no_other(recipe: Recipe, tmp_path: Path) -> None:
     plain, shown = tmp_path / "run", tmp_path / "shown"
     run(recipe, reporter_for(plain, recipe.train, quiet=True))
     recipe = replace(recipe, output=str(shown), train=replace(recipe.train, report=True))
     outcome = run(recipe, reporter_for(shown, recipe.train, quiet=True))
     assert outcome.page == shown / "report.html"
     names = [{path.name for path in folder.iterdir()} for folder in (plain, shown)]
-    assert names[1] - names[0] == {"predictions.jsonl", "report.html"}
+    assert names[1] - names[0] == {"bag_of_words.json", "predictions.jsonl", "report.html"}
     for file in ("adapter/adapter.safetensors", "metrics.jsonl"):
         assert (plain / file).read_bytes() == (shown / file).read_bytes()
+    assert outcome.words.record() == recorded_words(shown).record()
+    assert outcome.words.lines[0] in (shown / "report.html").read_text().replace("A bag", "a bag")
     # A resume may turn the report off: nothing that is trained depends on it.
     recipe = replace(recipe, train=replace(recipe.train, report=False))
     assert run(recipe, Reporter(), resume=True).page is None

@@ -68,7 +68,9 @@ def import_peft_low_rank(
     for update in updates:
         module = finder.modules[update.path]
         site = weights.get((update.path, update.parameter))
-        if site is None and (not update.parameter or _is_matrix(module, update.parameter)):
+        if site is None and not initialization and update.parameter == "weight":
+            update = _of_module(update, module)
+        if site is None and not update.parameter:
             site = sites.get(update.path)
         table = isinstance(module, nn.Embedding)
         if site is None or (table and "magnitude_vector" in update.tensors):
@@ -93,9 +95,17 @@ def import_peft_low_rank(
     return rest
 
 
-def _is_matrix(module: nn.Module, parameter: str) -> bool:
-    """Return whether `target_parameters` named the weight of a projection."""
-    return parameter == "weight" and isinstance(module, nn.Linear)
+def _of_module(update: Update, module: nn.Module) -> Update:
+    """Return the update of a parameter as one of its module, if it is the weight of a projection.
+
+    peft takes the weight for (d_out, d_in), which that of a Conv1D or of an embedding is not.
+    """
+    if not isinstance(module, nn.Linear | Conv1D | nn.Embedding):
+        return update
+    tensors = dict(update.tensors)
+    if not isinstance(module, nn.Linear) and tensors.keys() == {"A", "B"}:
+        tensors = {"A": tensors["B"].T.contiguous(), "B": tensors["A"].T.contiguous()}
+    return replace(update, tensors=tensors, parameter="")
 
 
 def _of_held(

@@ -170,6 +170,27 @@ def test_files_from_before_transformers_stacked_experts(tmp_path):
     adapter.detach()
 
 
+def test_a_parameter_that_is_no_site_is_stored_whole(tmp_path):
+    model = expert_model("gpt_oss")
+    names = ["experts.gate_up_proj_bias", "experts.down_proj"]
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=names)
+    theirs = peft.get_peft_model(copy.deepcopy(model), config)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="bias is not a site: its update is stored as a whole"):
+        adapter = ah.load(model, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(logits(model), logits(theirs), atol=2e-5, rtol=1e-4)
+    stored = {path: t.numel() for path, t in adapter.tensors().items() if "bias" in path}
+    assert sum(stored.values()) == sum(
+        p.numel() for n, p in model.named_parameters() if n.endswith("gate_up_proj_bias")
+    )
+    adapter.detach()
+
+
 CONFIGURATIONS = {
     "both": {"target_modules": ["q_proj"], "target_parameters": ["gate_up_proj", "down_proj"]},
     "one": {"target_parameters": ["mlp.experts.down_proj", "gate.weight", "k_proj.weight"]},

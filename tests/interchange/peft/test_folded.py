@@ -149,14 +149,19 @@ def test_an_embedding_without_a_look_up_is_refused(tmp_path, architecture, modul
 
 
 PARAMETERS = {
-    "all-linear": {"target_modules": "all-linear"},  # the experts too, on Mixtral
-    "weight": {"target_modules": [], "target_parameters": ["o_proj.weight", "lm_head.weight"]},
+    "all-linear": ("mixtral", {"target_modules": "all-linear"}),  # the experts too, on Mixtral
+    "weights": (
+        "mixtral",
+        {"target_parameters": ["o_proj.weight", "lm_head.weight", "embed_tokens.weight"]},
+    ),
+    "transposed": ("gpt2", {"target_parameters": ["c_proj.weight", "wte.weight"]}),
 }
 
 
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_parameters(tmp_path, case):
-    config = lora_config("causal-lm", **PARAMETERS[case])
-    adapter = compare_import(tmp_path, "mixtral", config, "causal-lm", std=0.1, atol=1e-4)
+    architecture, options = PARAMETERS[case]
+    config = lora_config("causal-lm", **{"target_modules": [], **options})
+    adapter = compare_import(tmp_path, architecture, config, "causal-lm", std=0.1, atol=1e-4)
     assert {method.name for method in adapter.methods} == {"lora"}

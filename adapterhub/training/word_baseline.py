@@ -1,0 +1,103 @@
+"""A bag of words: what a linear model on words reaches on the rows of a run, without a backbone.
+
+Words and pairs of words are weighted by TF-IDF (with 1 + log tf). Classes are those of logistic
+regression, numbers of ridge regression. A pair of texts has features of its own for each text.
+Reports of runs, `adapterhub bench` and `adapterhub suggest` compare adapters with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from adapterhub.data.examples import Example, data_hash
+from adapterhub.pages.predictions import PredictionFile
+from adapterhub.pages.row_scores import row_score, row_scores
+from adapterhub.pages.run_files import WordsComparison
+from adapterhub.pages.statistics import FEWEST_ROWS, difference
+from adapterhub.training.run_data import RunData
+
+MOST_FITTED = 20_000  # rows: more cost more than they tell of a baseline
+HEADS = ("classification", "regression")  # of tasks with one class or one number for each text
+_MOST_WORK = 1 << 23  # characters of a run, times its classes: some seconds
+_WORD = r"\w+|[^\w\s]"
+
+
+def reads_words(kind: str, examples: Iterable[Any]) -> bool:
+    """Return whether a bag of words predicts labels of this kind for these examples: of texts."""
+    return kind in ("classes", "numbers") and all(
+        isinstance(example, Example) and example.label is not None for example in examples
+    )
+
+
+def predict_by_words(
+    kind: str, train: Sequence[Example], test: Sequence[Example]
+) -> dict[str, list[Any]] | None:
+    """Fit a bag of words to training rows; return what it predicts for others, by column.
+
+    None where there is nothing to fit: no word, or one class.
+    """
+    from scipy.sparse import hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    labels = [example.label for example in train]
+    if not test or len(set(labels)) < 2:
+        return None
+    features = []
+    for part in ("text", "pair"):
+        words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=_WORD)
+        texts, others = ([getattr(e, part) or "" for e in each] for each in (train, test))
+        with contextlib.suppress(ValueError):  # no text has a word
+            features.append((words.fit_transform(texts), words.transform(others)))
+    if not features:
+        return None
+    fitted, predicted = (hstack(each, format="csr") for each in zip(*features, strict=True))
+    if kind == "numbers":
+        numbers = Ridge().fit(fitted, [float(label or 0.0) for label in labels]).predict(predicted)
+        return {"prediction": [float(each) for each in numbers]}
+    model = LogisticRegression(C=10, max_iter=300).fit(fitted, [str(label) for label in labels])
+    likely = model.predict_proba(predicted)
+    return {
+        "prediction": [str(each) for each in model.classes_[likely.argmax(1)]],
+        "score": [float(each) for each in likely.max(1)],
+    }
+
+
+def compare_with_words(
+    data: RunData, rows: Sequence[Any], found: PredictionFile | None
+) -> WordsComparison | None:
+    """Compare what a run predicts for some rows with a bag of words that is fitted to its data.
+
+    The score is the main metric of the task, or the first one that is a function of sums over rows.
+
+    Returns:
+        The comparison, or why there is none; None for other tasks than classification and
+        regression of texts, and without the predictions of these rows.
+    """
+    if found is None or data.parts or data.streams or found.data != data_hash(rows):
+        return None
+    if data.task.head not in HEADS or not reads_words(found.kind, (*data.train, *rows)):
+        return None
+    classes = len({each.label for each in data.train}) if found.kind == "classes" else 1
+    size = sum(len(each.text) + len(each.pair or "") for each in (*data.train, *rows))
+    if len(data.train) > MOST_FITTED or size * classes > _MOST_WORK:
+        about = f"{len(data.train):,} training rows, {size:,} characters, {classes:,} classes"
+        return WordsComparison(skipped=f"{about} are too many")
+    columns = predict_by_words(found.kind, data.train, rows)
+    if columns is None:
+        return WordsComparison(skipped="the training rows have one class, or no word")
+    score = found.metric if found.metric in row_scores(found.kind) else row_score(found.kind).name
+    outcomes = [
+        row | {name: values[n] for name, values in columns.items()}
+        for n, row in enumerate(found.rows)
+    ]
+    words = replace(found, rows=outcomes)
+    summarized = row_score(found.kind, score)
+    value = float(summarized.summarize(summarized.columns(outcomes).sum(0)))
+    pair = difference(words, found, score)
+    known = len(outcomes) >= FEWEST_ROWS
+    ends = (pair.low, pair.high) if known else (None, None)
+    return WordsComparison(score, value, len(outcomes), pair.value, *ends)
