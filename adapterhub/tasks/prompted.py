@@ -101,7 +101,11 @@ class Prompted(FewShot, OneClass, OfTexts):
         if self.shots < 0:
             raise ConfigError(f"shots is {self.shots}", expected="0 or more examples of each label")
         if len(self.words) < 2:
-            raise ConfigError("words has fewer than two labels", expected="{label: word, ...}")
+            raise ConfigError(
+                "words has fewer than two labels",
+                offenders=[f"{label}: {word}" for label, word in words.items()],
+                expected="a word for each of two labels or more: {0: WORD, 1: WORD}",
+            )
         length = 2 + ("pair" in fields)
         if wrong := [e for e in self.examples if len(e) != length or e[-1] not in self.words]:
             raise ConfigError(
