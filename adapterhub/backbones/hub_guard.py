@@ -13,9 +13,8 @@ import re
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -30,6 +29,7 @@ from adapterhub.backbones.origins import (
     ForbiddenAddressError,
     HubNetwork,
     UnusableProxyError,
+    Watchdog,
     redirect_target,
     url_origin,
     usable_proxies,
@@ -136,58 +136,49 @@ def _check_request(request: Any) -> None:
     request.headers["accept-encoding"] = "identity"
     is_api = is_hub and _API.fullmatch(request.url.path) is not None
     # A redirected request has the extensions of the first one: its answer is to the same question.
+    watchdog = _watchdog(networks[-1], url, _library_of(request))
     request.extensions = {
         "is_api": is_api,
         **request.extensions,
-        "trace": _trace(networks[-1], url, _library_of(request)),
+        "trace": watchdog.trace,
+        "watchdog": watchdog,
     }
 
 
-def _trace(network: HubNetwork, url: str, library: Any) -> Callable[[str, Mapping[str, Any]], None]:
-    """Check the peer, and end a connection whose headers take too long.
+def _watchdog(network: HubNetwork, url: str, library: Any) -> Watchdog:
+    """Return what checks the peer of a request, and ends it if it is too slow."""
+    check_peer = network.trace(url)
 
-    Timeouts apply to each packet, and headers may be sent one byte at a time.
-    """
-    check_peer, origin, timers = network.trace(url), url_origin(url), list[threading.Timer]()
-
-    def callback(event: str, info: Mapping[str, Any]) -> None:
+    def inner(event: str, info: Mapping[str, Any]) -> None:
         try:
             check_peer(event, info)
         except UnusableProxyError:  # as of a proxy that does not answer: a cache may be used
             raise library.ConnectError("the proxy cannot be used") from None
-        if event.endswith("connect_tcp.complete"):
-            duplicate = info["return_value"].get_extra_info("socket").dup()
-            with _lock:
-                _connections.setdefault(origin, []).append(duplicate)
-        elif event.endswith("receive_response_headers.started"):
-            timers.append(threading.Timer(HEADER_SECONDS, _end_connections, (origin,)))
-            timers[-1].daemon = True
-            timers[-1].start()
-        elif "receive_response_headers." in event and timers:
-            timers.pop().cancel()
+        if event.endswith("receive_response_headers.started"):  # the request may take long
+            watchdog.begin(HEADER_SECONDS)
+        elif event.endswith(".failed"):
+            watchdog.stop()
 
-    return callback
-
-
-def _end_connections(origin: str) -> None:
     with _lock:
-        for connection in _connections.get(origin, ()):
-            with suppress(OSError):  # closed already
-                connection.shutdown(socket.SHUT_RDWR)
+        watchdog = Watchdog(inner, _connections.setdefault(url_origin(url), []))
+    return watchdog
 
 
 def _check_response(response: Any) -> None:
     """Refuse an answer with names that could lead a path elsewhere; limit its size and time."""
     networks, request = tuple(_active), response.request
+    # A request that began outside of the context has none.
+    watchdog = request.extensions.get("watchdog") or Watchdog(lambda event, info: None)
     if not networks:
+        watchdog.stop()
         return
+    is_api = request.extensions.get("is_api", False)
+    response.stream = _limited(response.stream, MAX_ANSWER_BYTES if is_api else None, watchdog)
     for header in _DROPPED:
         response.headers.pop(header, None)
     if response.headers.get("content-encoding", "identity") != "identity":
         raise _refusal("a compressed body")
     _check_routes(response, networks[-1])
-    is_api = request.extensions.get("is_api", False)
-    response.stream = _limited(response.stream, MAX_ANSWER_BYTES if is_api else None)
     if request.method == "HEAD" and not _stays(response):
         for header, pattern in _HEADERS.items():
             if not all(map(pattern.fullmatch, response.headers.get_list(header))):
@@ -254,22 +245,25 @@ def _check_names(data: bytes) -> None:
                 raise _refusal(f"an invalid hash {str(value)[:80]!a}")
 
 
-def _limited(stream: Any, limit: int | None) -> Any:
+def _limited(stream: Any, limit: int | None, watchdog: Watchdog) -> Any:
     """Wrap the stream of a body so that it ends at a size, or when it is too slow."""
 
     class LimitedStream(_library_of(stream).SyncByteStream):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
-            received, start = 0, time.monotonic()
-            for chunk in stream:
-                received += len(chunk)
-                elapsed = time.monotonic() - start
-                if limit is not None and received > limit:
-                    raise _refusal(f"more than {limit} bytes")
-                if elapsed > GRACE_SECONDS + received / MIN_RATE:
-                    raise _refusal(f"less than {MIN_RATE} bytes per second")
-                yield chunk
+            watchdog.begin(GRACE_SECONDS)
+            try:
+                for chunk in stream:
+                    watchdog.received += len(chunk)
+                    if limit is not None and watchdog.received > limit:
+                        raise _refusal(f"more than {limit} bytes")
+                    yield chunk
+            finally:
+                watchdog.stop()
+                if watchdog.expired:
+                    raise _refusal(f"less than {MIN_RATE} bytes per second") from None
 
         def close(self) -> None:
+            watchdog.stop()
             stream.close()
 
     return LimitedStream()

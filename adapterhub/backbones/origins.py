@@ -10,9 +10,11 @@ import importlib.util
 import ipaddress
 import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -20,6 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 
 MIN_RATE = 4096  # bytes per second of an answer: half of what a telephone modem manages
 COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
+_GLANCE_SECONDS = 1.0
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"[\x21-\x7e]{1,8192}")  # signed URLs of object stores have up to 2 kB
 _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
@@ -116,6 +119,66 @@ class HubNetwork:
     def _check_reach(self, reach: Reach) -> None:
         if reach > self.reach:
             raise ForbiddenAddressError("a redirect to an address of a private network")
+
+
+class Watchdog:
+    """Ends a connection that is too slow, whatever part of the answer it is sending.
+
+    The timeouts of HTTP libraries apply to each packet, and one byte is a packet. `trace` receives
+    the library's events, after `inner`; `sockets` are connections that other answers use, too.
+
+    Attributes:
+        received: the bytes of the answer so far, which its reader counts.
+        expired: whether the connection was ended.
+    """
+
+    def __init__(
+        self,
+        inner: Callable[[str, Mapping[str, Any]], None],
+        sockets: list[socket.socket] | None = None,
+    ) -> None:
+        self.received = 0
+        self.expired = False
+        self._inner, self._end = inner, 0.0
+        self._sockets: list[socket.socket] = [] if sockets is None else sockets
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, grace: float, began: float | None = None) -> None:
+        """Give an answer `grace` seconds, from now or from when it `began`, and then `MIN_RATE`."""
+        self._end = (time.monotonic() if began is None else began) + grace
+        if self._thread is None and not self._done.is_set():
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._done.set()
+
+    def close(self) -> None:
+        """Watch no longer, and close the connections."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        for connection in self._sockets:
+            connection.close()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Receive an event of the HTTP library; remember its connections."""
+        self._inner(event, info)
+        if event.endswith("connect_tcp.complete"):
+            # A duplicate, since TLS takes the socket over; shutting it down ends both.
+            self._sockets.append(info["return_value"].get_extra_info("socket").dup())
+
+    def _watch(self) -> None:
+        while (left := self._end + self.received / MIN_RATE - time.monotonic()) > 0:
+            if self._done.wait(min(left, _GLANCE_SECONDS)):  # the end may be set anew
+                return
+        self.expired = True
+        while not self._done.wait(0.1):  # a connection may be made only now
+            for connection in tuple(self._sockets):
+                with suppress(OSError):  # closed already
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def redirect_target(url: str, location: str) -> str:

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-import socket
 import ssl
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
@@ -39,6 +36,7 @@ from adapterhub.backbones.origins import (
     ForbiddenAddressError,
     HubNetwork,
     UnusableProxyError,
+    Watchdog,
     proxy_advice,
     redirect_target,
     url_origin,
@@ -259,10 +257,11 @@ class HubClient:
             **({"if-none-match": known} if known else {}),
         }
         grace = GRACE_SECONDS if self._patience is None else self._patience
-        watchdog = _Watchdog(self._network.trace(url), began, grace)
+        watchdog = Watchdog(self._network.trace(url))
+        watchdog.begin(grace, began)
         try:
             with (
-                watchdog,
+                closing(watchdog),
                 self._http().stream(
                     "GET", url, headers=headers, extensions={"trace": watchdog.trace}
                 ) as response,
@@ -302,7 +301,7 @@ class HubAnswer:
         self,
         response: httpx2.Response,
         start: int,
-        watchdog: _Watchdog,
+        watchdog: Watchdog,
         subject: str,
         authorized: bool,
         base: str,
@@ -356,54 +355,6 @@ class HubAnswer:
         return value if re.fullmatch(pattern, value) else None
 
 
-class _Watchdog:
-    """Ends a connection that is too slow, whatever part of the answer it is sending.
-
-    The timeouts of HTTP libraries apply to each packet, and one byte is a packet.
-    """
-
-    def __init__(
-        self, inner: Callable[[str, Mapping[str, Any]], None], began: float, grace: float
-    ) -> None:
-        self.received = 0
-        self._end = began + grace  # for an answer without bytes
-        self.expired = False
-        self._inner = inner
-        self._sockets: list[socket.socket] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Watchdog:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        for connection in self._sockets:
-            connection.close()
-
-    def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Receive an event of the HTTP library; remember its sockets."""
-        self._inner(event, info)
-        if event.endswith("connect_tcp.complete"):
-            # A duplicate, since TLS takes the socket over; shutting it down ends both.
-            self._sockets.append(info["return_value"].get_extra_info("socket").dup())
-
-    def _watch(self) -> None:
-        while True:
-            left = self._end + self.received / MIN_RATE - time.monotonic()
-            if left <= 0:
-                break
-            if self._done.wait(left):
-                return
-        self.expired = True
-        while not self._done.wait(0.1):  # a connection may be made only now
-            for connection in self._sockets:
-                with suppress(OSError):  # closed already
-                    connection.shutdown(socket.SHUT_RDWR)
-
-
 @cache
 def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()  # reads all certificates: 20 ms
@@ -416,7 +367,7 @@ def _refuse_offline(subject: str) -> None:
         raise _unreachable(subject, "HF_HUB_OFFLINE is set")
 
 
-def _error(error: Exception, watchdog: _Watchdog, subject: str, url: str) -> Exception:
+def _error(error: Exception, watchdog: Watchdog, subject: str, url: str) -> Exception:
     if watchdog.expired:
         return _too_slow(subject)
     if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)):
