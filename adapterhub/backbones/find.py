@@ -34,8 +34,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from adapterhub.backbones.early_checks import check_fetched, check_location
 from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf, packaged_file
 from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones.hub_network import proxy_advice
 from adapterhub.backbones.local_folders import package_folder, recorded_folder, remembered_folders
-from adapterhub.backbones.origins import proxy_advice
 from adapterhub.config.user_folders import is_folder
 from adapterhub.config.user_folders import is_hub_id as is_hub_id
 from adapterhub.config.user_folders import is_local_name as is_local_name

@@ -22,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 from huggingface_hub import constants
 from huggingface_hub.utils import _http as hub_http
 
-from adapterhub.backbones.origins import (
+from adapterhub.backbones.hub_network import (
     COMMIT,
     MIN_RATE,
     SHA256,

@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select, true, update
 
-from adapterhub.backbones.origins import is_commit
+from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import one_line, printable
 from adapterhub.hub.blobs import BlobInfo, StagedBlob
 from adapterhub.hub.database import (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
 
-from adapterhub.backbones.origins import is_commit
+from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
 from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace

@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
-from adapterhub.backbones.origins import is_commit
+from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import AdapterhubError, one_line, printable
 from adapterhub.files import schema
 from adapterhub.files.card import split_card

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.backbones.origins import is_commit
+from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import (
     AdapterhubError,
     ConfigError,

@@ -31,7 +31,7 @@ from urllib.parse import urlencode
 import httpx2
 
 from adapterhub._version import __version__
-from adapterhub.backbones.origins import (
+from adapterhub.backbones.hub_network import (
     MIN_RATE,
     ForbiddenAddressError,
     HubNetwork,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
-from adapterhub.backbones.origins import COMMIT, SHA256, is_commit
+from adapterhub.backbones.hub_network import COMMIT, SHA256, is_commit
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import NotPublishedError, RegistryError, printable

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from adapterhub.backbones.origins import ForbiddenAddressError, url_origin
+from adapterhub.backbones.hub_network import ForbiddenAddressError, url_origin
 from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import (
     ConfigError,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from adapterhub.backbones.origins import ForbiddenAddressError, Reach, reach_of, url_origin
+from adapterhub.backbones.hub_network import ForbiddenAddressError, Reach, reach_of, url_origin
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import ConfigError, FileError, NotPublishedError

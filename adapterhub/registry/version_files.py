@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from adapterhub.backbones.origins import SHA256
+from adapterhub.backbones.hub_network import SHA256
 from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema

@@ -23,10 +23,10 @@ from huggingface_hub import constants
 from selection import long_table
 
 import adapterhub as ah
-from adapterhub.backbones import hub_guard, origins
+from adapterhub.backbones import hub_guard, hub_network
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.hub_network import Reach
 from adapterhub.backbones.load import meta_model
-from adapterhub.backbones.origins import Reach
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
 from adapterhub.errors import (
@@ -263,8 +263,8 @@ def test_a_hub_on_the_internet_cannot_lead_into_the_own_network(hub, home, monke
         ),
     )
     reaches = {"127.0.0.1": Reach.PUBLIC, "127.0.0.2": Reach.PRIVATE}
-    honest = origins.reach_of
-    monkeypatch.setattr(origins, "reach_of", lambda host: reaches.get(host, honest(host)))
+    honest = hub_network.reach_of
+    monkeypatch.setattr(hub_network, "reach_of", lambda host: reaches.get(host, honest(host)))
     with hostile.serving("127.0.0.2") as inner:
         inner.attack = hostile.on("", hostile.body(b"{}"))
         for file in EVERY.values():

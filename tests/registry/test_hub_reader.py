@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterhub.backbones.origins import is_commit
+from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import RegistryError
 from adapterhub.registry.hub_client import Expected, MissingFileError
 from adapterhub.registry.hub_reader import HubReader, split_items

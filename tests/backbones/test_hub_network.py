@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from adapterhub.backbones.origins import (
+from adapterhub.backbones.hub_network import (
     ForbiddenAddressError,
     HubNetwork,
     Reach,
