@@ -23,7 +23,7 @@ from adapterhub.loop.engine import _out_of_memory
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import RunOptions, TrainOptions
 from adapterhub.recipe.recipe import ALIASES, MEANINGS, Recipe, commented_recipe
-from adapterhub.training.run_reports import one_class
+from adapterhub.training.run import one_class
 
 ROOT = Path(__file__).parents[1]
 

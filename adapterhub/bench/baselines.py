@@ -15,7 +15,7 @@ from adapterhub.bench.records import PredictedRows
 from adapterhub.data.examples import data_hash
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
-from adapterhub.pages.predictions import GROUP
+from adapterhub.pages.row_scores import GROUP
 from adapterhub.pages.run_files import BAG_OF_WORDS
 from adapterhub.training.word_baseline import MOST_FITTED, predict_by_words, reads_words
 
@@ -31,7 +31,7 @@ class Constant:
 
     Attributes:
         name: how a table names it.
-        kind: one of `pages.predictions.KINDS`.
+        kind: one of `pages.row_scores.KINDS`.
         value: the class, the number or the labels.
         share: of the training rows that have this class or these labels.
     """
@@ -84,7 +84,7 @@ class BagOfWords:
     """What a linear model on words predicts: a baseline of seconds, without a backbone.
 
     Attributes:
-        kind: one of `pages.predictions.KINDS`.
+        kind: one of `pages.row_scores.KINDS`.
         columns: what is predicted for the test rows, by the number of training rows.
         data: the sha256 of the rows that it was fitted to and of the test rows.
     """

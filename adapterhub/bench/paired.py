@@ -17,8 +17,7 @@ from adapterhub.bench.statistics import (
     seed_spreads,
     uncertainty,
 )
-from adapterhub.pages.score_errors import LEVEL
-from adapterhub.pages.statistics import FEWEST_ROWS
+from adapterhub.pages.row_scores import FEWEST_ROWS, LEVEL
 
 _ROUNDING = 1e-12  # the relative difference of sums in another order
 

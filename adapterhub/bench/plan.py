@@ -17,14 +17,13 @@ from typing import NamedTuple, TypeAlias
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.bench.cells import LEAST_STEPS, SHARE, Cell, Group, expected_runs
-from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
+from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext, TaskData, read_task_data
 from adapterhub.bench.study import (
     BenchOptions,
     Study,
     method_label,
     start_of,
 )
-from adapterhub.bench.task_data import TaskData, read_task_data
 from adapterhub.config.spec import seconds_of
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.loop.processes import Stopped

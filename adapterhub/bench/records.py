@@ -22,7 +22,7 @@ from adapterhub.config.options import from_dict
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.loop.report import without_nan
-from adapterhub.pages.predictions import Outcome
+from adapterhub.pages.row_scores import Outcome
 from adapterhub.pages.run_files import lower_is_better
 
 Status = Literal["done", "diverged", "failed"]
@@ -38,7 +38,7 @@ class PredictedRows:
     """What a run predicts on the test rows, by column, without their texts.
 
     Attributes:
-        kind: one of `pages.predictions.KINDS`.
+        kind: one of `pages.row_scores.KINDS`.
         columns: by the name of a field, such as label, prediction and score, a value for each row.
     """
 

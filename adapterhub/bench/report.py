@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from adapterhub.bench.advice import rate_words
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study
@@ -23,7 +24,6 @@ from adapterhub.bench.tables import (
     summary_table,
     task_table,
 )
-from adapterhub.bench.wording import rate_words
 from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.shown_table import ShownTable, code_block, literal
@@ -40,8 +40,7 @@ from adapterhub.pages.figures import (
     short_name,
     svg_chart,
 )
-from adapterhub.pages.page import PAGE, framed_page
-from adapterhub.pages.sections import Chart, ChartGroup
+from adapterhub.pages.page import PAGE, Chart, ChartGroup, framed_page
 
 STUDY_MARKDOWN = "report.md"
 Commands = Mapping[tuple[str, int], str]

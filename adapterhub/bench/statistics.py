@@ -30,15 +30,18 @@ from typing import Any
 import numpy as np
 
 from adapterhub.errors import ConfigError
-from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore, grouped_columns
-from adapterhub.pages.score_errors import (
+from adapterhub.pages.row_scores import (
+    FEWEST_ROWS,
+    LARGEST,
+    Numbers,
+    PredictionFile,
+    RowScore,
     Uncertainty,
+    grouped_columns,
     influence_of_rows,
     rare_interval,
     score_interval,
 )
-from adapterhub.pages.statistics import FEWEST_ROWS
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

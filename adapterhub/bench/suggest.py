@@ -34,8 +34,7 @@ from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.errors import AdapterhubError, ConfigError, DataError, warn_user
 from adapterhub.files.native import Saved
-from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import RowScore, row_score
+from adapterhub.pages.row_scores import PredictionFile, RowScore, row_score
 from adapterhub.tasks import Encoded, Task
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.word_baseline import HEADS, predict_by_words

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from adapterhub.bench.results import MethodResult, TaskResult
-from adapterhub.bench.wording import (
+from adapterhub.bench.advice import (
     p_text,
     points_text,
     rate_words,
@@ -13,6 +12,7 @@ from adapterhub.bench.wording import (
     size_words,
     time_words,
 )
+from adapterhub.bench.results import MethodResult, TaskResult
 from adapterhub.files.shown_table import ShownTable, TableCell
 
 Entry = Callable[[TaskResult, MethodResult], TableCell]

@@ -8,11 +8,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from adapterhub.bench.advice import points_text
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult
 from adapterhub.bench.study import RECORDS, STUDY, read_study
 from adapterhub.bench.tables import result_title, score_title
-from adapterhub.bench.wording import points_text
 from adapterhub.cli._recipe_flags import FLAGS, MULTIPLE
 from adapterhub.cli._study import differing_options, results_of
 from adapterhub.cli.show import methods_text

@@ -23,8 +23,8 @@ from adapterhub.files.shown_table import TEST, ShownTable
 
 if TYPE_CHECKING:
     from adapterhub.pages.comparison import RunSummary
+    from adapterhub.pages.row_scores import Difference
     from adapterhub.pages.run_files import RunFiles
-    from adapterhub.pages.statistics import Difference
 
 _MORE_METRICS = 3  # besides the main one; all are in --json
 _MOST_COLUMNS = 4  # runs; more of them are the rows of the table

@@ -134,8 +134,8 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
 
 
 def _print(found: Suggestion) -> None:
+    from adapterhub.bench.advice import points_text
     from adapterhub.bench.suggest import BARE
-    from adapterhub.bench.wording import points_text
 
     columns = ("adapter", found.score, "95 %", f"against the {BARE}")
     rows = []
@@ -162,7 +162,7 @@ def _verdict(found: Suggestion, each: Estimate) -> str:
 
 def _sentence(found: Suggestion) -> str:
     """Say which adapter to start from, or that none helps."""
-    from adapterhub.bench.wording import numbers_text
+    from adapterhub.bench.advice import numbers_text
 
     if found.best:
         pair = found.comparisons[found.best]
@@ -179,7 +179,7 @@ def _sentence(found: Suggestion) -> str:
 
 def _sentence_of_words(found: Suggestion, words: Estimate) -> str:
     """Say that the features of the backbone are not better than a bag of words."""
-    from adapterhub.bench.wording import numbers_text
+    from adapterhub.bench.advice import numbers_text
 
     pair = found.comparisons[words.method]
     better = "is better than" if pair.verdict == "better" else "was not shown to be worse than"

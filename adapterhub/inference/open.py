@@ -33,8 +33,7 @@ from adapterhub.files.shown_table import ScoreError
 from adapterhub.inference.embed import embed
 from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record
-from adapterhub.pages.predictions import outcomes_of
-from adapterhub.pages.score_errors import EvaluatedRows, score_errors
+from adapterhub.pages.row_scores import EvaluatedRows, outcomes_of, score_errors
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task

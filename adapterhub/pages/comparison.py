@@ -15,10 +15,9 @@ from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.shown_table import ScoreError, ShownTable, TableCell, score_text
 from adapterhub.pages.figures import Points, overlay_chart
-from adapterhub.pages.page import framed_page, number_text, points_by_step
+from adapterhub.pages.page import Chart, ChartGroup, framed_page, number_text, points_by_step
+from adapterhub.pages.row_scores import Difference, difference
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
-from adapterhub.pages.sections import Chart, ChartGroup
-from adapterhub.pages.statistics import Difference, difference
 
 RUNS_PAGE = "runs.html"
 _HEAD = "head"  # the parameters of a task head, in the learning rates of a step

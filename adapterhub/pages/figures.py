@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adapterhub.errors import one_line
-from adapterhub.pages.statistics import CalibrationBin
+from adapterhub.pages.row_scores import CalibrationBin
 
 # Sentinel colour -> CSS variable of page.html.
 COLOURS = {"#010203": "ink", "#040506": "muted", "#070809": "grid", "#0a0b0c": "first",

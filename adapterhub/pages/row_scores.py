@@ -2,24 +2,211 @@
 
 Every score has the form f(sum of columns), such as right / all. So a score without one row, or of a
 resample of the rows, needs only other sums.
+
+The error of a score over its rows is the jackknife's or Wilson's interval. Scores without an upper
+bound, such as losses, have an interval that is longer upwards. It is the error of one run on other
+rows of the same kind; `adapterhub bench` adds the spread over seeds (`bench/statistics.py`).
+
+`predictions.jsonl` in a run folder: what the best tensors predict on the evaluation data.
+
+The first line describes the file, each other line is what `Task.outcome` returns for one example.
+It contains the user's texts: it is never part of an adapter, and never published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapterhub.errors import unknown
+from adapterhub.errors import FileError, unknown
+from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.files.shown_table import ScoreError
 from adapterhub.tasks._metrics import RANKING_METRICS, query_metrics, ranked_gains
 
+if TYPE_CHECKING:
+    from adapterhub.tasks import Prediction, Task
+
+
+PREDICTIONS = "predictions.jsonl"
+FORMAT = 1
+KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses", "pictures")
+PICTURE = "picture"  # the field of a picture, as the text of an address (data:)
+GROUP = "group"  # the field with the number of the group, such as a query, that a row is of
+_ADDRESS = re.compile(r"(data:image/png;base64,[A-Za-z0-9+/]+=*)?")
+_MOST_TEXT = 4000  # characters that are kept of a text
+MOST_BYTES = 4 << 30
+
+Outcome = dict[str, Any]
+"""One example: `texts`, its `group`, and by kind `label`, `prediction`, `score`, `loss`, ..."""
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """What a predictions file holds.
+
+    Attributes:
+        kind: one of `KINDS`.
+        task: the task's name.
+        step: the step that the predictions are of.
+        data: the sha256 of the evaluation data.
+        metric: the main metric of the task.
+        labels: the classes, or none.
+        rows: one outcome per example, in order.
+    """
+
+    kind: str
+    task: str
+    step: int
+    data: str
+    metric: str
+    labels: tuple[str, ...]
+    rows: list[Outcome]
+
+    @property
+    def only_class(self) -> str | None:
+        """The class that is predicted for every row, if the rows have several."""
+        predicted = {row["prediction"] for row in self.rows} if self.kind == "classes" else set()
+        several = len({row["label"] for row in self.rows}) > 1 if predicted else False
+        return str(*predicted) if several and len(predicted) == 1 else None
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        head = {"format": FORMAT, "kind": self.kind, "task": self.task, "step": self.step}
+        head |= {"data": self.data, "metric": self.metric, "labels": list(self.labels)}
+        head["rows"] = len(self.rows)
+        return "".join(f"{json.dumps(line)}\n" for line in (head, *self.rows)).encode()
+
+
+def outcomes_of(
+    task: Task,
+    examples: Sequence[Any],
+    predictions: Sequence[Prediction],
+    labels: Sequence[str],
+    step: int,
+) -> PredictionFile | None:
+    """Build the predictions file of an evaluation; None if there is not one for each example."""
+    from adapterhub.data.examples import data_hash
+
+    if not task.outcomes or len(predictions) != len(examples):
+        return None
+    rows = [
+        {"id": i, **_json_ready(task.outcome(example, prediction))}
+        for i, (example, prediction) in enumerate(zip(examples, predictions, strict=True))
+    ]
+    numbers: dict[Hashable, int] = {}
+    groups = [numbers.setdefault(each, len(numbers)) for each in task.groups_of(examples)]
+    if len(numbers) < len(rows):
+        rows = [row | {GROUP: group} for row, group in zip(rows, groups, strict=True)]
+    digest, metric = data_hash(examples), task.main_metric
+    return PredictionFile(task.outcomes, task.name, step, digest, metric, tuple(labels), rows)
+
+
+def read_predictions(folder: Path) -> PredictionFile | None:
+    """Read the predictions file of a run folder; None if it has none.
+
+    Raises:
+        FileError: the file is broken.
+    """
+    path = folder / PREDICTIONS
+    if not path.exists():
+        return None
+    try:
+        head, *rows = map(json.loads, read_lines(path, MOST_BYTES))
+        _check(head, rows)
+    except (UnreadableError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileError(
+            f"{path} is broken: {error}",
+            expected="the file as the run wrote it",
+            hint=f"delete {path}: the report is then made without predictions",
+        ) from error
+    labels = tuple(map(str, head["labels"]))
+    task, digest, metric = (str(head[name]) for name in ("task", "data", "metric"))
+    return PredictionFile(head["kind"], task, head["step"], digest, metric, labels, rows)
+
+
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "classes": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "sets": {"label": (list,), "prediction": (list,), "scores": (dict,)},
+    "choices": {
+        "label": (str,),
+        "prediction": (str,),
+        "score": (int, float),
+        "right": (bool, int, float),
+    },
+    "numbers": {"label": (int, float), "prediction": (int, float)},
+    "spans": {"label": (list,), "prediction": (list,)},
+    "texts": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "losses": {"loss": (int, float), "tokens": (int,)},
+    "pictures": {"loss": (int, float), PICTURE: (str,)},
+}
+
+
+def _check(head: Any, rows: Sequence[Any]) -> None:
+    """Refuse a file whose lines do not have the fields of its kind."""
+    if head["format"] != FORMAT or head["kind"] not in KINDS or not isinstance(head["step"], int):
+        raise ValueError(f"it has format {head['format']!r} and kind {head['kind']!r}")
+    if head["rows"] != len(rows):
+        raise ValueError(f"{len(rows)} of {head['rows']} rows")
+    if not rows:
+        raise ValueError("it has no rows")
+    fields = _FIELDS[head["kind"]]
+    for number, row in enumerate(rows, start=2):
+        wrong = [name for name, types in fields.items() if not isinstance(row[name], types)]
+        texts = row["texts"]
+        if wrong or not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise ValueError(f"line {number}: {', '.join(wrong) or 'texts'}")
+        if not isinstance(row.get(GROUP, 0), int):
+            raise ValueError(f"line {number}: {GROUP}")
+        if head["kind"] == "spans":
+            _check_spans(row, number)
+        if head["kind"] == "pictures" and not _ADDRESS.fullmatch(row[PICTURE]):
+            raise ValueError(f"line {number}: {PICTURE}")
+        if head["kind"] == "sets":
+            _check_sets(row, number)
+
+
+def _check_spans(row: Outcome, number: int) -> None:
+    for kind, start, end in [*row["label"], *row["prediction"]]:
+        inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end
+        if not isinstance(kind, str) or not inside:
+            raise ValueError(f"line {number}: [{kind!r}, {start!r}, {end!r}]")
+
+
+def _check_sets(row: Outcome, number: int) -> None:
+    names = [*row["label"], *row["prediction"], *row["scores"]]
+    numbers = row["scores"].values()
+    if not all(isinstance(n, str) for n in names) or not all(isinstance(p, float) for p in numbers):
+        raise ValueError(f"line {number}: {names!r}")
+
+
+def _json_ready(value: Any) -> Any:
+    """Cut long texts, and replace NaN and infinity, which JSON lacks, by the largest numbers.
+
+    NaN becomes the largest positive number: a loss of 0 would be the best.
+    """
+    if isinstance(value, Mapping):
+        return {k: item if k == PICTURE else _json_ready(item) for k, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    if isinstance(value, str):
+        return value if len(value) <= _MOST_TEXT else f"{value[:_MOST_TEXT]}..."
+    if isinstance(value, float) and not math.isfinite(value):
+        return math.copysign(1e308, 1.0 if math.isnan(value) else value)
+    return value
+
+
 Numbers = NDArray[np.float64]
-Outcome = Mapping[str, Any]
 LARGEST = 1e60  # of a number: the fourth power of it, times the rows, is finite
 
 
@@ -320,3 +507,353 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
     ),
     "pictures": (RowScore("loss", _each(lambda row: [row["loss"], 1]), _mean, high=np.inf),),
 }
+
+
+_BINS = 10
+_RESAMPLES = 2000
+FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Precision, recall and F1 of one class, and how many examples have and were given it."""
+
+    name: str
+    right: int
+    predicted: int
+    support: int
+
+    @property
+    def precision(self) -> float:
+        """The share of its predictions that are right; 0 without any."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The share of its examples that are found; 0 without any."""
+        return self.right / self.support if self.support else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.predicted + self.support
+        return 2 * self.right / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """The predictions with a probability in one interval."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+def is_right(row: Outcome) -> bool:
+    """Return whether the prediction of a class or a choice is right."""
+    return bool(row["right"] > 0.5) if "right" in row else bool(row["label"] == row["prediction"])
+
+
+def class_scores(rows: Sequence[Outcome], labels: Sequence[str]) -> list[ClassScore]:
+    """Score each class that occurs or is in `labels`, in the order of the labels."""
+    support = Counter(row["label"] for row in rows)
+    predicted = Counter(row["prediction"] for row in rows)
+    right = Counter(row["label"] for row in rows if is_right(row))
+    names = dict.fromkeys([*labels, *sorted(support | predicted)])
+    return [ClassScore(n, right[n], predicted[n], support[n]) for n in names]
+
+
+def span_scores(rows: Sequence[Outcome]) -> list[ClassScore]:
+    """Score each kind of entity; an entity is right if its kind and both ends are."""
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
+        for place, spans in enumerate((true & given, given, true)):
+            for kind, *_ in spans:
+                counts.setdefault(kind, [0, 0, 0])[place] += 1
+    return [ClassScore(kind, *counts[kind]) for kind in sorted(counts)]
+
+
+def confusions(rows: Sequence[Outcome]) -> Counter[tuple[str, str]]:
+    """Count the pairs (label, prediction)."""
+    return Counter((row["label"], row["prediction"]) for row in rows)
+
+
+def calibration(rows: Sequence[Outcome]) -> tuple[list[CalibrationBin], float]:
+    """Return the bins of a reliability diagram that have examples, and the calibration error.
+
+    The expected calibration error is the mean distance between probability and accuracy over ten
+    bins of equal width, weighted by their examples (Guo et al. 2017, section 2,
+    https://arxiv.org/abs/1706.04599).
+    """
+    scores = np.clip([float(row["score"]) for row in rows], 0.0, 1.0)
+    right = np.array([is_right(row) for row in rows], dtype=float)
+    index = np.clip(np.ceil(scores * _BINS).astype(int) - 1, 0, _BINS - 1)
+    bins = []
+    for b in range(_BINS):
+        inside = index == b
+        if count := int(inside.sum()):
+            mean = float(scores[inside].mean()), float(right[inside].mean())
+            bins.append(CalibrationBin(b / _BINS, (b + 1) / _BINS, count, *mean))
+    error = sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / len(rows)
+    return bins, error
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of a score between two runs on the same examples, second minus first.
+
+    Attributes:
+        score: the name of the score.
+        value: the difference.
+        low: the lower end of the 95 % interval.
+        high: the upper end.
+        p: the exact p-value of McNemar's test, for classes.
+        better: the examples on which only the second run is right.
+        worse: those on which only the first is right.
+    """
+
+    score: str
+    value: float
+    low: float
+    high: float
+    p: float | None = None
+    better: int = 0
+    worse: int = 0
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the runs differ at the level of 5 %."""
+        return not self.low <= 0 <= self.high if self.p is None else self.p < 0.05
+
+
+def difference(first: PredictionFile, second: PredictionFile, metric: str = "") -> Difference:
+    """Compare two runs on the same evaluation data, example by example.
+
+    By a score that is a function of sums over rows: the main one of their kind, or `metric`.
+
+    The interval is that of a paired bootstrap over the examples, of 2000 resamples with a fixed
+    seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value is that of McNemar's
+    exact test (McNemar 1947). Rows of groups, such as contexts, are resampled by group.
+    """
+    score = row_score(first.kind, metric)
+    one, other = (grouped_columns(score, file.rows) for file in (first, second))
+    value = float(score.summarize(other.sum(0)) - score.summarize(one.sum(0)))
+    low, high = _interval(one, other, score.summarize)
+    by_row = first.kind in ("classes", "choices") and score == row_score(first.kind)
+    if not by_row or len(one) < len(first.rows):
+        return Difference(score.name, value, low, high)
+    from scipy.stats import binomtest
+
+    better, worse = (int((d > 0).sum()) for d in (other[:, 0] - one[:, 0], one[:, 0] - other[:, 0]))
+    p = float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return Difference(score.name, value, low, high, p, better, worse)
+
+
+def _interval(
+    one: Numbers, other: Numbers, summarize: Callable[[Numbers], Numbers]
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a difference of scores."""
+    random, count = np.random.default_rng(0), len(one)
+    drawn = []
+    for _ in range(_RESAMPLES):
+        weights = np.bincount(random.integers(count, size=count), minlength=count)
+        drawn.append(summarize(weights @ other) - summarize(weights @ one))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
+LEVEL = 0.05
+_STEEPEST = 2.0  # of an interval by logarithms: two rows say next to nothing
+_PLENTY = 30  # rows, or entities, of each kind that is counted: none of them is rare
+_PSEUDO = 0.5  # rows of each class that are added, right and wrong, for the variance
+_SAME = 1e-3  # by which a metric and the score of its rows may differ: texts are cut in the file
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The variance of an estimate, and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+    @property
+    def error(self) -> float:
+        """The standard error."""
+        return float(np.sqrt(self.variance))
+
+    @property
+    def quantile(self) -> float:
+        """The quantile of Student's t for a 95 % interval."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.freedom, 1 - LEVEL / 2))
+
+
+@dataclass(frozen=True)
+class EvaluatedRows:
+    """The rows of one task that were evaluated: how many, and what was predicted, if it is kept."""
+
+    count: int
+    predictions: PredictionFile | None = None
+
+
+def influence_of_rows(score: RowScore, columns: Numbers) -> Numbers:
+    """Return the influence of each row on a score, by the jackknife.
+
+    (n - 1) * (mean of all scores without one row - score without row k); for a mean, the row's
+    deviation from it (Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans,
+    chapter 3).
+    """
+    without = score.summarize(columns.sum(0) - columns)
+    influence: Numbers = (len(columns) - 1) * (without.mean() - without)
+    return influence
+
+
+def score_interval(
+    score: RowScore, value: float, found: Uncertainty, rows: int, *, of_rows: bool = True
+) -> tuple[float, float]:
+    """Return the 95 % interval of a score, inside its bounds.
+
+    Rows of a score without an upper bound are skewed, and few of them rarely have the largest. An
+    interval `of_rows` alone, not of seeds too, reaches up as that of the score's logarithm does.
+    """
+    low, high = score.low, score.high
+    if np.isinf(high):
+        half = found.quantile * found.error
+        upper = value * _above(half / value) if of_rows and value > 0 else value + half
+        return max(value - half, low), upper
+    width = high - low
+    ends = _wilson((value - low) / width, found, found.variance / width**2, rows)
+    return low + width * ends[0], low + width * ends[1]
+
+
+def _above(part: float) -> float:
+    """Return exp(part), and from the exponent `_STEEPEST` on its tangent."""
+    return float(np.exp(min(part, _STEEPEST)) * (1 + max(part - _STEEPEST, 0.0)))
+
+
+def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
+    """Return an interval inside [0, 1], which is wider towards 1/2.
+
+    Wilson's (1927) interval, with Student's t and with the number of independent rows that would
+    have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
+    24(2)). All right or all wrong, the variance is 0, and all rows are counted.
+    Score and variance are scaled to [0, 1].
+    """
+    spread = share * (1 - share)
+    if spread > 0 and variance <= 0:
+        return share, share
+    count = spread / variance if spread > 0 else float(rows)
+    return _of_share(share, found.quantile**2 / count)
+
+
+def _of_share(share: float, extra: float) -> tuple[float, float]:
+    """Return Wilson's interval of a share; `extra` is the square of the quantile per row."""
+    half = np.sqrt(extra * (share * (1 - share) + extra / 4))
+    ends = (share + extra / 2 - half) / (1 + extra), (share + extra / 2 + half) / (1 + extra)
+    return max(float(ends[0]), 0.0), min(float(ends[1]), 1.0)
+
+
+def score_error(score: RowScore, columns: Numbers) -> ScoreError:
+    """Return the error of a score of one run.
+
+    There is no interval of one row, nor of rows without what is counted, nor where no row changes a
+    score between its bounds: the rows then do not tell how much it varies.
+    """
+    rows = len(columns)
+    if rows < 2 or not columns.any() or not np.abs(columns).max(initial=0.0) < LARGEST / rows:
+        return ScoreError(rows)
+    value = float(score.summarize(columns.sum(0)))
+    influence = influence_of_rows(score, columns)
+    variance = float(influence @ influence) / (rows * (rows - 1))
+    at_bound = value in (score.low, score.high) and np.isfinite(score.high)
+    if not np.isfinite(variance) or (variance <= 0 and not at_bound):
+        return ScoreError(rows)
+    low, high = score_interval(score, value, Uncertainty(variance, rows - 1.0), rows)
+    more = rare_interval(score, columns)
+    return ScoreError(rows, float(min(low, more[0])), float(max(high, more[1])))
+
+
+def rare_interval(score: RowScore, columns: Numbers) -> tuple[float, float]:
+    """Return the 95 % interval of a score that rare classes decide; else the score twice.
+
+    Of a class with two rows that are both right, the jackknife finds no error at all. So each class
+    has half a right and half a wrong row more, as in the intervals of shares of Agresti & Coull
+    1998 (https://doi.org/10.1080/00031305.1998.10480550), to estimate the variance: the interval is
+    Wilson's with the number of rows that would have it.
+    """
+    value, rows = float(score.summarize(columns.sum(0))), len(columns)
+    if score.pseudo_rows is None or columns.sum(0).min(initial=_PLENTY) >= _PLENTY:
+        return value, value
+    size = max(columns.sum() / 2 / rows, 1.0) if rows else 1.0
+    pseudo = score.pseudo_rows(columns.sum(0)) * size * _PSEUDO
+    sums = columns.sum(0) + pseudo.sum(0)
+    smooth = float(score.summarize(sums))
+    own, others = (smooth - score.summarize(sums - each) for each in (columns, pseudo))
+    variance = float(own @ own + others @ others / _PSEUDO)
+    width = score.high - score.low
+    share, middle = ((each - score.low) / width for each in (value, smooth))
+    if variance <= 0 or not 0 < middle < 1:
+        return value, value
+    count = middle * (1 - middle) * width**2 / variance
+    low, high = _of_share(share, Uncertainty(variance, rows - 1.0).quantile ** 2 / count)
+    return score.low + width * low, score.low + width * high
+
+
+def score_errors(
+    metrics: Mapping[str, float], parts: Mapping[str, EvaluatedRows]
+) -> dict[str, ScoreError]:
+    """Return the error of each metric of an evaluation.
+
+    `parts` has the rows of each task by what precedes the names of its metrics: "" for one task
+    alone. A metric that is not a score of summed rows has their number, and no interval.
+    """
+    found = {}
+    for name, value in metrics.items():
+        before = next((b for b in parts if b and name.startswith(b)), "")
+        part = parts.get(before) or EvaluatedRows(sum(each.count for each in parts.values()))
+        found[name] = _error_of(name.removeprefix(before), value, part)
+    return found
+
+
+def spearman_error(value: float, rows: Sequence[Outcome]) -> ScoreError:
+    """Return the error of a correlation of ranks, which is no function of sums over rows.
+
+    By Fisher's z, whose variance for ranks is (1 + r^2 / 2) / (n - 3) (Bonett & Wright 2000,
+    Psychometrika 65(1)). Rows of groups are not drawn one by one, and have no interval.
+    """
+    count = len(rows)
+    if count < 5 or not abs(value) < 1 or "group" in rows[0]:
+        return ScoreError(count)
+    half = _normal_quantile() * np.sqrt((1 + value**2 / 2) / (count - 3))
+    low, high = np.tanh(np.arctanh(value) - half), np.tanh(np.arctanh(value) + half)
+    return ScoreError(count, float(low), float(high))
+
+
+def _normal_quantile() -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri(1 - LEVEL / 2))
+
+
+def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
+    file = part.predictions
+    score = row_scores(file.kind).get(name) if file else None
+    if file is not None and name == "spearman" and file.kind == "numbers":
+        return spearman_error(value, file.rows)
+    if file is None or score is None:
+        return ScoreError(part.count)
+    try:
+        columns = grouped_columns(score, file.rows)
+    except KeyError:  # an older file has not what it is computed from
+        return ScoreError(part.count)
+    groups = len(columns) if len(columns) < len(file.rows) else None
+    if score.is_by_class:
+        columns = with_classes(columns, len(file.labels))
+    own = float(score.summarize(columns.sum(0)))
+    if not abs(own - value) <= _SAME * max(1.0, abs(value)):
+        return ScoreError(part.count, groups=groups)
+    return replace(score_error(score, columns), rows=part.count, groups=groups)

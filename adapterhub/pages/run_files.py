@@ -17,8 +17,13 @@ from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
 from adapterhub.files.native import Saved, find_adapter
 from adapterhub.files.shown_table import ERRORS, ScoreError, recorded_errors
-from adapterhub.pages.predictions import MOST_BYTES, PredictionFile, read_predictions
-from adapterhub.pages.score_errors import EvaluatedRows, score_errors
+from adapterhub.pages.row_scores import (
+    MOST_BYTES,
+    EvaluatedRows,
+    PredictionFile,
+    read_predictions,
+    score_errors,
+)
 
 Line = dict[str, Any]
 BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: what `WordsComparison.record` returns

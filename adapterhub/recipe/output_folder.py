@@ -31,7 +31,7 @@ from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place, finished_names, remove_unfinished
 from adapterhub.files.native import replaceable
 from adapterhub.pages.page import PAGE
-from adapterhub.pages.predictions import PREDICTIONS
+from adapterhub.pages.row_scores import PREDICTIONS
 
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"

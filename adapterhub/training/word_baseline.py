@@ -13,10 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from adapterhub.data.examples import Example, data_hash
-from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import row_score, row_scores
+from adapterhub.pages.row_scores import (
+    FEWEST_ROWS,
+    PredictionFile,
+    difference,
+    row_score,
+    row_scores,
+)
 from adapterhub.pages.run_files import WordsComparison
-from adapterhub.pages.statistics import FEWEST_ROWS, difference
 from adapterhub.training.run_data import RunData
 
 MOST_FITTED = 20_000  # rows: more cost more than they tell of a baseline

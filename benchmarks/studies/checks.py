@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from adapterhub.bench.advice import p_text
 from adapterhub.bench.paired import PairedComparison, holm
-from adapterhub.bench.wording import p_text
-from adapterhub.pages.score_errors import LEVEL
+from adapterhub.pages.row_scores import LEVEL
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"

@@ -55,7 +55,7 @@ from adapterhub.bench.study import RECORDS, STUDY, WORK, Study, keep_study, read
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import Example, sample
 from adapterhub.errors import ConfigError
-from adapterhub.pages.predictions import outcomes_of
+from adapterhub.pages.row_scores import outcomes_of
 from adapterhub.pages.run_files import lower_is_better
 from adapterhub.recipe.options import TrainOptions, run_options, warmup_steps
 from adapterhub.tasks import Prediction, dump_task

@@ -23,12 +23,11 @@ from typing import Any
 import yaml
 from run_records import RunRecords, study_parser
 
+from adapterhub.bench.advice import p_text
 from adapterhub.bench.paired import PairedComparison, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns, estimate_all, repeated_runs
-from adapterhub.bench.wording import p_text
 from adapterhub.inference.open import open_adapter
-from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import row_score
+from adapterhub.pages.row_scores import PredictionFile, row_score
 from adapterhub.recipe.recipe import read_draft
 from adapterhub.training.run_data import read_data
 

@@ -25,7 +25,7 @@ from adapterhub.errors import printable
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.pages.comparison import runs_page
 from adapterhub.pages.page import page_html
-from adapterhub.pages.predictions import KINDS, PredictionFile
+from adapterhub.pages.row_scores import KINDS, PredictionFile
 from adapterhub.pages.run_files import RunFiles, read_run
 
 TEXTS = (

@@ -20,9 +20,7 @@ from adapterhub.bench.baselines import (
 from adapterhub.bench.records import PredictedRows
 from adapterhub.data.examples import Example
 from adapterhub.errors import FileError
-from adapterhub.pages.predictions import KINDS
-from adapterhub.pages.row_scores import row_score
-from adapterhub.pages.statistics import calibration
+from adapterhub.pages.row_scores import KINDS, calibration, row_score
 
 
 def accuracy(rows: PredictedRows, metric: str = "") -> float:

@@ -14,10 +14,9 @@ from studies import planned
 
 from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import LEAST_STEPS, Cell, Group, next_cells, runs_left
-from adapterhub.bench.execute import EVALUATIONS, TaskContext
+from adapterhub.bench.execute import EVALUATIONS, TaskContext, TaskData
 from adapterhub.bench.plan import StepTime, _step_time, affordable
 from adapterhub.bench.study import BenchOptions, Study, as_begun, keep_study
-from adapterhub.bench.task_data import TaskData
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import Stopped

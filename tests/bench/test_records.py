@@ -20,7 +20,7 @@ from adapterhub.bench.records import (
     predicted_rows,
 )
 from adapterhub.errors import FileError
-from adapterhub.pages.statistics import is_right
+from adapterhub.pages.row_scores import is_right
 
 CELL = Cell("sst2", "lora(rank=4)", 1_000, 200, 1e-3, 1, "final")
 RECORD = CellRecord(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures import sentences, write_tsv
 
-from adapterhub.bench.task_data import TEST_SHARE, read_task_data
+from adapterhub.bench.execute import TEST_SHARE, read_task_data
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read_draft
 

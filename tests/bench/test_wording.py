@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapterhub.bench.paired import PairedComparison
-from adapterhub.bench.wording import (
+from adapterhub.bench.advice import (
     numbers_text,
     p_text,
     points_text,
@@ -15,6 +14,7 @@ from adapterhub.bench.wording import (
     size_words,
     time_words,
 )
+from adapterhub.bench.paired import PairedComparison
 
 TIED = PairedComparison(
     baseline="lora",

@@ -8,7 +8,7 @@ import pytest
 from run_folders import predictions, run_folder
 
 from adapterhub.cli.compare import difference_lines
-from adapterhub.pages.statistics import Difference
+from adapterhub.pages.row_scores import Difference
 
 
 def rows(right: int, total: int = 40) -> list[dict]:

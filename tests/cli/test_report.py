@@ -9,7 +9,7 @@ import pytest
 from run_folders import predictions, run_folder
 
 from adapterhub.cli._format import has_display
-from adapterhub.pages.predictions import read_predictions
+from adapterhub.pages.row_scores import read_predictions
 
 
 @pytest.fixture

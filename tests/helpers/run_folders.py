@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from adapterhub.pages.predictions import PREDICTIONS, PredictionFile
+from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 
 TEXT = "a good movie"
 # One grey pixel.

@@ -20,7 +20,7 @@ from adapterhub.pages.figures import (
     spread_apart,
     svg_chart,
 )
-from adapterhub.pages.statistics import calibration
+from adapterhub.pages.row_scores import calibration
 
 POINTS = [(i, 1 / i if i != 3 else None) for i in range(1, 6)]
 CHARTS = {

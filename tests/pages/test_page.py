@@ -9,10 +9,9 @@ from run_folders import predictions, run_folder
 from selection import cases_of
 
 from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.pages.page import PAGE, framed_page, number_text, page_html, write_page
-from adapterhub.pages.predictions import KINDS
+from adapterhub.pages.page import PAGE, ChartGroup, framed_page, number_text, page_html, write_page
+from adapterhub.pages.row_scores import KINDS
 from adapterhub.pages.run_files import read_run
-from adapterhub.pages.sections import ChartGroup
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 

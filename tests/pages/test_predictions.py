@@ -11,7 +11,7 @@ from run_folders import ROWS, predictions
 
 from adapterhub.data.examples import Example, data_hash
 from adapterhub.errors import FileError
-from adapterhub.pages.predictions import KINDS, PREDICTIONS, outcomes_of, read_predictions
+from adapterhub.pages.row_scores import KINDS, PREDICTIONS, outcomes_of, read_predictions
 from adapterhub.tasks import TASKS, parse_task
 from adapterhub.tasks.classification import Number, Scored
 

@@ -7,8 +7,7 @@ import pytest
 from run_folders import ROWS
 
 from adapterhub.errors import ConfigError
-from adapterhub.pages.predictions import KINDS
-from adapterhub.pages.row_scores import row_score
+from adapterhub.pages.row_scores import KINDS, row_score
 from adapterhub.tasks import TASKS
 from adapterhub.tasks._metrics import (
     classification_metrics,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from run_folders import predictions
 
-from adapterhub.pages.predictions import KINDS
-from adapterhub.pages.sections import WORST, marked_text, prediction_sections
+from adapterhub.pages.page import WORST, marked_text, prediction_sections
+from adapterhub.pages.row_scores import KINDS
 
 SECTIONS = {
     "sets": ["scores", "worst"],

@@ -7,8 +7,8 @@ import pytest
 from run_folders import ROWS, predictions
 from sklearn.metrics import precision_recall_fscore_support
 
-from adapterhub.pages.predictions import KINDS
-from adapterhub.pages.statistics import (
+from adapterhub.pages.row_scores import (
+    KINDS,
     calibration,
     class_scores,
     confusions,

@@ -11,7 +11,7 @@ import pytest
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.page import PAGE
-from adapterhub.pages.predictions import PREDICTIONS
+from adapterhub.pages.row_scores import PREDICTIONS
 from adapterhub.recipe.output_folder import (
     LOCK,
     RECIPE,

@@ -13,8 +13,8 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages import figures
-from adapterhub.pages.predictions import read_predictions
-from adapterhub.pages.sections import prediction_sections
+from adapterhub.pages.page import prediction_sections
+from adapterhub.pages.row_scores import read_predictions
 from adapterhub.tasks import TASKS, Setting, parse_task
 
 # A chart shows a kind of outcomes, whatever the task: drawn for one task of each.

@@ -14,10 +14,16 @@ from adapterhub.data.examples import Example
 from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import DataError
 from adapterhub.files.shown_table import ScoreError
-from adapterhub.pages.predictions import PredictionFile, outcomes_of
-from adapterhub.pages.row_scores import grouped_columns, row_scores
-from adapterhub.pages.score_errors import EvaluatedRows, score_error, score_errors
-from adapterhub.pages.statistics import difference
+from adapterhub.pages.row_scores import (
+    EvaluatedRows,
+    PredictionFile,
+    difference,
+    grouped_columns,
+    outcomes_of,
+    row_scores,
+    score_error,
+    score_errors,
+)
 from adapterhub.tasks import parse_task
 from adapterhub.tasks._comparisons import Compared
 from adapterhub.tasks._metrics import query_metrics, ranked_gains, ranking_metrics

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from adapterhub.bench.execute import read_task_data
 from adapterhub.bench.suggest import linear_probe
-from adapterhub.bench.task_data import read_task_data
 from adapterhub.data.examples import TooFewGroups, hold_out
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.pages.predictions import outcomes_of
+from adapterhub.pages.row_scores import outcomes_of
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.classification import Scored

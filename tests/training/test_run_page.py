@@ -12,9 +12,9 @@ from run_folders import predictions, run_folder
 
 from adapterhub.loop.report import Evaluated, Timing
 from adapterhub.pages.page import PAGE
-from adapterhub.pages.predictions import PREDICTIONS, PredictionFile
-from adapterhub.training import run_reports
-from adapterhub.training.run_reports import LatestPredictions, RunPage
+from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
+from adapterhub.training import run
+from adapterhub.training.run import LatestPredictions, RunPage
 
 ROWS = predictions("classes").rows
 
@@ -74,8 +74,8 @@ def test_pages_take_at_most_a_twentieth_of_the_time(
         made.append(now[0])
         now[0] += 2.0
 
-    monkeypatch.setattr(run_reports, "write_page", write)
-    monkeypatch.setattr(run_reports.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(run, "write_page", write)
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
     page.began = 0.0
     while now[0] < 400:
         now[0] += 1
@@ -101,8 +101,8 @@ def test_a_failure_is_one_note(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(run_reports, "write_page", fail)
-    monkeypatch.setattr(run_reports, "replace_file", fail)
+    monkeypatch.setattr(run, "write_page", fail)
+    monkeypatch.setattr(run, "replace_file", fail)
     evaluated(page, 2)
     evaluated(page, 4)
     assert page.finish() is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.recipe.options import TrainOptions
-from adapterhub.training.run_reports import one_class, verdict
+from adapterhub.training.run import one_class, verdict
 
 
 def history(*accuracies: float, every: float = 1.0) -> list[dict[str, float]]:

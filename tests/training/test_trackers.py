@@ -15,7 +15,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training.run_reports import (
+from adapterhub.training.run import (
     TrackedRun,
     configuration,
     start_trackers,
