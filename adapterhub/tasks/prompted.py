@@ -34,7 +34,7 @@ from adapterhub.tasks._few_shot import SHOTS_HELP, FewShot, Shot, text_room
 from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, without_end
-from adapterhub.tasks._shared_prefix import answer_scores, shared_prefix
+from adapterhub.tasks._shared_prefix import SharedPrefix, answer_scores, shared_prefix
 from adapterhub.tasks.classification import OfTexts, OneClass, best_of
 
 if TYPE_CHECKING:
@@ -233,7 +233,8 @@ class Prompted(FewShot, OneClass, OfTexts):
         prompts = self.encode(data.examples, data.setting, labelled=False)
         answers = [*self.answer_ids(data.setting.tokenizer).values()]
         if max(map(len, answers)) == 1:
-            scores = _token_scores(model, prompts, [i for (i,) in answers], batch_size)
+            prefix = shared_prefix(model, prompts.rows) if self.head == "causal-lm" else None
+            scores = _token_scores(model, prompts, [i for (i,) in answers], batch_size, prefix)
         elif self.head == "causal-lm":
             scores = answer_scores(model, prompts, answers, batch_size)
         else:
@@ -260,7 +261,11 @@ def _with_masks(row: Row, count: int) -> list[int]:
 
 
 def _token_scores(
-    model: PreTrainedModel, prompts: Encoded, words: list[int], batch_size: int
+    model: PreTrainedModel,
+    prompts: Encoded,
+    words: list[int],
+    batch_size: int,
+    prefix: SharedPrefix | None,
 ) -> list[list[float]]:
     """Return the logit of each word, a single token, for each prompt."""
 
@@ -269,7 +274,6 @@ def _token_scores(
             position = prompts.rows[index]["position"] - passed.skipped
             yield logits[position][words].float().tolist()
 
-    prefix = shared_prefix(model, prompts.rows)
     return each_row(model, prompts, batch_size, read, prefix=prefix)
 
 

@@ -123,7 +123,7 @@ def test_labels_of_several_tokens_are_learned_and_served(adapterhub, backbones, 
     rows = [{"text": text, "label": int(label == "pos")} for text, label in sentences(48)]
     file = write_json_lines(tmp_path / "rows.jsonl", rows)
     words = "words={0: bad plot, 1: good film}"
-    task = f"prompted(model=causal-lm, template='{{text}} is {{mask}}', shots=1, {words})"
+    task = f"prompted(model=causal-lm, template='a 0 {{text}} is {{mask}}', shots=1, {words})"
     code, out, err = adapterhub(
         "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
         "--task", task, "--output", tmp_path / "run", "train.epochs=20",
@@ -138,10 +138,13 @@ def test_labels_of_several_tokens_are_learned_and_served(adapterhub, backbones, 
     scores = json.loads(out)["scores"]
     assert set(scores) == {"0", "1"}
     code, out, err = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
-    assert json.loads(out)["accuracy"] > 0.9
+    assert json.loads(out)["accuracy"] > 0.75
     with Engine(backbones("llama")) as engine:
-        served = engine.submit(str(tmp_path / "run/adapter"), "the film was dull").result(30)
-        assert served["scores"] == pytest.approx(scores, abs=1e-4)
+        for _ in range(3):
+            served = engine.submit(str(tmp_path / "run/adapter"), "the film was dull").result(30)
+            assert served["scores"] == pytest.approx(scores, abs=1e-4)
+        (model,) = engine.adapters.models.classes.values()
+        assert model._prefix[1].prefix.length > 15, "kept between requests"
 
 
 def test_generated_answers_with_examples_are_trained_and_served(adapterhub, backbones, tmp_path):
