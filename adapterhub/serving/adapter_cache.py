@@ -333,7 +333,7 @@ class ServedAdapters:
     def _load(self, source: Source) -> ServedAdapter:
         """Return what a reference means now; load it unless that is in memory."""
         if source is BareBackbone.TEXTS:
-            return self.models.bare_writer()
+            return self.models.bare_generator()
         if source is BareBackbone.VECTORS:
             bare = self.models.bare()
             self.between_batches(bare.model.measure).result()
@@ -638,25 +638,25 @@ class ServedModels:
         predictor = predictor_of(body.model, (), body.tokenizer, record, (), length)
         return ServedAdapter("", "", body, predictor, pinned=True)
 
-    def bare_writer(self) -> ServedAdapter:
-        """Return the backbone without an adapter, which writes texts.
+    def bare_generator(self) -> ServedAdapter:
+        """Return the backbone without an adapter, which generates texts.
 
         Raises:
             ConfigError: there is no backbone of all adapters.
-            BackboneError: it cannot be loaded, or writes no texts.
+            BackboneError: it cannot be loaded, or generates no texts.
         """
         backbone = self._named_backbone()
         location = (backbone, None)
-        for kind in _WRITERS:
+        for kind in _GENERATORS:
             auto = TASK_MODELS[kind].auto
             for (place, name, _, alone), known in self.classes.items():
                 if (place, name, alone) == (location, auto, None):
                     return _bare(known, kind)
         form: Any = {"dtype": self.dtype, "quantize": self.quantize}
         try:
-            kind, loaded = _WRITERS[0], load_backbone(backbone, task=_WRITERS[0], **form)
+            kind, loaded = _GENERATORS[0], load_backbone(backbone, task=_GENERATORS[0], **form)
         except BackboneError:
-            kind, loaded = _WRITERS[1], load_backbone(backbone, task=_WRITERS[1], **form)
+            kind, loaded = _GENERATORS[1], load_backbone(backbone, task=_GENERATORS[1], **form)
         model, tokenizer = loaded
         make_ready(model)
         self._tensors((location, *self._stored_form(None, None))).share(model)
@@ -719,14 +719,14 @@ class ServedModels:
 
 
 def _bare(model: ClassModel, kind: str) -> ServedAdapter:
-    """Return a model without an adapter, which writes texts."""
+    """Return a model without an adapter, which generates texts."""
     task, kind = task_and_kind(kind)
     record = TrainingRecord(task, DataOptions(), kind=kind)
     predictor = predictor_of(model.model, (), model.tokenizer, record)
     return ServedAdapter("", "", model, predictor, ends=_ends(model.model, ()), pinned=True)
 
 
-_WRITERS = ("causal-lm", "seq2seq")  # kinds of models that write texts
+_GENERATORS = ("causal-lm", "seq2seq")  # kinds of models that generate texts
 
 
 def _apart(pulled: PulledAdapter) -> str:

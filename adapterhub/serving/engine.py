@@ -40,12 +40,12 @@ from adapterhub.serving.errors import (
     TooLongError,
     is_out_of_memory,
 )
-from adapterhub.serving.generation.batched import WriteRequest
+from adapterhub.serving.generation.batched import TextRequest
 from adapterhub.serving.generation.detokenize import TextPieces
 from adapterhub.serving.generation.prompt import Prompt, encode_prompt
 from adapterhub.serving.generation.request import GenerationOptions, TextGeneration
 from adapterhub.serving.generation.sampling import NextToken
-from adapterhub.serving.generation.scheduler import Writers
+from adapterhub.serving.generation.scheduler import TextGenerators
 from adapterhub.serving.shared_backbone import (
     Answer,
     ClassModel,
@@ -140,8 +140,7 @@ class ServingEngine:
             except for those in use and pinned ones.
         dtype: that of all backbones, if not the one of each adapter's training.
         quantize: the quantization of all backbones, likewise.
-        cache_tokens: the most tokens of texts that are written whose keys and values are kept; more
-            texts wait.
+        cache_tokens: the most tokens of texts whose keys and values are kept; more texts wait.
         max_length: the longest input, in tokens; by default what each backbone has positions for.
     """
 
@@ -170,7 +169,9 @@ class ServingEngine:
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._pending: set[_Asked] = set()  # whose adapter is being loaded
-        self._writers = Writers(batch_tokens, cache_tokens, self._between_steps, self.counts)
+        self._generators = TextGenerators(
+            batch_tokens, cache_tokens, self._between_steps, self.counts
+        )
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
@@ -184,7 +185,7 @@ class ServingEngine:
             signed,
             adapter_memory,
             self._between_batches,
-            self._writers.forget,
+            self._generators.forget,
         )
         self._thread = threading.Thread(target=self._run, name="adapterhub-compute", daemon=True)
         self._thread.start()
@@ -213,7 +214,7 @@ class ServingEngine:
     def busy_seconds(self) -> float:
         """Return for how long the thread has made no progress; 0 while it waits.
 
-        Progress is a batch, a step of texts, or a pass of a model that writes one.
+        Progress is a batch, a step of texts, or a pass of a model that generates one.
         """
         return time.monotonic() - self._began if self._computing else 0.0
 
@@ -290,9 +291,9 @@ class ServingEngine:
         deadline: float | None = None,
         generation_time: float | None = None,
     ) -> TextGeneration:
-        """Ask an adapter to write a text.
+        """Ask an adapter to generate a text.
 
-        Texts of any adapters are written together. Errors come as those of `submit` do.
+        Texts of any adapters are generated together. Errors come as those of `submit` do.
 
         Args:
             adapter: as in `submit`; None: the backbone without an adapter.
@@ -300,7 +301,7 @@ class ServingEngine:
                 the training of the adapter.
             options: how it is written.
             deadline: the seconds from now after which the text is worth nothing.
-            generation_time: the seconds that writing may take from the first token on, to which
+            generation_time: the seconds that generating may take from the first token on, to which
                 the deadline does not apply then; None: the deadline holds for the whole text.
 
         Raises:
@@ -312,14 +313,14 @@ class ServingEngine:
         seed = secrets.randbits(63) if how.seed is None else how.seed
 
         def queue(served: ServedAdapter) -> None:
-            request = self._write_request(generation, served, prompt, NextToken(how, seed, 0), ends)
+            request = self._text_request(generation, served, prompt, NextToken(how, seed, 0), ends)
             request.generation_time = generation_time
             generation.reference, generation.digest = served.reference, served.digest
 
             def append() -> None:
                 request.ahead = self._queued
-                self._writers.waiting.append(request)
-                self._writers.unfinished.add(request)
+                self._generators.waiting.append(request)
+                self._generators.unfinished.add(request)
 
             self._queue(len(request.prompt.ids), append)
 
@@ -328,23 +329,25 @@ class ServingEngine:
         self._accept(_Asked(source, _about(prompt), queue, generation.finish))
         return generation
 
-    def _write_request(
+    def _text_request(
         self,
         generation: TextGeneration,
         served: ServedAdapter,
         prompt: Prompt,
         first: NextToken,
         deadline: float | None,
-    ) -> WriteRequest:
+    ) -> TextRequest:
         model, options = served.model, first.options
         if not isinstance(model, ClassModel):
-            served.predictor.writing(Writing())  # says why it writes no texts
+            served.predictor.writing(Writing())  # says why it generates no texts
             raise ConfigError(f"{served.reference} writes no texts")
         with model.encoding:
             encoded = encode_prompt(prompt, served, options)
         before = encoded.ids if encoded.continues else []
-        pieces = TextPieces(self._writers.decoder(model), before, (*options.stop, *encoded.stops))
-        return WriteRequest(
+        pieces = TextPieces(
+            self._generators.decoder(model), before, (*options.stop, *encoded.stops)
+        )
+        return TextRequest(
             generation,
             served,
             encoded,
@@ -417,12 +420,12 @@ class ServingEngine:
 
     @property
     def running_texts(self) -> int:
-        """How many texts are being written, or wait for it."""
-        return len(self._writers.unfinished)
+        """How many texts are being generated, or wait for it."""
+        return len(self._generators.unfinished)
 
     def cache_use(self) -> tuple[int, int]:
         """Return of how many tokens keys and values are kept for texts, and of how many can be."""
-        return self._writers.cache_use()
+        return self._generators.cache_use()
 
     def models(self) -> list[ModelUse]:
         """List which adapters share a model, and why others do not."""
@@ -442,7 +445,7 @@ class ServingEngine:
             self._thread.join(drain_seconds)
 
     def _is_drained(self) -> bool:
-        left = self._waiting or self._pending or self._computing or self._writers.unfinished
+        left = self._waiting or self._pending or self._computing or self._generators.unfinished
         return self._stopped is not None or not left
 
     def _refuse_stopped(self) -> None:
@@ -513,7 +516,7 @@ class ServingEngine:
         else:
             self._stop(StoppedError("the engine is closed"))
         finally:
-            self._writers.close()
+            self._generators.close()
 
     def _step(self) -> bool:
         """Do what waits: change a model, or compute a batch; return False at the end."""
@@ -523,20 +526,20 @@ class ServingEngine:
             self._changed.wait_for(self._has_work)
             jobs, self._jobs = self._jobs, deque()
             batch = [] if jobs else self._take()
-            writes = self._writers.busy
-            if not (jobs or batch or self._waiting or writes) and self._ends():
+            generates = self._generators.busy
+            if not (jobs or batch or self._waiting or generates) and self._ends():
                 return False
             self._began, self._computing = time.monotonic(), True
         for function, future in jobs:
             _run_job(function, future)
         if batch:
             self._answer(batch)
-        if writes and not jobs:
-            self._writers.step()
+        if generates and not jobs:
+            self._generators.step()
         return True
 
     def _has_work(self) -> bool:
-        return bool(self._jobs or self._waiting or self._writers.busy or self._ends())
+        return bool(self._jobs or self._waiting or self._generators.busy or self._ends())
 
     def _between_steps(self) -> None:
         """Compute a batch, and a step of texts, of other models than those that compute now."""
@@ -545,12 +548,12 @@ class ServingEngine:
             batch = self._take()
         if batch:
             self._answer(batch)
-        self._writers.step()
+        self._generators.step()
 
     def _progress(self, *_: Any) -> None:
         self._began = time.monotonic()
 
-    def _begun(self, request: WriteRequest) -> None:
+    def _begun(self, request: TextRequest) -> None:
         """Count the prompt of a text no longer among those that wait."""
         tokens = len(request.prompt.ids)
         self.counts["prompt_tokens"] += tokens
@@ -558,23 +561,23 @@ class ServingEngine:
             self._queued -= tokens
             self._measure(request.ahead, time.monotonic() - request.queued)
 
-    def _left(self, request: WriteRequest) -> None:
+    def _left(self, request: TextRequest) -> None:
         """Count a text that has ended."""
         self.counts[request.generation.outcome] += 1
         self.adapters.end_use(request.served)
         with self._changed:
-            self._writers.unfinished.discard(request)
+            self._generators.unfinished.discard(request)
             self._changed.notify_all()
 
     def _ends(self) -> bool:
-        done = not (self._waiting or self._pending or self._writers.busy)
+        done = not (self._waiting or self._pending or self._generators.busy)
         return self._stopped is not None or (self._closing and done)
 
     def _take(self) -> list[_Request]:
         """Take the requests of the next batch out of the queue."""
         self._drop_expired()
         first = islice(self._waiting, LOOKED_AT)
-        looked_at = [r for r in first if r.served.model not in self._writers.computing]
+        looked_at = [r for r in first if r.served.model not in self._generators.computing]
         if not looked_at:
             return []
         oldest = looked_at[0]
@@ -683,7 +686,7 @@ class ServingEngine:
             _fail(request.future, error)
         for asked in pending:
             asked.fail(error)
-        self._writers.fail(error)
+        self._generators.fail(error)
         for _, job in jobs:
             _fail(job, error)
 

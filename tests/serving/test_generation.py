@@ -37,7 +37,7 @@ from adapterhub.serving.errors import (
     StoppedError,
     TooLargeError,
 )
-from adapterhub.serving.generation.continuous import ContinuousWriter, PackedModel
+from adapterhub.serving.generation.continuous import ContinuousGenerator, PackedModel
 from adapterhub.serving.generation.paged import PAGE
 from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
 from adapterhub.tasks import _language_models
@@ -67,11 +67,11 @@ def ids_of(text):
     return [token.id for token in text.tokens]
 
 
-def writer_of(engine):
-    """Return the writer of packed steps of the only model."""
-    (writer,) = engine._writers.continuous.values()
-    assert isinstance(writer, ContinuousWriter)
-    return writer
+def generator_of(engine):
+    """Return the generator of packed steps of the only model."""
+    (generator,) = engine._generators.continuous.values()
+    assert isinstance(generator, ContinuousGenerator)
+    return generator
 
 
 def ask_all(engine, asked, options=GREEDY):
@@ -96,7 +96,7 @@ def test_greedy_texts_of_eight_methods_are_those_of_generate(engine, writers):
     assert len({str(each) for each in expected}) > 30
     assert 10 <= engine.counts["steps"] < 30  # packed: far fewer than texts times tokens
     assert engine.counts["texts"] == len(asked)
-    assert not engine._writers.batches
+    assert not engine._generators.batches
 
 
 def test_the_backbone_without_an_adapter_writes_too(engine, writers, backbones):
@@ -363,8 +363,8 @@ def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers)
     engine._between_batches(lambda: None).result(30)
     engine._between_batches(lambda: None).result(30)
     assert engine.counts["steps"] <= steps[0] + 1
-    assert writer_of(engine).steps.used_pages == 0
-    assert not writer_of(engine).busy
+    assert generator_of(engine).steps.used_pages == 0
+    assert not generator_of(engine).busy
     assert engine.counts["cancelled"] == 1
     assert isinstance(ended[0], CancelledError)
     assert ask_all(engine, [(writers[5], PROMPTS[0])]) == [
@@ -415,7 +415,7 @@ def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_
         else:
             assert generation.result(60)
     assert engine.counts["errors"] == 3
-    assert writer_of(engine).steps.used_pages == 0
+    assert generator_of(engine).steps.used_pages == 0
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), ValueError("a bug")])
@@ -492,7 +492,7 @@ def test_texts_that_are_not_finished_in_time_fail(writers):
         with pytest.raises(StoppedError, match="closed before"):
             each.result(30)
     engine._thread.join(30)
-    assert not engine._writers.busy
+    assert not engine._generators.busy
 
 
 # A small cache
@@ -504,7 +504,7 @@ def test_texts_that_do_not_fit_into_the_cache_together_wait(backbones, writers):
     with Engine(cache_tokens=20 * PAGE) as engine:
         found = ask_all(engine, asked, GenerationOptions(max_tokens=18, temperature=0))
         assert found == [written_alone(a, p, 18) for a, p in asked]
-        assert writer_of(engine).steps.used_pages == 0
+        assert generator_of(engine).steps.used_pages == 0
 
 
 def test_a_long_prompt_is_computed_in_parts(backbones, writers):
@@ -544,7 +544,7 @@ def test_adapters_that_change_shared_state_write_alone(backbones, tmp_path, writ
     with Engine() as engine:
         assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
         assert engine.counts["steps"] > 5
-        assert engine._writers.batches
+        assert engine._generators.batches
 
 
 def test_others_are_answered_between_the_steps_of_a_batch(backbones, tmp_path, polite):

@@ -1,6 +1,6 @@
-"""Texts that are written together: one step for all of them, then the engine does something else.
+"""Texts that are generated together: one step for all of them, then the engine does something else.
 
-Every model that writes texts has one or two writers. One computes batches of transformers'
+Every model that generates texts has one or two generators. One computes batches of transformers'
 `generate`, each row through its adapter; a batch ends with its last text, and between two of its
 steps the engine computes batches of other models. It also scores the tokens of prompts: all logits
 of a prompt are in one pass, with no page of another text. The other one is in continuous.py.
@@ -59,13 +59,13 @@ _ROWS = 32  # of a batch of `generate`
 
 
 @dataclass(eq=False)
-class WriteRequest:
-    """A text that is asked for, and what was written of it.
+class TextRequest:
+    """A text that is asked for, and what was generated of it.
 
     Attributes:
         generation: what the client holds.
-        served: the adapter that writes it.
-        prompt: the tokens that it is written from.
+        served: the adapter that generates it.
+        prompt: the tokens that it is generated from.
         next: what is asked for at its next place.
         pieces: the text so far.
         deadline: the time after which it is worth nothing.
@@ -75,7 +75,7 @@ class WriteRequest:
         queued: the time at which it began to wait.
         ahead: the tokens that waited then.
         first: the time of its first token.
-        written: the tokens so far, with the end token.
+        generated: the tokens so far, with the end token.
         generation_time: the seconds from the first token on to which the deadline does not apply;
             None: it does.
     """
@@ -86,13 +86,13 @@ class WriteRequest:
     next: NextToken
     pieces: TextPieces
     deadline: float | None
-    on_begin: Callable[[WriteRequest], None]
-    on_end: Callable[[WriteRequest], None]
+    on_begin: Callable[[TextRequest], None]
+    on_end: Callable[[TextRequest], None]
     limit: int
     queued: float = field(default_factory=time.monotonic)
     ahead: int = 0
     first: float = 0.0
-    written: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
     generation_time: float | None = None
     _is_begun: bool = False
     _is_left: bool = False
@@ -122,7 +122,9 @@ class WriteRequest:
             ends = self.first + self.generation_time
         late = 0.0 if ends is None else time.monotonic() - ends
         if late > 0:
-            self.generation.finish(DeadlineError(late, "complete" if self.written else "computed"))
+            self.generation.finish(
+                DeadlineError(late, "complete" if self.generated else "computed")
+            )
         return self.generation.done
 
     def accept_prompt(self, scored: Sequence[ScoredToken]) -> None:
@@ -152,14 +154,14 @@ class WriteRequest:
             self.generation.finish(numbers_not_finite(self.served))
             return
         self.first = self.first or time.monotonic()
-        self.written.append(chosen.id)
-        self.next = NextToken(self.next.options, self.next.seed, len(self.written))
+        self.generated.append(chosen.id)
+        self.next = NextToken(self.next.options, self.next.seed, len(self.generated))
         ends = chosen.id in self.prompt.ends
         token = self._token(chosen, "" if ends else self.pieces.next_text(chosen.id))
         self._deliver(self.pieces.add(token))
         if ends or self.pieces.stopped:
             self._finish("stop")
-        elif len(self.written) >= self.limit:
+        elif len(self.generated) >= self.limit:
             self._finish("length")
 
     def _token(self, chosen: ChosenToken, text: str) -> GeneratedToken:
@@ -179,17 +181,17 @@ class WriteRequest:
                 tuple(self.pieces.tokens),
                 reason,
                 len(self.prompt.row["input_ids"]),
-                len(self.written),
+                len(self.generated),
                 self.first - self.generation.asked,
                 now - self.generation.asked,
             )
         )
 
 
-class Writer(Protocol):
-    """Writes the texts of one model."""
+class TextGenerator(Protocol):
+    """Generates the texts of one model."""
 
-    def add(self, request: WriteRequest) -> None:
+    def add(self, request: TextRequest) -> None:
         """Take a request."""
 
     @property
@@ -200,10 +202,10 @@ class Writer(Protocol):
         """Compute the next token of some texts, or a batch."""
 
 
-def fail_alone(request: WriteRequest, error: Exception) -> None:
+def fail_alone(request: TextRequest, error: Exception) -> None:
     """End a text with the error that computing it alone has raised."""
     if is_out_of_memory(error):
-        tokens = len(request.prompt.row["input_ids"]) + len(request.written)
+        tokens = len(request.prompt.row["input_ids"]) + len(request.generated)
         error = TooLargeError(
             f"a text of {tokens:,} tokens does not fit into memory alone",
             offenders=[one_line(str(error))],
@@ -219,8 +221,8 @@ def attached_adapter(served: ServedAdapter) -> Adapter | None:
 
 
 @dataclass(eq=False)
-class BatchWriter:
-    """Writes texts in batches of `generate`, each row through its adapter.
+class BatchGenerator:
+    """Generates texts in batches of `generate`, each row through its adapter.
 
     Attributes:
         own: the model.
@@ -233,9 +235,9 @@ class BatchWriter:
     positions: int
     between: Callable[[], None]
     counts: Counter[str]
-    waiting: deque[WriteRequest] = field(default_factory=deque)
+    waiting: deque[TextRequest] = field(default_factory=deque)
 
-    def add(self, request: WriteRequest) -> None:
+    def add(self, request: TextRequest) -> None:
         """Take a request."""
         self.waiting.append(request)
 
@@ -245,7 +247,7 @@ class BatchWriter:
         return bool(self.waiting)
 
     def step(self) -> None:
-        """Write the texts of a batch."""
+        """Generate the texts of a batch."""
         for request in (each for each in self.waiting if each.expire()):
             request.leave()
         self.waiting = deque(each for each in self.waiting if not each.generation.done)
@@ -255,12 +257,12 @@ class BatchWriter:
         for request in batch:
             request.begin()
         try:
-            self._write(batch)
+            self._generate_halves(batch)
         finally:
             for request in batch:
                 request.leave()
 
-    def _take(self) -> list[WriteRequest]:
+    def _take(self) -> list[TextRequest]:
         """Take the oldest request, and those that fit it, out of the queue."""
         key = _batch_key(self.waiting[0])
         fitting = [each for each in self.waiting if _batch_key(each) == key]
@@ -274,8 +276,8 @@ class BatchWriter:
         self.waiting = deque(each for each in self.waiting if id(each) not in gone)
         return chosen
 
-    def _write(self, batch: Sequence[WriteRequest]) -> None:
-        """Write a batch; if that fails, each half of what is not finished."""
+    def _generate_halves(self, batch: Sequence[TextRequest]) -> None:
+        """Generate a batch; if that fails, each half of what is not finished."""
         try:
             self._generate(batch)
             return
@@ -289,9 +291,9 @@ class BatchWriter:
         rest = [each for each in batch if not each.generation.done]
         for part in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):
             if part:
-                self._write(part)
+                self._generate_halves(part)
 
-    def _score_prompts(self, batch: Sequence[WriteRequest]) -> None:
+    def _score_prompts(self, batch: Sequence[TextRequest]) -> None:
         """Score the tokens of prompts, and choose the next one of those that end with it."""
         model: Any = self.own.model
         with self.own.encoding:
@@ -312,7 +314,7 @@ class BatchWriter:
                 self._score_prompt(request, own[: len(request.prompt.ids)], states, head)
 
     def _score_prompt(
-        self, request: WriteRequest, ids: Tensor, states: Tensor, head: nn.Linear | None
+        self, request: TextRequest, ids: Tensor, states: Tensor, head: nn.Linear | None
     ) -> None:
         """Score a prompt by its logits (places, vocabulary), or by what the head reads of them."""
         options, last = request.next.options, len(ids) - 1
@@ -332,7 +334,7 @@ class BatchWriter:
             self.counts["generated_tokens"] += 1
             request.accept(token)
 
-    def _generate(self, batch: Sequence[WriteRequest]) -> None:
+    def _generate(self, batch: Sequence[TextRequest]) -> None:
         if batch[0].scores_prompt:
             if unscored := [each for each in batch if not each.generation.prompt]:
                 self._score_prompts(unscored)
@@ -362,7 +364,7 @@ class BatchWriter:
         return route(self.own.model, names) if find_state(self.own.model) else nullcontext()
 
 
-def _batch_key(request: WriteRequest) -> Hashable:
+def _batch_key(request: TextRequest) -> Hashable:
     """Return what texts of one batch have in common: some adapters are alone in theirs."""
     adapter = attached_adapter(request.served)
     alone = adapter is not None and changes_shared_state(adapter)
@@ -377,7 +379,7 @@ class _Steps:
     A batch that is computed again, after a failure, repeats what its texts have already.
     """
 
-    batch: Sequence[WriteRequest]
+    batch: Sequence[TextRequest]
     between: Callable[[], None]
     counts: Counter[str]
     place: int = 0
@@ -387,8 +389,8 @@ class _Steps:
         new = [n for n, r in enumerate(self.batch) if self._is_new(r)]
         tokens = scores.argmax(dim=-1)
         for n, request in enumerate(self.batch):
-            if self.place < len(request.written):
-                tokens[n] = request.written[self.place]
+            if self.place < len(request.generated):
+                tokens[n] = request.generated[self.place]
         if new:
             chosen = choose_tokens(scores[new], [self.batch[n].next for n in new])
             self.counts["generated_tokens"] += len(new)
@@ -398,8 +400,8 @@ class _Steps:
         self.place += 1
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 
-    def _is_new(self, request: WriteRequest) -> bool:
-        return not request.generation.done and self.place >= len(request.written)
+    def _is_new(self, request: TextRequest) -> bool:
+        return not request.generation.done and self.place >= len(request.generated)
 
     def ended(self, ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         """Return which rows have ended, after the engine had its turn."""

@@ -31,7 +31,7 @@ from adapterhub.adapters.route import (
 from adapterhub.backbones.same import same
 from adapterhub.errors import ServingError, warn_user
 from adapterhub.serving.errors import TooLargeError
-from adapterhub.serving.generation.batched import WriteRequest, fail_alone
+from adapterhub.serving.generation.batched import TextRequest, fail_alone
 from adapterhub.serving.generation.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.generation.sampling import ChosenToken, choose_tokens
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
@@ -55,7 +55,7 @@ class PackedModel:
         self.trial: PagedSteps | None = None
 
     def problem(self, adapter: Adapter | None) -> str:
-        """Return why texts of an adapter cannot be written in packed steps; "" if they can."""
+        """Return why texts of an adapter cannot be generated in packed steps; "" if they can."""
         known = "" if adapter is None else repr(adapter.methods)
         if adapter is not None and (reason := unpackable(adapter)):
             return reason
@@ -170,8 +170,8 @@ class PackedModel:
 
 
 @dataclass(eq=False)
-class ContinuousWriter:
-    """Writes the texts of one model in packed steps.
+class ContinuousGenerator:
+    """Generates the texts of one model in packed steps.
 
     Attributes:
         own: the model.
@@ -185,12 +185,12 @@ class ContinuousWriter:
     packed: PackedModel
     steps: PagedSteps
     counts: Counter[str]
-    running: dict[str, WriteRequest] = field(default_factory=dict)
+    running: dict[str, TextRequest] = field(default_factory=dict)
     _processors: dict[str, Any] = field(default_factory=dict)
     _groups: dict[str | None, int] = field(default_factory=dict)
     _number: int = 0
 
-    def add(self, request: WriteRequest) -> None:
+    def add(self, request: TextRequest) -> None:
         """Take a request."""
         tokens = len(request.prompt.ids) + self.packed.virtual(request.served.row)
         room = self.steps.capacity - tokens
@@ -301,19 +301,19 @@ class ContinuousWriter:
             logits = torch.cat([self._processed(*each) for each in scores])
         return choose_tokens(logits, [request.next for request in requests])
 
-    def _processed(self, row: PagedRow, request: WriteRequest, scores: Tensor) -> Tensor:
+    def _processed(self, row: PagedRow, request: TextRequest, scores: Tensor) -> Tensor:
         """Return the scores of a text as `generate` changes them before it chooses."""
         if not row.gives or row.name not in self._processors:
             return scores
-        ids = torch.tensor([[*request.prompt.ids, *request.written]], device=scores.device)
+        ids = torch.tensor([[*request.prompt.ids, *request.generated]], device=scores.device)
         changed: Tensor = self._processors[row.name](ids, scores)
         return changed
 
 
-def continuous_writer(
+def continuous_generator(
     own: ClassModel, tokens: int, batch_tokens: int, counts: Counter[str]
-) -> ContinuousWriter | str:
-    """Return a writer of packed steps for a model, or why there is none."""
+) -> ContinuousGenerator | str:
+    """Return a generator of packed steps for a model, or why there is none."""
     if problem := paged_problem(own.model):
         return problem
     packed = PackedModel(own.model)
@@ -325,4 +325,4 @@ def continuous_writer(
     except (MemoryError, RuntimeError) as error:
         warn_user(f"texts are written in batches, the cache has no place in memory: {error}")
         return str(error)
-    return ContinuousWriter(own, packed, steps, counts)
+    return ContinuousGenerator(own, packed, steps, counts)

@@ -55,7 +55,7 @@ def encode_prompt(
     """Return the tokens of a prompt for an adapter.
 
     Raises:
-        ConfigError: the adapter does not write texts, takes no chats, or lacks the languages.
+        ConfigError: the adapter does not generate texts, takes no chats, or lacks the languages.
         DataError: the prompt is of another form, or leaves no place for a text.
     """
     refuse_half_characters(prompt)
@@ -153,7 +153,7 @@ def _recorded_limit(task: Generation, bare: bool) -> int:
 def _room(
     predictor: Predictor, served: ServedAdapter, tokens: int, continues: bool, least: int
 ) -> int:
-    """Return how many tokens may be written behind a prompt, `least` or more."""
+    """Return how many tokens may be generated behind a prompt, `least` or more."""
     positions = predictor.setting.positions
     room = positions - tokens if continues else positions
     if room < least or tokens > positions:

@@ -1,4 +1,4 @@
-"""Texts that are written token by token: what is asked for, and what comes back while it runs."""
+"""Texts that are generated token by token: what is asked for, and what comes back while it runs."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class TextGeneration:
     """A text that is being written.
 
     Attributes:
-        reference: the adapter that writes it, with its version, as soon as that is known.
+        reference: the adapter that generates it, with its version, as soon as that is known.
         digest: the sha256 of its manifest.
         asked: the time at which it was asked for.
         prompt: the tokens of the prompt before the first piece, if `prompt_logprobs` were
@@ -179,7 +179,7 @@ class TextGeneration:
         Raises:
             TimeoutError: it is not, after so many seconds.
             CancelledError: it was cancelled.
-            AdapterhubError: it cannot be written; the error says why.
+            AdapterhubError: it cannot be generated; the error says why.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._end is not None, timeout):

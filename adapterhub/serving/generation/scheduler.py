@@ -1,4 +1,4 @@
-"""All texts that an engine writes, by model: in packed steps, or in batches of `generate`."""
+"""All texts that an engine generates, by model: in packed steps, or in batches of `generate`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from adapterhub.adapters.route import unpackable
 from adapterhub.serving.generation.batched import (
-    BatchWriter,
-    Writer,
-    WriteRequest,
+    BatchGenerator,
+    TextGenerator,
+    TextRequest,
     attached_adapter,
 )
-from adapterhub.serving.generation.continuous import ContinuousWriter, continuous_writer
+from adapterhub.serving.generation.continuous import ContinuousGenerator, continuous_generator
 from adapterhub.serving.generation.paged import PAGE
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 
@@ -24,7 +24,7 @@ from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 BATCH_TOKENS, CACHE_TOKENS = (192, 2048), (1 << 14, 1 << 16)
 
 
-class Writers:
+class TextGenerators:
     """The texts that an engine writes.
 
     Args:
@@ -46,10 +46,10 @@ class Writers:
         self.positions = batch_tokens or BATCH_TOKENS[elsewhere]
         self.cache_tokens = cache_tokens or CACHE_TOKENS[elsewhere]
         self.between, self.counts = between, counts
-        self.waiting: deque[WriteRequest] = deque()  # added by any thread, taken by the computing
-        self.unfinished: set[WriteRequest] = set()
-        self.batches: dict[ClassModel, BatchWriter] = {}
-        self.continuous: dict[ClassModel, ContinuousWriter | str] = {}  # a text: why there is none
+        self.waiting: deque[TextRequest] = deque()  # added by any thread, taken by the computing
+        self.unfinished: set[TextRequest] = set()
+        self.batches: dict[ClassModel, BatchGenerator] = {}
+        self.continuous: dict[ClassModel, ContinuousGenerator | str] = {}  # or why there is none
         self.computing: list[ClassModel] = []  # the models of which a step is being computed
         self._decoders: dict[ClassModel, Any] = {}
 
@@ -58,31 +58,31 @@ class Writers:
         """Whether there is something to write."""
         return bool(self.waiting) or any(each.busy for _, each in self._all())
 
-    def _all(self) -> Iterator[tuple[ClassModel, Writer]]:
+    def _all(self) -> Iterator[tuple[ClassModel, TextGenerator]]:
         yield from list(self.batches.items())
-        for own, writer in list(self.continuous.items()):
-            if isinstance(writer, ContinuousWriter):
-                yield own, writer
+        for own, generator in list(self.continuous.items()):
+            if isinstance(generator, ContinuousGenerator):
+                yield own, generator
 
     def cache_use(self) -> tuple[int, int]:
         """Return how many tokens the caches of all models have, and have room for."""
-        steps = [each.steps for _, each in self._all() if isinstance(each, ContinuousWriter)]
+        steps = [each.steps for _, each in self._all() if isinstance(each, ContinuousGenerator)]
         return sum(each.used_pages * PAGE for each in steps), sum(each.capacity for each in steps)
 
     def step(self) -> None:
         """Compute the next tokens of all models' texts, except for models that compute now."""
         self._distribute()
-        for own, writer in self._all():
-            if writer.busy and own not in self.computing:
+        for own, generator in self._all():
+            if generator.busy and own not in self.computing:
                 self.computing.append(own)
                 try:
-                    writer.step()
+                    generator.step()
                 finally:
                     self.computing.remove(own)
 
     def _distribute(self) -> None:
-        """Give what waits to the writers of its models."""
-        kept: list[WriteRequest] = []
+        """Give what waits to the generators of its models."""
+        kept: list[TextRequest] = []
         while self.waiting:
             request = self.waiting.popleft()
             own = request.served.model
@@ -95,29 +95,29 @@ class Writers:
                 self._give(own, request)
         self.waiting.extendleft(reversed(kept))
 
-    def _give(self, own: ClassModel, request: WriteRequest) -> None:
+    def _give(self, own: ClassModel, request: TextRequest) -> None:
         try:
-            self._writer(own, request).add(request)
+            self._generator(own, request).add(request)
         except Exception as error:
             request.generation.finish(error)
             request.leave()
 
-    def _writer(self, own: ClassModel, request: WriteRequest) -> Writer:
+    def _generator(self, own: ClassModel, request: TextRequest) -> TextGenerator:
         adapter = attached_adapter(request.served)
         if request.scores_prompt or (adapter is not None and unpackable(adapter)):
             return self._batches_of(own)
         if own not in self.continuous:
-            self.continuous[own] = continuous_writer(
+            self.continuous[own] = continuous_generator(
                 own, self.cache_tokens, self.positions, self.counts
             )
         packed = self.continuous[own]
-        if isinstance(packed, ContinuousWriter) and not packed.packed.problem(adapter):
+        if isinstance(packed, ContinuousGenerator) and not packed.packed.problem(adapter):
             return packed
         return self._batches_of(own)
 
-    def _batches_of(self, own: ClassModel) -> BatchWriter:
+    def _batches_of(self, own: ClassModel) -> BatchGenerator:
         if own not in self.batches:
-            self.batches[own] = BatchWriter(own, self.positions, self.between, self.counts)
+            self.batches[own] = BatchGenerator(own, self.positions, self.between, self.counts)
         return self.batches[own]
 
     def forget(self, served: ServedAdapter) -> None:
@@ -126,7 +126,7 @@ class Writers:
         if not isinstance(own, ClassModel):
             return
         packed = self.continuous.get(own)
-        if isinstance(packed, ContinuousWriter):
+        if isinstance(packed, ContinuousGenerator):
             packed.forget(served)
         if served.alone:
             self.batches.pop(own, None)

@@ -105,8 +105,8 @@ def gives_numbers(facts: AdapterFacts) -> bool:
     return gives_vectors(facts) or gives_scores(facts)
 
 
-def writes_texts(facts: AdapterFacts) -> bool:
-    """Return whether an adapter writes texts."""
+def generates_texts(facts: AdapterFacts) -> bool:
+    """Return whether an adapter generates texts."""
     return "generated" in printed_names(facts)
 
 
@@ -132,8 +132,8 @@ async def fitting_facts(call: Call, model: str, fits: Fits) -> AdapterFacts:
     return facts
 
 
-async def writing_facts(call: Call, model: str) -> AdapterFacts:
-    """Return what is known of an adapter that writes texts, or of the backbone if that does.
+async def generating_facts(call: Call, model: str) -> AdapterFacts:
+    """Return what is known of an adapter that generates texts, or of the backbone if that does.
 
     Raises:
         WrongShapeError: it does not.
@@ -145,7 +145,7 @@ async def writing_facts(call: Call, model: str) -> AdapterFacts:
         if model != call.service.backbone:
             raise
         facts = await call.facts(model)
-    if not writes_texts(facts):
+    if not generates_texts(facts):
         raise wrong_shape(call, facts)
     return facts
 
@@ -183,10 +183,10 @@ def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 
-def usage_of(prompt: int, written: int = 0) -> ModelUsage:
-    """Return the tokens of inputs and of written texts."""
+def usage_of(prompt: int, generated: int = 0) -> ModelUsage:
+    """Return the tokens of inputs and of generated texts."""
     return ModelUsage(
-        prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written
+        prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated
     )
 
 

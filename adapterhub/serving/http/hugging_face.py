@@ -14,12 +14,12 @@ from pydantic import RootModel
 from starlette.responses import Response
 
 from adapterhub.serving.http.common import (
+    generates_texts,
     gives_classes,
     gives_scores,
     gives_vectors,
     printed_names,
     ranked_classes,
-    writes_texts,
     wrong_shape,
 )
 from adapterhub.serving.http.errors import RequestError
@@ -29,7 +29,7 @@ from adapterhub.serving.http.hugging_face_inputs import (
     inference_inputs,
     listed_at_most,
 )
-from adapterhub.serving.http.hugging_face_texts import written_texts
+from adapterhub.serving.http.hugging_face_texts import generated_texts
 from adapterhub.serving.http.openai_generation import (
     ChatRequest,
     ChatResponse,
@@ -342,7 +342,7 @@ def _example(facts: AdapterFacts) -> dict[str, Any] | None:
 
 
 def _chat_example(facts: AdapterFacts) -> dict[str, Any] | None:
-    return chat_example(facts) if writes_texts(facts) else None
+    return chat_example(facts) if generates_texts(facts) else None
 
 
 def _asks_similarity(facts: AdapterFacts, asked: InferenceRequest) -> bool:
@@ -360,7 +360,7 @@ _ANSWERS: tuple[
     (lambda f, a: "fills" in printed_names(f), _fills),
     (_asks_similarity, _similarities),
     (lambda f, a: gives_vectors(f), _vectors),
-    (lambda f, a: writes_texts(f), written_texts),
+    (lambda f, a: generates_texts(f), generated_texts),
 )
 
 _TAGS = ("Hugging Face",)

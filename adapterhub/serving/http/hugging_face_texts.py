@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from adapterhub.serving.generation.request import GeneratedText, GeneratedToken
 
 
-async def written_texts(
+async def generated_texts(
     call: Call, facts: AdapterFacts, asked: InferenceRequest
 ) -> list[dict[str, Any]] | Response:
-    """Answer with texts, as `predict` writes them unless the request says how.
+    """Answer with texts, as `predict` generates them unless the request says how.
 
     Raises:
         RequestError: it says something that is not supported.
@@ -37,8 +37,8 @@ async def written_texts(
     before = [each if full and isinstance(each, str) else "" for each in inputs]
     if not (chosen or asked.stream or options.get("details")):
         found = await call.predict(facts.model, inputs, truncate=asked.truncates)
-        written = [answer["generated"] for answer in found.answers]
-        return [_named_text(b + text) for b, text in zip(before, written, strict=True)]
+        generated = [answer["generated"] for answer in found.answers]
+        return [_named_text(b + text) for b, text in zip(before, generated, strict=True)]
     if asked.stream and len(inputs) > 1:
         raise RequestError("a stream of several texts", parameter="inputs", expected="one text")
     prompts = [_as_trained(each, facts) for each in inputs]

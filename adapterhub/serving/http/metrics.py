@@ -61,7 +61,7 @@ class ServerMetrics:
         self._rate = self._histogram(
             "tokens_per_second", "Tokens of a text in a second.", _TOKEN_RATES
         )
-        self._written = self._counter("generated_tokens", "Tokens of texts that were written.")
+        self._generated = self._counter("generated_tokens", "Tokens of texts that were written.")
         self.registry.register(_EngineCollector(engine, adapters))
         ProcessCollector(registry=self.registry)
         engine.on_batch = self.observe_batch
@@ -98,7 +98,7 @@ class ServerMetrics:
 
     def observe_text(self, text: GeneratedText) -> None:
         """Measure a text that was generated: the time to its first token, and its tokens."""
-        self._written.inc(text.completion_tokens)
+        self._generated.inc(text.completion_tokens)
         self._first.observe(text.first_token_seconds)
         if text.seconds > 0:
             self._rate.observe(text.completion_tokens / text.seconds)

@@ -17,11 +17,11 @@ from adapterhub.serving.http.common import (
     ModelUsage,
     TextsOrTokens,
     fitting_example,
+    generates_texts,
+    generating_facts,
     new_id,
     now,
     usage_of,
-    writes_texts,
-    writing_facts,
 )
 from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, ClientRequest
@@ -352,13 +352,13 @@ async def _chat(call: Call) -> ChatResponse | Response:
 
 
 async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatResponse | Response:
-    """Write the next message of a chat, at once or as a stream.
+    """Generate the next message of a chat, at once or as a stream.
 
     Raises:
         RequestError: something is asked for that is not supported.
         AdapterhubError: it cannot be written.
     """
-    await writing_facts(call, model)
+    await generating_facts(call, model)
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError(
             "top_logprobs without logprobs", parameter="top_logprobs", expected="logprobs: true"
@@ -439,7 +439,7 @@ def _usage(texts: Sequence[GeneratedText]) -> ModelUsage:
 
 async def _completion(call: Call) -> CompletionResponse | Response:
     asked: CompletionRequest = call.body
-    facts = await writing_facts(call, asked.model)
+    facts = await generating_facts(call, asked.model)
     prompts = _listed_prompts(asked.prompt)
     options = asked.options(
         max_tokens=asked.max_tokens, logprobs=asked.logprobs, prompt_logprobs=asked.scored
@@ -621,7 +621,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         request=ChatRequest,
         response=ChatResponse,
         tags=_TAGS,
-        example=fitting_example(writes_texts, chat_example),
+        example=fitting_example(generates_texts, chat_example),
     ),
     Endpoint(
         "POST",
@@ -631,6 +631,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         request=CompletionRequest,
         response=CompletionResponse,
         tags=_TAGS,
-        example=fitting_example(writes_texts, _text_example),
+        example=fitting_example(generates_texts, _text_example),
     ),
 )

@@ -202,11 +202,11 @@ class Service:
 
 
 class AsyncGeneration:
-    """A text that is being written: an iterator of its pieces, for one event loop.
+    """A text that is being generated: an iterator of its pieces, for one event loop.
 
     Args:
         generation: the text.
-        reference: the adapter that writes it, with its version.
+        reference: the adapter that generates it, with its version.
         on_text: called with the whole text.
     """
 
@@ -250,7 +250,7 @@ class AsyncGeneration:
             raise
 
     def cancel(self) -> None:
-        """Write nothing more."""
+        """Generate nothing more."""
         self.generation.cancel()
 
     def _add(self, piece: Piece) -> None:

@@ -51,7 +51,7 @@ def stop_texts(given: str | list[str] | None) -> tuple[str, ...]:
 async def start_texts(
     call: Call, model: str, prompts: Iterable[Any], options: GenerationOptions
 ) -> list[AsyncGeneration]:
-    """Begin to write a text for each prompt, all at the same time.
+    """Begin to generate a text for each prompt, all at the same time.
 
     Raises:
         LimitError: there are too many.
@@ -72,7 +72,7 @@ def event_stream(call: Call, events: AsyncIterator[Event]) -> StreamingResponse:
     An error is an event in the form of the path, and the last one.
     """
 
-    async def written() -> AsyncIterator[bytes]:
+    async def generated() -> AsyncIterator[bytes]:
         try:
             async for event in events:
                 yield _line(event)
@@ -81,7 +81,7 @@ def event_stream(call: Call, events: AsyncIterator[Event]) -> StreamingResponse:
             return
         yield _DONE
 
-    return StreamingResponse(written(), headers=_HEADERS, media_type="text/event-stream")
+    return StreamingResponse(generated(), headers=_HEADERS, media_type="text/event-stream")
 
 
 def _line(event: Event) -> bytes:

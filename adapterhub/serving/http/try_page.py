@@ -1,8 +1,8 @@
 """`serve --try`: a page on which two adapters answer the same text, side by side.
 
 Its script sends what a program would send: `/v1/predict`, or a stream of the paths of OpenAI for
-adapters that write texts. A server with tokens shows nothing before a token is given, and the page
-keeps that in its field alone.
+adapters that generate texts. A server with tokens shows nothing before a token is given, and the
+page keeps that in its field alone.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from starlette.responses import Response
 
 from adapterhub.pages.page import framed_page
-from adapterhub.serving.http.common import writes_texts
+from adapterhub.serving.http.common import generates_texts
 from adapterhub.serving.http.request import AdapterFacts, Call
 from adapterhub.web.frame import Endpoint, page_response
 
 _TEXT = "A train was late again, and nobody said why."
-_WRITERS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints are generators
+_GENERATORS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints generate
 _PREDICT, _CHAT, _WRITE = "/v1/predict", "/v1/chat/completions", "/v1/completions"
 
 
@@ -47,15 +47,15 @@ async def _adapters(call: Call) -> dict[str, Any]:
 
 def _shown(facts: AdapterFacts) -> dict[str, Any]:
     path = _PREDICT
-    if writes_texts(facts) or _may_write(facts):
+    if generates_texts(facts) or _may_generate(facts):
         path = _CHAT if getattr(facts.tokenizer, "chat_template", None) else _WRITE
     return {"model": facts.model, "task": facts.task, "texts": facts.texts, "path": path}
 
 
-def _may_write(facts: AdapterFacts) -> bool:
-    """Return whether an adapter is the backbone alone, and that one writes texts."""
+def _may_generate(facts: AdapterFacts) -> bool:
+    """Return whether an adapter is the backbone alone, and that one generates texts."""
     names = facts.predictor.model.config.architectures or ()
-    return facts.source is None and any(name.endswith(_WRITERS) for name in names)
+    return facts.source is None and any(name.endswith(_GENERATORS) for name in names)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (

@@ -135,13 +135,13 @@ def test_a_text_that_is_begun_is_not_cut_by_the_deadline(pressed):
     body = {"model": "writer", "prompt": "a plot", "max_tokens": 30, "temperature": 0}
     whole = ask(url, "/v1/completions", body)
     assert whole.json["usage"]["completion_tokens"] > 5
-    slow = service.engine._writers.step
+    slow = service.engine._generators.step
 
     def step():
         time.sleep(0.1)
         slow()
 
-    service.engine._writers.step = step
+    service.engine._generators.step = step
     for stream in (False, True):
         answer = ask(url, "/v1/completions", {**body, "stream": stream})
         assert answer.status == 200
