@@ -8,6 +8,7 @@ Reports of runs, `adapterhub bench` and `adapterhub suggest` compare adapters wi
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from adapterhub.training.run_data import RunData
 MOST_FITTED = 20_000  # rows: more cost more than they tell of a baseline
 HEADS = ("classification", "regression")  # of tasks with one class or one number for each text
 _MOST_WORK = 1 << 23  # characters of a run, times its classes: some seconds
+_STEPS = 300
 _WORD = r"\w+|[^\w\s]"
 
 
@@ -44,6 +46,7 @@ def predict_by_words(
     None where there is nothing to fit: no word, or one class.
     """
     from scipy.sparse import hstack
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -62,7 +65,10 @@ def predict_by_words(
     if kind == "numbers":
         numbers = Ridge().fit(fitted, [float(label or 0.0) for label in labels]).predict(predicted)
         return {"prediction": [float(each) for each in numbers]}
-    model = LogisticRegression(C=10, max_iter=300).fit(fitted, [str(label) for label in labels])
+    model = LogisticRegression(C=10, max_iter=_STEPS)
+    with warnings.catch_warnings():  # after these steps more change little
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(fitted, [str(label) for label in labels])
     likely = model.predict_proba(predicted)
     return {
         "prediction": [str(each) for each in model.classes_[likely.argmax(1)]],
