@@ -8,11 +8,22 @@ import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.data.examples import Example
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._shared_prefix import answer_scores
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind.",
     "Weng earns $12 an hour for babysitting. Yesterday, she did 50 minutes of babysitting.",
     "def area(width, height):\n    return width * height\n",
+)
+REVIEWS = (
+    "a dull plot, and two hours of it",
+    "a joy to watch from the first scene to the last",
+    "the actors try hard, and nothing helps",
+    "warm, witty and moving",
+    "i slept well in it",
+    "what a film",
 )
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "What is 2 + 3?")
 
@@ -221,3 +232,30 @@ def test_a_quantized_backbone_still_answers(quantize, smollm2):
     assert "Paris" in tokenizer.decode(ids)
     assert written(model, inputs, cache_implementation="static") == ids
     assert adapter.name
+
+
+def test_labels_of_several_tokens_have_transformers_likelihood(model_and_tokenizer):
+    """With examples in front, which are computed once for all rows and labels."""
+    model, tokenizer = model_and_tokenizer
+    words = {0: "awful and boring", 1: "a wonderful film"}
+    shots = [[text, str(label)] for label, text in enumerate(REVIEWS[:2])] * 2
+    options = {"model": "causal-lm", "template": "Review: {text} Sentiment: {mask}"}
+    task = parse_task({"prompted": options | {"words": words, "examples": shots}})
+    setting = Setting(tokenizer, 256)
+    data = task.encode([Example(text) for text in REVIEWS[2:] * 3], setting, labelled=False)
+    tokens = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, inputs: tokens.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    found = answer_scores(model, data, [*task.answer_ids(tokenizer).values()], 16)
+    hook.remove()
+    assert sum(tokens) < sum(data.lengths) / 2
+    before = "".join(f"Review: {text} Sentiment: {words[int(n)]}\n" for text, n in shots)
+    for text, scores in zip(REVIEWS[2:], found, strict=False):
+        prompt = tokenizer(f"{before}Review: {text} Sentiment:")["input_ids"]
+        for word, score in zip(words.values(), scores, strict=True):
+            ids = tokenizer(f"{before}Review: {text} Sentiment: {word}")["input_ids"]
+            with torch.no_grad():
+                logs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            expected = sum(float(logs[i - 1, ids[i]]) for i in range(len(prompt), len(ids)))
+            assert score == pytest.approx(expected, abs=1e-4)
