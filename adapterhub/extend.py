@@ -23,8 +23,7 @@ from adapterhub.methods.common.site_module import (
     OutputModule,
     SiteModule,
 )
-from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._registry import register_task
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
 
 __all__ = [
     "Anatomy",

@@ -44,7 +44,7 @@ from adapterhub.methods.common.spec import parse_methods
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import read_draft
 from adapterhub.speed import compiled_layers
-from adapterhub.tasks._registry import parse_task, task_class
+from adapterhub.tasks.common.base import parse_task, task_class
 from adapterhub.training.task_mixture import TaskMixture
 
 ROOT = Path(__file__).parents[1]

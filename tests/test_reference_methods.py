@@ -23,8 +23,8 @@ from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.columns import WANTS, described_columns
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
-from adapterhub.tasks._base import Generated
 from adapterhub.tasks.classification import Number, Scored
+from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.embedding import Embedded
 from adapterhub.tasks.masked_lm import Filled
 from adapterhub.tasks.multi_label import Labels

@@ -37,7 +37,7 @@ from adapterhub.pages.row_scores import outcomes_of
 from adapterhub.recipe.output_folder import RECIPE
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 from adapterhub.tasks import Prediction
-from adapterhub.tasks._by_data import DEFAULT
+from adapterhub.tasks.common.infer_task import DEFAULT
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.prepare import PreparedRun, StartingPoint
 from adapterhub.training.run import RunOutcome, run

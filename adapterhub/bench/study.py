@@ -16,7 +16,7 @@ from adapterhub.methods.common.spec import check_spec
 from adapterhub.recipe.output_folder import writing
 from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task
-from adapterhub.tasks._by_data import DEFAULT
+from adapterhub.tasks.common.infer_task import DEFAULT
 
 METHODS_COMPARED = ("head", "bitfit", "lora", "pfeiffer", "mam", "full")
 USUAL_BASELINE = "lora"

@@ -18,7 +18,7 @@ from adapterhub.recipe.output_folder import writing
 if TYPE_CHECKING:
     from adapterhub.inference.open import Predictor
     from adapterhub.tasks import Prediction, Task
-    from adapterhub.tasks._writing import Writing
+    from adapterhub.tasks.common.language_models import Writing
 
 
 @dataclass(frozen=True)

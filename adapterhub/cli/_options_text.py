@@ -9,7 +9,7 @@ from adapterhub.cli._format import say_text
 from adapterhub.config.options import WIDTH, OptionDoc, help_in_words, options_of, values_in_words
 from adapterhub.methods.common.spec import DescribedMethod
 from adapterhub.tasks import Task
-from adapterhub.tasks._registry import aliases_of
+from adapterhub.tasks.common.base import aliases_of
 
 
 def print_options(title: str, options: Sequence[OptionDoc], required: Sequence[str] = ()) -> None:

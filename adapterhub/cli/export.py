@@ -240,7 +240,7 @@ def _subject(
         place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, training_record(manifest, task).kind, manifest.labels
     from adapterhub.recipe.recipe import read
-    from adapterhub.tasks._by_data import DEFAULT
+    from adapterhub.tasks.common.infer_task import DEFAULT
 
     recipe = read(source)
     spec: Spec = recipe.method  # type: ignore[assignment]

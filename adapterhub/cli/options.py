@@ -60,7 +60,7 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
     from adapterhub.methods.common.base import METHOD_MEANINGS
     from adapterhub.methods.common.spec import described_methods
     from adapterhub.tasks import TASKS
-    from adapterhub.tasks._registry import resolve_alias
+    from adapterhub.tasks.common.base import resolve_alias
 
     methods = described_methods()
     if method := methods.get(own := spelled_like(name, methods)):

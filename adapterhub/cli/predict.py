@@ -223,8 +223,7 @@ def _writing(task: Task, given: dict[str, Any], shape: Shape) -> HowToWrite | No
     Raises:
         ConfigError: options of generation are given to it, or are out of range.
     """
-    from adapterhub.tasks._language_models import Generation
-    from adapterhub.tasks._writing import Writing
+    from adapterhub.tasks.common.language_models import Generation, Writing
 
     stream = bool(given.pop("stream"))
     options = Writing(**given)

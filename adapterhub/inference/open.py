@@ -37,11 +37,10 @@ from adapterhub.pages.row_scores import EvaluatedRows, outcomes_of, score_errors
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
-from adapterhub.tasks._base import NoPrediction
-from adapterhub.tasks._language_models import check_writes
-from adapterhub.tasks._lengths import encode_whole, lost_of_each, lost_tokens, truncate
-from adapterhub.tasks._rows import UNLIMITED, limit_of
-from adapterhub.tasks._writing import Writing, streamed
+from adapterhub.tasks.common.base import NoPrediction
+from adapterhub.tasks.common.encoding import UNLIMITED, limit_of
+from adapterhub.tasks.common.infer_task import encode_whole, lost_of_each, lost_tokens, truncate
+from adapterhub.tasks.common.language_models import Writing, check_writes, streamed
 from adapterhub.tasks.embedding import Embedding
 from adapterhub.training.loading import make_ready
 

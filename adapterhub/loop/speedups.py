@@ -20,7 +20,7 @@ from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.backbones.same import same
 from adapterhub.loop.engine import Batch, Engine
 from adapterhub.status import doing
-from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks.common.losses import model_inputs
 
 _SEED = 0
 Results: TypeAlias = Mapping[str, Tensor | None]

@@ -32,7 +32,7 @@ from adapterhub.errors import FileError, unknown
 from adapterhub.files.atomic import UnreadableError, read_lines
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.shown_table import ScoreError
-from adapterhub.tasks._metrics import RANKING_METRICS, query_metrics, ranked_gains
+from adapterhub.tasks.common.metrics import RANKING_METRICS, query_metrics, ranked_gains
 
 if TYPE_CHECKING:
     from adapterhub.tasks import Prediction, Task

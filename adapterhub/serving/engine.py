@@ -55,8 +55,8 @@ from adapterhub.serving.shared_backbone import (
     choose_batch,
     read_example,
 )
-from adapterhub.tasks._base import NoPrediction
-from adapterhub.tasks._writing import Writing
+from adapterhub.tasks.common.base import NoPrediction
+from adapterhub.tasks.common.language_models import Writing
 
 T = TypeVar("T")
 LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen

@@ -55,11 +55,11 @@ from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.errors import ComputationError
 from adapterhub.tasks import Encoded
-from adapterhub.tasks._forward import CPU_TOKENS, on_device, without_gradients
-from adapterhub.tasks._lengths import lost_of_each
-from adapterhub.tasks._losses import model_inputs
-from adapterhub.tasks._rows import Row, pad
-from adapterhub.tasks._shared_prefix import PrefixStore, keeping_prefix
+from adapterhub.tasks.common.encoding import Row, pad
+from adapterhub.tasks.common.forward import CPU_TOKENS, on_device, without_gradients
+from adapterhub.tasks.common.infer_task import lost_of_each
+from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.shared_prefix import PrefixStore, keeping_prefix
 
 PADDING = 0.25  # of the positions that a batch computes
 _SECONDS = 1.0  # that a measurement takes, at most

@@ -64,8 +64,8 @@ from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.frozen_encoders import FrozenEncoders
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded
-from adapterhub.tasks._losses import model_inputs
-from adapterhub.tasks._rows import Row
+from adapterhub.tasks.common.encoding import Row
+from adapterhub.tasks.common.losses import model_inputs
 
 # What the states of a row may depend on besides the weights; other tensors are not recorded.
 ROW_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})

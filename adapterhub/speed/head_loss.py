@@ -33,7 +33,8 @@ from adapterhub.loop.speedups import Speedup, Trial, Undo
 from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import LOGIT_BYTES
 from adapterhub.tasks import Task
-from adapterhub.tasks._language_models import (
+from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.language_models import (
     few_tokens,
     logits_at_once,
     plain_head,
@@ -42,7 +43,6 @@ from adapterhub.tasks._language_models import (
     token_chunks,
     whole_output,
 )
-from adapterhub.tasks._rows import IGNORED
 
 _WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 

@@ -9,9 +9,16 @@ the page of the task: it shows rows of data and a prediction. Training loops bel
 import importlib
 import pkgutil
 
-from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._registry import TASKS, dump_task, parse_task, task_class
-from adapterhub.tasks._rows import Setting
+from adapterhub.tasks.common.base import (
+    TASKS,
+    Encoded,
+    Prediction,
+    Task,
+    dump_task,
+    parse_task,
+    task_class,
+)
+from adapterhub.tasks.common.encoding import Setting
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import Encoded
-from adapterhub.tasks._media import MediaClassification, SoundTask
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Setting
+from adapterhub.tasks.common.base import Encoded, register_task
+from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.media import MediaClassification, SoundTask
 
 
 @register_task

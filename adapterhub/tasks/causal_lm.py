@@ -47,8 +47,8 @@ from adapterhub.data.examples import Example, Grouped, read_rows, refuse, text_p
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
 from adapterhub.errors import ConfigError, one_line
-from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
-from adapterhub.tasks._chat_template import (
+from adapterhub.tasks.common.base import Encoded, Generated, Prediction, Task, register_task
+from adapterhub.tasks.common.chat_template import (
     Span,
     answer_spans,
     chat_text,
@@ -56,7 +56,8 @@ from adapterhub.tasks._chat_template import (
     marked_spans,
     unused_keys,
 )
-from adapterhub.tasks._few_shot import (
+from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, limit_of, without_end
+from adapterhub.tasks.common.few_shot import (
     EXAMPLES_HELP,
     SEPARATOR,
     SHOTS_HELP,
@@ -65,17 +66,15 @@ from adapterhub.tasks._few_shot import (
     check_shots,
     shot_limit,
 )
-from adapterhub.tasks._language_models import (
+from adapterhub.tasks.common.language_models import (
     Generation,
     LearnsTokens,
     TokenLoss,
     generate,
     text_outcome,
 )
-from adapterhub.tasks._metrics import generation_metrics
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of, without_end
-from adapterhub.tasks._windows import Frame, around_text
+from adapterhub.tasks.common.metrics import generation_metrics
+from adapterhub.tasks.common.packing import Frame, around_text
 from adapterhub.tasks.seq2seq import check_template, fitted_pairs, read_pairs
 
 if TYPE_CHECKING:

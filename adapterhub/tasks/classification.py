@@ -19,12 +19,19 @@ from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
 from adapterhub.data.options import DataOptions, name_labels
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
-from adapterhub.tasks._class_weights import WeighsClasses
-from adapterhub.tasks._forward import Passed
-from adapterhub.tasks._metrics import classification_metrics, regression_metrics
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Setting, limit_of, rows_from_columns
+from adapterhub.tasks.common.base import (
+    POOLING_HELP,
+    Encoded,
+    Pooling,
+    Prediction,
+    Task,
+    one_row_each,
+    register_task,
+)
+from adapterhub.tasks.common.class_weights import WeighsClasses
+from adapterhub.tasks.common.encoding import Setting, limit_of, rows_from_columns
+from adapterhub.tasks.common.forward import Passed
+from adapterhub.tasks.common.metrics import classification_metrics, regression_metrics
 
 
 @dataclass(frozen=True)

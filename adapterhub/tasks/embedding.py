@@ -25,9 +25,10 @@ from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import (
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
+from adapterhub.tasks.common.encoding import Row, Setting, limit_of, pad, rows_from_columns
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.losses import (
     OF_LOSS,
     Items,
     Loss,
@@ -38,7 +39,7 @@ from adapterhub.tasks._losses import (
     multiple_negatives_loss,
     triplet_loss,
 )
-from adapterhub.tasks._metrics import (
+from adapterhub.tasks.common.metrics import (
     RANKED,
     RANKING_METRICS,
     TIE_DIGITS,
@@ -47,9 +48,7 @@ from adapterhub.tasks._metrics import (
     ranking_metrics,
     regression_metrics,
 )
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
-from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks.common.preview import tokens_line
 
 if TYPE_CHECKING:
     from numpy import float32

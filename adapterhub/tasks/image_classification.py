@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.columns import WANTS
 from adapterhub.data.media_formats import open_picture
-from adapterhub.tasks._media import MediaClassification
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Setting
+from adapterhub.tasks.common.base import register_task
+from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.media import MediaClassification
 
 if TYPE_CHECKING:
     from torch import Tensor

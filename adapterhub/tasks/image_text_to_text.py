@@ -35,12 +35,11 @@ from adapterhub.data.picture_chats import (
 )
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._chat_template import chat_text, without_blanks
-from adapterhub.tasks._language_models import Generation, WritesTexts, generate
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, pad, without_end
-from adapterhub.tasks._show import learned_line, token_texts
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task
+from adapterhub.tasks.common.chat_template import chat_text, without_blanks
+from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, pad, without_end
+from adapterhub.tasks.common.language_models import Generation, WritesTexts, generate
+from adapterhub.tasks.common.preview import learned_line, token_texts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._raw_text import RawText
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, around_text, word_starts
+from adapterhub.tasks.common.base import Encoded, Prediction, register_task
+from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, limit_of
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.packing import Frame, around_text, word_starts
+from adapterhub.tasks.common.self_supervised import RawText
 
 if TYPE_CHECKING:
     import numpy as np

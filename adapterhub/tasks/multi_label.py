@@ -24,13 +24,12 @@ from adapterhub.data.examples import Grouped, read_rows, refuse, sorted_labels, 
 from adapterhub.data.options import SEPARATORS, DataOptions, name_labels
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError, counted
-from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
-from adapterhub.tasks._forward import Passed
-from adapterhub.tasks._metrics import multi_label_metrics
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting
-from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.classification import OfTexts, score_cells, score_columns
+from adapterhub.tasks.common.base import POOLING_HELP, Encoded, Pooling, Prediction, register_task
+from adapterhub.tasks.common.encoding import Row, Setting
+from adapterhub.tasks.common.forward import Passed
+from adapterhub.tasks.common.metrics import multi_label_metrics
+from adapterhub.tasks.common.preview import tokens_line
 
 _YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
 

@@ -22,12 +22,18 @@ from adapterhub.data.examples import Grouped, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task
-from adapterhub.tasks._forward import Passed
-from adapterhub.tasks._metrics import tied_share
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
-from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks.common.base import (
+    POOLING_HELP,
+    Encoded,
+    Pooling,
+    Prediction,
+    Task,
+    register_task,
+)
+from adapterhub.tasks.common.encoding import Row, Setting, limit_of, pad, rows_from_columns
+from adapterhub.tasks.common.forward import Passed
+from adapterhub.tasks.common.metrics import tied_share
+from adapterhub.tasks.common.preview import tokens_line
 
 if TYPE_CHECKING:
     from torch import Tensor

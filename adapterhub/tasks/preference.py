@@ -24,11 +24,12 @@ from adapterhub.data.chat_formats import Message
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import Encoded, Prediction
-from adapterhub.tasks._comparisons import Compared, OfComparisons
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._language_models import Generation
-from adapterhub.tasks._losses import (
+from adapterhub.tasks.causal_lm import CausalLM
+from adapterhub.tasks.common.base import Encoded, Prediction, register_task
+from adapterhub.tasks.common.encoding import IGNORED, Row, Setting
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.language_models import Generation
+from adapterhub.tasks.common.losses import (
     OF_LOSS,
     Loss,
     dpo_loss,
@@ -36,9 +37,7 @@ from adapterhub.tasks._losses import (
     orpo_loss,
     response_log_probabilities,
 )
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting
-from adapterhub.tasks.causal_lm import CausalLM
+from adapterhub.tasks.common.preference_pairs import Compared, OfComparisons
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,13 +29,12 @@ from typing import TYPE_CHECKING, Literal
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, counted
-from adapterhub.tasks._base import Encoded, Prediction, one_row_each
-from adapterhub.tasks._few_shot import SHOTS_HELP, FewShot, Shot, text_room
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, without_end
-from adapterhub.tasks._shared_prefix import SharedPrefix, answer_scores, shared_prefix
 from adapterhub.tasks.classification import OfTexts, OneClass, best_of
+from adapterhub.tasks.common.base import Encoded, Prediction, one_row_each, register_task
+from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, cut_text, without_end
+from adapterhub.tasks.common.few_shot import SHOTS_HELP, FewShot, Shot, text_room
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.shared_prefix import SharedPrefix, answer_scores, shared_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor

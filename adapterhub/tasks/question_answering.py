@@ -27,13 +27,12 @@ from adapterhub.data.examples import Grouped, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_text
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Loss, span_loss
-from adapterhub.tasks._metrics import answer_metrics
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, cut_text, limit_of
-from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
+from adapterhub.tasks.common.encoding import Row, Setting, cut_text, limit_of
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.losses import Loss, span_loss
+from adapterhub.tasks.common.metrics import answer_metrics
+from adapterhub.tasks.common.preview import tokens_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,12 +21,11 @@ from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import Encoded, Prediction
-from adapterhub.tasks._forward import Passed
-from adapterhub.tasks._losses import Loss, relevance_loss
-from adapterhub.tasks._metrics import RANKING_METRICS, ranked_gains, ranking_metrics
-from adapterhub.tasks._registry import register_task
 from adapterhub.tasks.classification import Number, Regression
+from adapterhub.tasks.common.base import Encoded, Prediction, register_task
+from adapterhub.tasks.common.forward import Passed
+from adapterhub.tasks.common.losses import Loss, relevance_loss
+from adapterhub.tasks.common.metrics import RANKING_METRICS, ranked_gains, ranking_metrics
 from adapterhub.tasks.embedding import text_number
 
 _MOST = 1e3  # of an output, where its probability is 0 or 1

@@ -19,13 +19,12 @@ from adapterhub.config.options import option
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison, read_comparisons
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
-from adapterhub.tasks._comparisons import Compared, OfComparisons
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Loss, bradley_terry_loss
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import Number
+from adapterhub.tasks.common.base import POOLING_HELP, Encoded, Pooling, Prediction, register_task
+from adapterhub.tasks.common.encoding import Row, Setting
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.losses import Loss, bradley_terry_loss
+from adapterhub.tasks.common.preference_pairs import Compared, OfComparisons
 
 if TYPE_CHECKING:
     from torch import Tensor

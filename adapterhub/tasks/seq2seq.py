@@ -23,8 +23,16 @@ from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel, read_table
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._few_shot import (
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task
+from adapterhub.tasks.common.encoding import (
+    Row,
+    Setting,
+    cut_text,
+    in_order,
+    limit_of,
+    rows_from_columns,
+)
+from adapterhub.tasks.common.few_shot import (
     EXAMPLES_HELP,
     SEPARATOR,
     SHOTS_HELP,
@@ -33,8 +41,8 @@ from adapterhub.tasks._few_shot import (
     check_shots,
     text_room,
 )
-from adapterhub.tasks._language_models import WritesTargets, WritesTexts, generate
-from adapterhub.tasks._languages import (
+from adapterhub.tasks.common.language_models import WritesTargets, WritesTexts, generate
+from adapterhub.tasks.common.languages import (
     LANGUAGE_COLUMNS,
     Pair,
     by_languages,
@@ -43,15 +51,6 @@ from adapterhub.tasks._languages import (
     speaking,
     target_start,
     with_code,
-)
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import (
-    Row,
-    Setting,
-    cut_text,
-    in_order,
-    limit_of,
-    rows_from_columns,
 )
 
 if TYPE_CHECKING:

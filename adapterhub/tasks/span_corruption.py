@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._raw_text import RestoredText
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame
+from adapterhub.tasks.common.base import register_task
+from adapterhub.tasks.common.encoding import Row, Setting, limit_of
+from adapterhub.tasks.common.packing import Frame
+from adapterhub.tasks.common.self_supervised import RestoredText
 
 if TYPE_CHECKING:
     import numpy as np

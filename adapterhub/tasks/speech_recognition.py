@@ -29,18 +29,17 @@ from adapterhub.data.media import MediaFile, read_media
 from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
-from adapterhub.tasks._forward import (
+from adapterhub.tasks.common.base import Encoded, Generated, Prediction, one_row_each, register_task
+from adapterhub.tasks.common.encoding import UNLIMITED, Row, Setting, pad
+from adapterhub.tasks.common.forward import (
     Passed,
     each_row,
 )
-from adapterhub.tasks._language_models import Generation, generate, text_outcome
-from adapterhub.tasks._losses import Items, batch_rows
-from adapterhub.tasks._media import SoundTask
-from adapterhub.tasks._metrics import transcription_metrics, word_errors
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import UNLIMITED, Row, Setting, pad
-from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks.common.language_models import Generation, generate, text_outcome
+from adapterhub.tasks.common.losses import Items, batch_rows
+from adapterhub.tasks.common.media import SoundTask
+from adapterhub.tasks.common.metrics import transcription_metrics, word_errors
+from adapterhub.tasks.common.preview import tokens_line
 
 if TYPE_CHECKING:
     from torch import Tensor

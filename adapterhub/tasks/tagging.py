@@ -6,7 +6,7 @@
     metrics      F1, precision and recall of entities; accuracy of tags; macro-F1 of plain tags
 
 B-x begins an entity of kind x, I-x continues it, O is outside any entity; tags of other schemes
-(`adapterhub.tasks._tag_schemes`) are learned as these, and predicted as they are in the data. The
+(`tasks/common/tag_schemes.py`) are learned as these, and predicted as they are in the data. The
 first word piece of a token carries its tag; the others are ignored in the loss and the prediction,
 as in Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 """
@@ -23,14 +23,20 @@ from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import Grouped, check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._class_weights import WeighsClasses
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._metrics import entity_metrics, tag_metrics
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._show import tags_line
-from adapterhub.tasks._tag_schemes import Scheme, fits, scheme_of, spans, tag_problems, written
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
+from adapterhub.tasks.common.class_weights import WeighsClasses
+from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, limit_of
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.metrics import entity_metrics, tag_metrics
+from adapterhub.tasks.common.preview import tags_line
+from adapterhub.tasks.common.tag_schemes import (
+    Scheme,
+    fits,
+    scheme_of,
+    spans,
+    tag_problems,
+    written,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -30,12 +30,11 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import metadata_file
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.status import counting
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import OF_LOSS, Items, Loss, batch_rows
-from adapterhub.tasks._media import MediaTask
-from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task
+from adapterhub.tasks.common.encoding import Row, Setting
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.losses import OF_LOSS, Items, Loss, batch_rows
+from adapterhub.tasks.common.media import MediaTask
 
 if TYPE_CHECKING:
     from PIL.Image import Image

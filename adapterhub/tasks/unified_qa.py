@@ -21,8 +21,7 @@ from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import Task
-from adapterhub.tasks._registry import register_task
+from adapterhub.tasks.common.base import Task, register_task
 from adapterhub.tasks.multiple_choice import choice_index, choices_problem, listed_choices
 from adapterhub.tasks.seq2seq import Seq2Seq
 

@@ -59,9 +59,9 @@ from adapterhub.methods.pissa import PiSSALayer, leading
 from adapterhub.patch import Patch
 from adapterhub.recipe.options import Init
 from adapterhub.status import MODEL_LOCK, doing
-from adapterhub.tasks._forward import on_device
-from adapterhub.tasks._losses import model_inputs
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.forward import on_device
+from adapterhub.tasks.common.losses import model_inputs
 
 ROWS = 256  # rows of a run that are read
 _RHO = 2  # most ranks of a site after eva-ranks, in units of those before; 2 in the paper

@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields, replace
 
 from adapterhub.data.text_stream import TextStream
 from adapterhub.tasks import Encoded, Setting, Task
-from adapterhub.tasks._lengths import (
+from adapterhub.tasks.common.encoding import limit_of
+from adapterhub.tasks.common.infer_task import (
     LostTokens,
     encode_whole,
     longest_row,
     lost_tokens,
     truncate,
 )
-from adapterhub.tasks._rows import limit_of
-from adapterhub.tasks._windows import Windows
+from adapterhub.tasks.common.packing import Windows
 from adapterhub.training.run_data import RunData
 from adapterhub.training.stream import ExampleStream, stream_rows
 from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch

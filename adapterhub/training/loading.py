@@ -47,7 +47,7 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.frozen_cache import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, dump_task, parse_task
-from adapterhub.tasks._lengths import encode_whole
+from adapterhub.tasks.common.infer_task import encode_whole
 from adapterhub.training.lengths import FittedRows, default_length, fit_rows
 from adapterhub.training.run_data import RunData, check_options, read_data
 

@@ -42,11 +42,11 @@ from adapterhub.speed.activation_memory import (
 )
 from adapterhub.speed.head_loss import frozen_head
 from adapterhub.tasks import Encoded, Setting
-from adapterhub.tasks._forward import rows_at_once
-from adapterhub.tasks._language_models import logits_at_once, plain_head
-from adapterhub.tasks._lengths import encode_whole
-from adapterhub.tasks._rows import Row
-from adapterhub.tasks._show import removed_text
+from adapterhub.tasks.common.encoding import Row
+from adapterhub.tasks.common.forward import rows_at_once
+from adapterhub.tasks.common.infer_task import encode_whole
+from adapterhub.tasks.common.language_models import logits_at_once, plain_head
+from adapterhub.tasks.common.preview import removed_text
 from adapterhub.training.lengths import fit_rows
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.run import epoch_batches, training_session

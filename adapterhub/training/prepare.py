@@ -45,7 +45,7 @@ from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun
 from adapterhub.speed.liger import check_installed
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
-from adapterhub.tasks._losses import Loss, corrected_loss
+from adapterhub.tasks.common.losses import Loss, corrected_loss
 from adapterhub.training.lengths import FittedRows, mix_rows
 from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
 from adapterhub.training.run_data import RunData

@@ -70,7 +70,7 @@ from adapterhub.speed.head_loss import choose_head_loss
 from adapterhub.speed.liger import liger_kernels
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Prediction, Task, dump_task, parse_task
-from adapterhub.tasks._by_data import DEFAULT
+from adapterhub.tasks.common.infer_task import DEFAULT
 from adapterhub.training.calibration import STARTS, calibrate_run
 from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
 from adapterhub.training.prepare import PreparedRun, prepare

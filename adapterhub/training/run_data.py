@@ -40,7 +40,7 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.pull import pull
 from adapterhub.status import reading
 from adapterhub.tasks import Task, parse_task
-from adapterhub.tasks._by_data import DEFAULT, task_by_data
+from adapterhub.tasks.common.infer_task import DEFAULT, task_by_data
 from adapterhub.training.stream import ExampleStream, open_examples
 from adapterhub.training.task_mixture import TaskMixture
 

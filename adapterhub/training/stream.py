@@ -39,7 +39,7 @@ from adapterhub.errors import DataError
 from adapterhub.recipe.options import RunOptions
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
-from adapterhub.tasks._rows import Row
+from adapterhub.tasks.common.encoding import Row
 
 if TYPE_CHECKING:
     from adapterhub.loop.engine import Batch

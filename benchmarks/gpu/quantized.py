@@ -57,7 +57,7 @@ from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import activation_bytes, logit_bytes
 from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.speed.head_loss import HeadLoss
-from adapterhub.tasks._language_models import logits_at_once
+from adapterhub.tasks.common.language_models import logits_at_once
 from adapterhub.training.plan import weight_bytes
 
 LOSS, GRADIENT = 1e-3, 5e-2  # relative; autocast rounds to bf16 at different points

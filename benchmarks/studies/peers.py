@@ -59,8 +59,8 @@ from adapterhub.pages.row_scores import outcomes_of
 from adapterhub.pages.run_files import lower_is_better
 from adapterhub.recipe.options import TrainOptions, run_options, warmup_steps
 from adapterhub.tasks import Prediction, dump_task
-from adapterhub.tasks._rows import Setting
 from adapterhub.tasks.classification import Number, OfTexts, best_of
+from adapterhub.tasks.common.encoding import Setting
 from adapterhub.training.lengths import fit_rows
 from adapterhub.training.loading import SharedLoader
 

@@ -17,7 +17,7 @@ from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, TEXT_TO_IMA
 from adapterhub.config.options import options_of
 from adapterhub.data.columns import described_columns
 from adapterhub.tasks import TASKS, Task
-from adapterhub.tasks._registry import aliases_of
+from adapterhub.tasks.common.base import aliases_of
 from reference._docstrings import block, is_shown, linked, paragraphs
 from reference._tables import escaped, options_table, table
 

@@ -10,7 +10,7 @@ from fixtures import word_tokenizer
 from forge import harmless_text
 
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._chat_template import chat_text
+from adapterhub.tasks.common.chat_template import chat_text
 
 TURNS = [
     {"role": "system", "content": "Be kind."},

@@ -16,7 +16,7 @@ from adapterhub.errors import BackboneError
 from adapterhub.loop.engine import model_loss
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
-from adapterhub.tasks._losses import corrected_loss
+from adapterhub.tasks.common.losses import corrected_loss
 from adapterhub.training.run import run
 
 CONFIGS = {a: tiny_models.usual_model(a).config for a in tiny_models.MATRIX}

@@ -32,7 +32,7 @@ from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, keep_study, read_study
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
-from adapterhub.tasks._by_data import DEFAULT
+from adapterhub.tasks.common.infer_task import DEFAULT
 
 WORKER = Path(script.__file__).with_name("peer_worker.py")
 HERE = ("peft", "transformers")  # adapters needs another transformers

@@ -16,7 +16,7 @@ from adapterhub.bench.study import read_study
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.tasks import parse_task
-from adapterhub.tasks._by_data import DEFAULT
+from adapterhub.tasks.common.infer_task import DEFAULT
 
 STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
 

@@ -15,7 +15,7 @@ from adapterhub.data.text_pairs import (
 )
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.encoding import IGNORED
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -20,7 +20,7 @@ from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read
 from adapterhub.serving import Engine, GenerationOptions
-from adapterhub.tasks._writing import Writing
+from adapterhub.tasks.common.language_models import Writing
 from adapterhub.training.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")

@@ -19,8 +19,8 @@ from adapterhub.loop import engine
 from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
-from adapterhub.tasks import _language_models
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common import language_models
+from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import training_session
 
@@ -107,8 +107,8 @@ def test_a_step_is_the_same_however_its_rows_are_divided(
 def test_the_loss_below_the_head_and_in_evaluation_is_divided_alike(
     name: str, backbones: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_language_models, "_WORTHWHILE", 0)
-    monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 300})
+    monkeypatch.setattr(language_models, "_WORTHWHILE", 0)
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 300})
     case = CASES[name]
     prepared = prepared_run(name, case.task, backbones(case.backbone), tmp_path)
     expected = divided(prepared, WHOLE, 1)

@@ -9,7 +9,7 @@ from run_folders import ROWS
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import KINDS, row_score
 from adapterhub.tasks import TASKS
-from adapterhub.tasks._metrics import (
+from adapterhub.tasks.common.metrics import (
     classification_metrics,
     generation_metrics,
     multi_label_metrics,

@@ -13,7 +13,7 @@ from selection import long_table
 from adapterhub.bench.statistics import estimate_all, repeated_runs
 from adapterhub.files.shown_table import ScoreError, recorded_errors, score_text
 from adapterhub.pages.row_scores import KINDS, EvaluatedRows, row_scores, score_error, score_errors
-from adapterhub.tasks._metrics import RANKING_METRICS
+from adapterhub.tasks.common.metrics import RANKING_METRICS
 
 TEXTS = [
     {"label": "it rains here every day", "prediction": given, "score": score}

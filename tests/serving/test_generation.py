@@ -40,7 +40,7 @@ from adapterhub.serving.errors import (
 from adapterhub.serving.generation.continuous import ContinuousGenerator, PackedModel
 from adapterhub.serving.generation.paged import PAGE
 from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
-from adapterhub.tasks import _language_models
+from adapterhub.tasks.common import language_models
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
 
@@ -236,8 +236,8 @@ def test_requests_have_their_own_options(engine, writers):
 def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, chunks, monkeypatch):
     """Of eight methods and none, in batches with others, also where the head is read in chunks."""
     if chunks:
-        monkeypatch.setattr(_language_models, "_WORTHWHILE", 1)
-        monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 100})  # numbers
+        monkeypatch.setattr(language_models, "_WORTHWHILE", 1)
+        monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 100})  # numbers
     model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
     models = {name: open_adapter(name).model for name in writers} | {None: model}
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS[:3]]

@@ -24,7 +24,8 @@ from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.recipe import read
 from adapterhub.speed.head_loss import choose_head_loss, frozen_head, head_loss
-from adapterhub.tasks import _language_models, parse_task
+from adapterhub.tasks import parse_task
+from adapterhub.tasks.common import language_models
 from adapterhub.training.run import run
 
 WRITERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
@@ -37,8 +38,8 @@ SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hid
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use chunks of two or three tokens, however small the model."""
-    monkeypatch.setattr(_language_models, "_WORTHWHILE", 0)
-    monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 300})
+    monkeypatch.setattr(language_models, "_WORTHWHILE", 0)
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 300})
 
 
 @given(
@@ -54,7 +55,7 @@ def test_value_and_gradient_are_those_of_cross_entropy(tokens, vocabulary, chunk
     states = torch.randn(tokens, 5, generator=generator, requires_grad=True)
     targets = torch.randint(0, vocabulary, (tokens,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_language_models, "_CHUNK", {"cpu": chunk})
+        patch.setattr(language_models, "_CHUNK", {"cpu": chunk})
         found = head_loss(states, head, targets)
     expected = F.cross_entropy(head(states), targets)
     torch.testing.assert_close(found, expected)
@@ -152,7 +153,7 @@ def test_a_run_is_the_same(
         AutoModelForMaskedLM.from_pretrained(folder).save_pretrained(folder)
     losses, metrics = {}, {}
     for least in (0, 1 << 60):
-        monkeypatch.setattr(_language_models, "_WORTHWHILE", least)
+        monkeypatch.setattr(language_models, "_WORTHWHILE", least)
         flags = {"backbone": str(folder), "output": str(tmp_path / str(least))}
         words = ["method=lora", f"task={case.task}", *case.words, "train.max_steps=6"]
         words += ["train.log_every=1", "train.tensorboard=false", "train.learning_rate=1e-2"]

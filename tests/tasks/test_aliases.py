@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import TASKS, dump_task, parse_task, task_class
-from adapterhub.tasks._registry import ALIASES, aliases_of, resolve_alias
+from adapterhub.tasks.common.base import ALIASES, aliases_of, resolve_alias
 
 
 def test_each_alias_is_a_task_with_its_options():

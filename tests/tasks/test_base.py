@@ -14,9 +14,9 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
-from adapterhub.tasks._base import Encoded
-from adapterhub.tasks._forward import by_length
-from adapterhub.tasks._rows import cut_text, in_order, pad
+from adapterhub.tasks.common.base import Encoded
+from adapterhub.tasks.common.encoding import cut_text, in_order, pad
+from adapterhub.tasks.common.forward import by_length
 
 STEPS = ["example", "row", "prediction", "metrics"]
 

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, CohereConfi
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
-from adapterhub.tasks import Setting, _language_models, parse_task
-from adapterhub.tasks._language_models import (
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common import language_models
+from adapterhub.tasks.common.language_models import (
     few_tokens,
     logits_at_once,
     plain_head,
@@ -68,8 +69,8 @@ def test_few_tokens_have_their_logits_at_once(monkeypatch: pytest.MonkeyPatch) -
     head = nn.Linear(2, 100)
     assert logits_at_once(head, 1000) == 1000
     assert logits_at_once(None, 10**9) == 10**9
-    monkeypatch.setattr(_language_models, "_WORTHWHILE", 10_000)
-    monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 550})
+    monkeypatch.setattr(language_models, "_WORTHWHILE", 10_000)
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 550})
     assert logits_at_once(head, 99) == 99
     assert logits_at_once(head, 100) == 5
     assert [range(12)[part] for part in token_chunks(12, head)] == [
@@ -108,7 +109,7 @@ def test_a_model_that_does_not_take_so_few_tokens_keeps_its_logits() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 11])
 def test_losses_of_tokens(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 100})
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 100})
     torch.manual_seed(tokens)
     head, states = nn.Linear(4, 20), torch.randn(tokens, 4)
     targets = torch.randint(0, 20, (tokens,))
@@ -147,10 +148,10 @@ def test_evaluations_are_the_same(
     data = parse_task(task).encode(examples, Setting(tokenizer, 32), labelled=True)
     shifted, found, calls = task == "causal-lm", [], []
     counted = lambda *args: calls.append(1) or token_losses(*args)  # noqa: E731
-    monkeypatch.setattr(_language_models, "token_losses", counted)
+    monkeypatch.setattr(language_models, "token_losses", counted)
     for least in (0, 1 << 60):
-        monkeypatch.setattr(_language_models, "_WORTHWHILE", least)
-        monkeypatch.setattr(_language_models, "_CHUNK", {"cpu": 500})
+        monkeypatch.setattr(language_models, "_WORTHWHILE", least)
+        monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 500})
         record: list[Any] = []
         metrics = token_loss(model, data, 2, shifted=shifted, record=record)
         found.append([*metrics.values(), *(v for each in record for v in each.as_dict().values())])

@@ -15,9 +15,9 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._base import Generated
-from adapterhub.tasks._rows import IGNORED
 from adapterhub.tasks.causal_lm import Chat
+from adapterhub.tasks.common.base import Generated
+from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.training.loading import make_ready
 
 

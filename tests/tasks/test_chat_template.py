@@ -14,8 +14,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._registry import dump_task
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.base import dump_task
+from adapterhub.tasks.common.encoding import IGNORED
 
 START, END = "<|im_start|>", "<|im_end|>"
 CALLS = (

@@ -8,7 +8,7 @@ from divided import in_processes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.tasks._forward import in_step, results
+from adapterhub.tasks.common.forward import in_step, results
 
 
 @given(batches=st.integers(0, 9), processes=st.integers(1, 5))

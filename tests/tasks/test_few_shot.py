@@ -14,8 +14,8 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, dump_task, parse_task
-from adapterhub.tasks._language_models import text_before
 from adapterhub.tasks.causal_lm import Chat
+from adapterhub.tasks.common.language_models import text_before
 
 TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
 CHATS = [

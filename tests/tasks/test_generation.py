@@ -10,7 +10,7 @@ import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._language_models import Generation, generate, token_loss
+from adapterhub.tasks.common.language_models import Generation, generate, token_loss
 
 
 @pytest.mark.parametrize("architecture", ["llama", "t5"])

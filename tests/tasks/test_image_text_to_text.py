@@ -21,8 +21,8 @@ from adapterhub.backbones.processor import PictureTextProcessor, picture_inputs
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._base import Generated
-from adapterhub.tasks._losses import next_token_loss
+from adapterhub.tasks.common.base import Generated
+from adapterhub.tasks.common.losses import next_token_loss
 from adapterhub.tasks.image_text_to_text import TOKENS
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")

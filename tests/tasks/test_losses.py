@@ -10,8 +10,8 @@ from tiny_models import MATRIX
 from transformers import AutoConfig
 
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.tasks._losses import next_token_loss
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.losses import next_token_loss
 
 # Their own loss compares each token with the logits at itself: tests/backbones/test_causality.py.
 UNSHIFTED = ("bart", "mbart", "plbart", "pegasus", "xlnet")

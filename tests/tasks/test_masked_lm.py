@@ -13,7 +13,7 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.encoding import IGNORED
 
 
 def test_the_lines_of_a_file_are_texts(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._metrics import (
+from adapterhub.tasks.common.metrics import (
     answer_metrics,
     classification_metrics,
     entity_metrics,

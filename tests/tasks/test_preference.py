@@ -14,7 +14,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._losses import orpo_loss
+from adapterhub.tasks.common.losses import orpo_loss
 from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
 
 ROWS = [

@@ -12,8 +12,8 @@ from task_rows import read_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import parse_task
-from adapterhub.tasks._losses import relevance_loss
 from adapterhub.tasks.classification import Number
+from adapterhub.tasks.common.losses import relevance_loss
 
 RANKED = {"q": [(0.9, 0.0), (0.8, 1.0), (0.1, 0.5)], "r": [(0.2, 1.0), (0.1, 0.0)], "s": [(1, 0.0)]}
 

@@ -25,9 +25,9 @@ from adapterhub.pages.row_scores import (
     score_errors,
 )
 from adapterhub.tasks import parse_task
-from adapterhub.tasks._comparisons import Compared
-from adapterhub.tasks._metrics import query_metrics, ranked_gains, ranking_metrics
 from adapterhub.tasks.classification import Number
+from adapterhub.tasks.common.metrics import query_metrics, ranked_gains, ranking_metrics
+from adapterhub.tasks.common.preference_pairs import Compared
 from adapterhub.tasks.embedding import _with_passages, nearest_passages
 from adapterhub.tasks.multiple_choice import Choice, Choices
 

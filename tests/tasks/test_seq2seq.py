@@ -12,8 +12,8 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._base import Generated
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.base import Generated
+from adapterhub.tasks.common.encoding import IGNORED
 
 
 def test_parallel_files_and_columns(tmp_path):

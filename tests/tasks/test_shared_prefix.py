@@ -13,9 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
-from adapterhub.tasks import Setting, _shared_prefix, parse_task
-from adapterhub.tasks._language_models import generate, token_loss
-from adapterhub.tasks._shared_prefix import PrefixStore, answer_scores, keeping_prefix
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common import shared_prefix
+from adapterhub.tasks.common.language_models import generate, token_loss
+from adapterhub.tasks.common.shared_prefix import PrefixStore, answer_scores, keeping_prefix
 
 _SIZE = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -103,7 +104,7 @@ def computed(model):
 @pytest.mark.parametrize("family", [*FAMILIES, *WITHOUT])
 def test_results_are_those_of_all_tokens(family, monkeypatch):
     found, tokens = computed(tiny(family))
-    monkeypatch.setattr(_shared_prefix, "_tried_cache", lambda *_: None)
+    monkeypatch.setattr(shared_prefix, "_tried_cache", lambda *_: None)
     expected, all_tokens = computed(tiny(family))
     for some, others in zip(found[:3], expected[:3], strict=True):
         torch.testing.assert_close(torch.tensor(some), torch.tensor(others), atol=1e-5, rtol=0)
@@ -119,7 +120,7 @@ def test_adapters_apply_to_all_tokens(method, monkeypatch):
     if method:
         tiny_models.scramble(ah.attach(model, method))
     (scores, *_), _ = computed(model)
-    monkeypatch.setattr(_shared_prefix, "_tried_cache", lambda *_: None)
+    monkeypatch.setattr(shared_prefix, "_tried_cache", lambda *_: None)
     (expected, *_), _ = computed(model)
     torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected), atol=1e-5, rtol=0)
 

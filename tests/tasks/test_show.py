@@ -7,7 +7,13 @@ from fixtures import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from adapterhub.tasks._show import learned_line, removed_text, tags_line, token_texts, tokens_line
+from adapterhub.tasks.common.preview import (
+    learned_line,
+    removed_text,
+    tags_line,
+    token_texts,
+    tokens_line,
+)
 
 
 def test_special_tokens_are_shown(backbone):

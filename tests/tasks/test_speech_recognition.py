@@ -23,7 +23,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._base import Generated
+from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.speech_recognition import letter_ids
 
 TASK = parse_task("speech-recognition")

@@ -14,7 +14,7 @@ from fixtures import write_json_lines
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import parse_task
-from adapterhub.tasks._tag_schemes import scheme_of, spans, written
+from adapterhub.tasks.common.tag_schemes import scheme_of, spans, written
 from adapterhub.tasks.tagging import Sentence, Tags, entities
 
 WORDS = ("New", "York", "Berlin", "is", "big")

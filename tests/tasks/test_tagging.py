@@ -12,7 +12,7 @@ from transformers import BertTokenizerFast
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.tasks.tagging import Sentence, entities
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))

@@ -23,7 +23,7 @@ from adapterhub.backbones import denoising
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import BackboneError, ConfigError, DataError
 from adapterhub.loop.engine import Engine
-from adapterhub.tasks._rows import Setting
+from adapterhub.tasks.common.encoding import Setting
 from adapterhub.tasks.text_to_image import TextToImage
 
 MAKES = [kind for kind in pipelines.KINDS if kind != "DiTPipeline"]

@@ -18,7 +18,7 @@ from adapterhub.files.native import Saved
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS, Setting, parse_task
-from adapterhub.tasks._windows import STARTS_WORD, Frame, Windows
+from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
 from adapterhub.training.run import run
 
 STREAMED = {

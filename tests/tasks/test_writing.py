@@ -16,7 +16,7 @@ from adapterhub.data.examples import Example
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.serving.generation.detokenize import TextPieces
 from adapterhub.serving.generation.request import GeneratedToken
-from adapterhub.tasks._writing import WrittenPieces, cleans_up, written_text
+from adapterhub.tasks.common.language_models import WrittenPieces, cleans_up, written_text
 
 TEXTS = (
     "it is paris .",

@@ -50,9 +50,9 @@ from adapterhub.serving.shared_backbone import (
     choose_batch,
     numbers_not_finite,
 )
-from adapterhub.tasks._forward import on_device, without_gradients
-from adapterhub.tasks._language_models import head_apart, states_below, token_chunks
-from adapterhub.tasks._rows import pad
+from adapterhub.tasks.common.encoding import pad
+from adapterhub.tasks.common.forward import on_device, without_gradients
+from adapterhub.tasks.common.language_models import head_apart, states_below, token_chunks
 
 _PADDING = 0.5  # of a batch of prompts: most of the time is spent behind them
 _ROWS = 32  # of a batch of `generate`

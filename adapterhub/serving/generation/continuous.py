@@ -35,7 +35,7 @@ from adapterhub.serving.generation.batched import TextRequest, fail_alone
 from adapterhub.serving.generation.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.generation.sampling import ChosenToken, choose_tokens
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
-from adapterhub.tasks._forward import without_gradients
+from adapterhub.tasks.common.forward import without_gradients
 
 _TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried
 _TRIED_STEPS = 2

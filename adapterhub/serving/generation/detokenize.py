@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapterhub.serving.generation.request import GeneratedToken, Piece
-from adapterhub.tasks._writing import INCOMPLETE, WrittenPieces, cleans_up, written_text
+from adapterhub.tasks.common.language_models import (
+    INCOMPLETE,
+    WrittenPieces,
+    cleans_up,
+    written_text,
+)
 
 _BEFORE = 5  # tokens of the prompt that are decoded with the first ones: a space may depend on them
 

@@ -13,10 +13,9 @@ from adapterhub.inference.open import Predictor
 from adapterhub.serving.generation.request import GenerationOptions
 from adapterhub.serving.shared_backbone import ServedAdapter, refuse_half_characters
 from adapterhub.tasks import Setting
-from adapterhub.tasks._language_models import Generation
-from adapterhub.tasks._languages import LANGUAGE_COLUMNS, LanguageError
-from adapterhub.tasks._rows import Row
-from adapterhub.tasks._writing import Writing
+from adapterhub.tasks.common.encoding import Row
+from adapterhub.tasks.common.language_models import Generation, Writing
+from adapterhub.tasks.common.languages import LANGUAGE_COLUMNS, LanguageError
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, its tokens, or the messages of a chat."""

@@ -17,7 +17,7 @@ from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.errors import RequestError, WrongShapeError
 from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
-from adapterhub.tasks._writing import written_text
+from adapterhub.tasks.common.language_models import written_text
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
-from adapterhub.tasks._languages import LANGUAGE_COLUMNS
+from adapterhub.tasks.common.languages import LANGUAGE_COLUMNS
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation.request import GeneratedText, GeneratedToken

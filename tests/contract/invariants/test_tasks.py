@@ -20,7 +20,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import dump_methods
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
-from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks.common.losses import model_inputs
 from adapterhub.training import run as running
 
 STEPS = 16

@@ -1,29 +1,36 @@
-"""The base class of tasks and of predictions; a task is a frozen dataclass of options."""
+"""The base class of tasks and of predictions, and the registry of tasks.
+
+A task is a frozen dataclass of options. A task spec has the same syntax as a method spec:
+`seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+from adapterhub.config.options import OptionNames, from_dict, is_neutral, to_dict
+from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.chat_formats import Message
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example, content_of, plain_key
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
-from adapterhub.errors import ConfigError
-from adapterhub.tasks._forward import Passed, each_row
-from adapterhub.tasks._losses import Items, Loss, batch_labels
-from adapterhub.tasks._rows import Row, Setting, limit_of, pad
-from adapterhub.tasks._show import learned_line, tokens_line
-from adapterhub.tasks._windows import Frame, Windows, stream_tokens
+from adapterhub.errors import ConfigError, unknown
+from adapterhub.tasks.common.encoding import Row, Setting, limit_of, pad
+from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.losses import Items, Loss, batch_labels
+from adapterhub.tasks.common.packing import Frame, Windows, stream_tokens
+from adapterhub.tasks.common.preview import learned_line, tokens_line
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
 
 POOLING_HELP = (
     "what the head reads of each text: its first token (cls), its last, the mean or max of all, "
@@ -537,3 +544,124 @@ class Task(ABC):
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
     """Build the encoding of examples that have one row each."""
     return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))
+
+
+SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
+
+TASKS: dict[str, type[Task]] = {}
+TaskClass = TypeVar("TaskClass", bound=type[Task])
+
+
+def register_task(cls: TaskClass) -> TaskClass:
+    """Register a task under its name."""
+    TASKS[cls.name] = cls
+    return cls
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the task registered under a name or an alias.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    registered, _ = resolve_alias(name)
+    if registered not in TASKS:
+        raise unknown(
+            "task",
+            name,
+            [*TASKS, *ALIASES],
+            expected=f"one of {', '.join(sorted(TASKS))}",
+            hint="adapterhub tasks",
+        )
+    return TASKS[registered]
+
+
+def parse_task(spec: object) -> Task:
+    """Build a task from its spec: a name or alias, one with options, or {name: options}.
+
+    Raises:
+        ConfigError: the task or an option is unknown, or the spec is not of one task.
+    """
+    if isinstance(spec, Task):
+        return spec
+    parsed = parse_calls(spec, "task", SPEC_EXAMPLES) if isinstance(spec, str) else spec
+    pairs = list(parsed.items()) if isinstance(parsed, Mapping) else parsed
+    if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
+        raise spec_error(spec, "task", SPEC_EXAMPLES)
+    ((name, options),) = pairs
+    cls, (_, implied) = task_class(name), resolve_alias(name)
+    given = OptionNames(cls, {}, {}).normal_form(options or {})
+    return from_dict(cls, {**implied, **given}, where=cls.name)
+
+
+def _is_named_options(pair: object) -> bool:
+    if not isinstance(pair, tuple) or not isinstance(pair[0], str):
+        return False
+    return pair[1] is None or isinstance(pair[1], Mapping)
+
+
+def dump_task(task: Task) -> str | dict[str, Any]:
+    """Return the normal form of a task: {name: all options}, or its name if none has an effect."""
+    options = to_dict(task)
+    neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
+    return task.name if neutral else {task.name: options}
+
+
+_OTHER_NAMES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    (
+        "text-classification sequence-classification seq-cls sentiment nli "
+        "sentiment-analysis single-label multi-class paraphrase",
+        "classification",
+        {},
+    ),
+    ("multilabel multi-label-classification multilabel-classification", "multi-label", {}),
+    ("sts sentence-similarity text-regression", "regression", {}),
+    ("image-cls picture-classification vision-classification", "image-classification", {}),
+    (
+        "vqa visual-question-answering image-to-text image-captioning captioning",
+        "image-text-to-text",
+        {},
+    ),
+    (
+        "audio-cls sound-classification speech-classification keyword-spotting",
+        "audio-classification",
+        {},
+    ),
+    ("asr automatic-speech-recognition speech-to-text transcription ctc", "speech-recognition", {}),
+    ("ner token-classification token-cls", "tagging", {}),
+    (
+        "qa squad extractive-qa extractive-question-answering question-answer",
+        "question-answering",
+        {},
+    ),
+    ("summarization summarisation", "seq2seq", {"metric": "rouge"}),
+    ("translation", "seq2seq", {"metric": "bleu"}),
+    ("text2text-generation text2text seq2seq-lm", "seq2seq", {}),
+    ("sft clm text-generation language-modeling instruction-tuning", "causal-lm", {}),
+    ("chat conversational", "causal-lm", {"data": "chat"}),
+    ("mlm fill-mask masked-language-modeling", "masked-lm", {}),
+    ("sentence-embedding embeddings feature-extraction retrieval", "embedding", {}),
+    ("reward-model reward-modeling", "reward", {}),
+    ("dpo", "preference", {"loss_type": "dpo"}),
+    ("ipo", "preference", {"loss_type": "ipo"}),
+    ("orpo", "preference", {"loss_type": "orpo"}),
+    ("reranker rerank cross-encoder text-ranking", "reranking", {}),
+    ("mcq mcqa multi-choice", "multiple-choice", {}),
+    ("zero-shot-classification zero-shot few-shot pet", "prompted", {}),
+)
+"""Names in transformers' pipelines and common abbreviations: the task, and options they imply."""
+
+ALIASES = {
+    alias: (task, implied) for names, task, implied in _OTHER_NAMES for alias in names.split()
+}
+
+
+def resolve_alias(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the task that a name means, and the options that the name implies."""
+    spelled = name.strip().lower().replace("_", "-")
+    return ALIASES.get(spelled, (spelled, {}))
+
+
+def aliases_of(task: str) -> tuple[str, ...]:
+    """List the other names of a task."""
+    return tuple(alias for alias, (name, _) in ALIASES.items() if name == task)

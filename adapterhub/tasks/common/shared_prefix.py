@@ -22,21 +22,21 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.tasks._forward import (
+from adapterhub.tasks.common.encoding import IGNORED, Row
+from adapterhub.tasks.common.forward import (
     CPU_TOKENS,
     Passed,
     each_row,
     in_step,
     without_gradients,
 )
-from adapterhub.tasks._losses import model_inputs
-from adapterhub.tasks._rows import IGNORED, Row
+from adapterhub.tasks.common.losses import model_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from adapterhub.tasks._base import Encoded
+    from adapterhub.tasks.common.base import Encoded
 
 _LEAST = 16  # tokens: a pass of fewer costs more than it saves
 _WORTHWHILE = 0.25  # of the tokens of all rows

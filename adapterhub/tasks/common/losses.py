@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.backbones.end_tokens import learned_tokens
-from adapterhub.tasks._rows import IGNORED
+from adapterhub.tasks.common.encoding import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor

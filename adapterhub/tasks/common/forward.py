@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from adapterhub.status import counting
-from adapterhub.tasks._losses import learned, model_inputs
-from adapterhub.tasks._rows import in_order
+from adapterhub.tasks.common.encoding import in_order
+from adapterhub.tasks.common.losses import learned, model_inputs
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Task
-from adapterhub.tasks._rows import Setting, limit_of
+from adapterhub.tasks.common.base import Task
+from adapterhub.tasks.common.encoding import Setting, limit_of
 
 Shot = tuple[str, ...]
 """The texts of an example, and its answer."""

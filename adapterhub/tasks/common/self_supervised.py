@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import Encoded, Prediction
-from adapterhub.tasks._language_models import LearnsTokens, WritesTargets, generate
-from adapterhub.tasks._rows import Row, Setting, limit_of
+from adapterhub.tasks.common.base import Encoded, Prediction
+from adapterhub.tasks.common.encoding import Row, Setting, limit_of
+from adapterhub.tasks.common.language_models import LearnsTokens, WritesTargets, generate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.data.media import MediaFile, open_media, read_media
 from adapterhub.data.media_formats import Sound, open_sound
 from adapterhub.data.options import DataOptions, name_labels
-from adapterhub.tasks._base import Encoded, Task, one_row_each
-from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import HasClasses
+from adapterhub.tasks.common.base import Encoded, Task, one_row_each
+from adapterhub.tasks.common.encoding import Row, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,11 +18,6 @@ from adapterhub.data.text_pairs import (
     comparison_columns,
     read_comparisons,
 )
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks._losses import Items, batch_rows
-from adapterhub.tasks._metrics import TIE_DIGITS
-from adapterhub.tasks._rows import Row, Setting, pad
-from adapterhub.tasks._show import learned_line
 from adapterhub.tasks.causal_lm import (
     AUTO,
     TEMPLATE_HELP,
@@ -33,6 +28,11 @@ from adapterhub.tasks.causal_lm import (
     template_note,
     unused_note,
 )
+from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks.common.encoding import Row, Setting, pad
+from adapterhub.tasks.common.losses import Items, batch_rows
+from adapterhub.tasks.common.metrics import TIE_DIGITS
+from adapterhub.tasks.common.preview import learned_line
 
 if TYPE_CHECKING:
     from torch import Tensor
