@@ -205,13 +205,13 @@ class AdapterHead:
             if _dtype(module) != _dtype(self.original[name]):
                 module.register_forward_pre_hook(raise_input, with_kwargs=True)
 
-    def put_into(self, model: PreTrainedModel) -> None:
+    def put_into(self, backbone: Backbone) -> None:
         """Put the adapter's head and labels into the model."""
         for name, module in self.own.items():
             owner, _, leaf = name.rpartition(".")
-            self.patch.put(model.get_submodule(owner)._modules, leaf, module)
-        if not Backbone.of(model).foreign:
-            set_labels(model, self.labels, self.patch)
+            self.patch.put(backbone.module.get_submodule(owner)._modules, leaf, module)
+        if not backbone.foreign:
+            set_labels(backbone.model, self.labels, self.patch)
 
     def convert(self, model: PreTrainedModel, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the modules that are not in the model now."""
@@ -567,7 +567,7 @@ class Adapter:
             self.new_tokens.widen()
         if self.head:
             self.patch.push(self._take_head_out)
-            self.head.put_into(self.model)
+            self.head.put_into(self.backbone)
 
     def _take_head_out(self) -> None:
         if self.head:  # another one may have taken its place
@@ -776,7 +776,7 @@ class Adapter:
             methods=dump_methods([method.inference_form() for method in self.methods]),
             backbone=self._backbone_ref(),
             tokenizer=self._tokenizer_identity(snapshot),
-            processor=processor_identity(self.model) or metadata.processor,
+            processor=processor_identity(self.backbone.processor) or metadata.processor,
             tokens=self.new_tokens.tokens if self.new_tokens else (),
             chat_template=metadata.chat_template or template,
             task=metadata.task or (None if self.named_heads else kind),

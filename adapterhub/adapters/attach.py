@@ -43,8 +43,9 @@ from adapterhub.backbones.processor import TokenizerSnapshot, snapshot_of
 from adapterhub.backbones.quantized import check_gradients
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
-from adapterhub.files.manifest import UNNAMED, Manifest, NewToken, name_problems
+from adapterhub.files.manifest import UNNAMED, Manifest, NewToken
 from adapterhub.files.native import Saved, adapter_folder, find_adapter
+from adapterhub.files.schema import name_problems
 from adapterhub.hooks.head import bypassed, default_pooling, head_pooling, without_variant_slots
 from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
 from adapterhub.methods.common.base import (
@@ -87,10 +88,9 @@ def build_adapter(
             embedding has rows without a token.
     """
     _check_name(state, name)
-    anatomy, model = state.anatomy, state.model
-    if parallel := tensor_parallel(model):
+    anatomy, backbone, model = state.anatomy, state.backbone, state.model
+    if backbone.divided and (parallel := tensor_parallel(model)):
         parallel.draw_alike()
-    backbone = state.backbone
     tokenizer = tokenizer or backbone.tokenizer
     if tokens is None:
         tokens = tokens_of(tokenizer)

@@ -194,7 +194,7 @@ def check_processor(
     """
     if snapshot:
         _check_tokenizer(manifest, snapshot)
-    found = processor_identity(model)
+    found = processor_identity(Backbone.of(model).processor)
     if found and manifest.processor not in (None, found):
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained with other settings of the processor",

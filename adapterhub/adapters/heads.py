@@ -67,7 +67,7 @@ def select_head(adapter: Adapter, name: str) -> None:
         before.patch.undo()
     adapter.head = head
     if adapter.active:
-        head.put_into(adapter.model)
+        head.put_into(adapter.backbone)
 
 
 def _seed_of(seed: int, name: str) -> int:

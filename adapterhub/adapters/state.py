@@ -429,7 +429,8 @@ class ModelState:
             self._change_model()
         if adapter.tokenizer:
             self.backbone.tokenizer = adapter.tokenizer
-        prepare_quantized(self.model, self.patch)
+        if any(type(parameter) is not nn.Parameter for parameter in self.parameters):
+            prepare_quantized(self.model, self.patch)  # codes are parameters of other classes
         for parameter in self.parameters:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter

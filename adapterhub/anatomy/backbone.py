@@ -67,6 +67,11 @@ def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str,
     return found
 
 
+def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a module without those of its children."""
+    return list(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
 def has_statistics(module: nn.Module) -> bool:
     """Return whether a module changes buffers while it trains.
 
@@ -629,6 +634,13 @@ class Backbone:
         """Whether this process may hold only a shard of a parameter."""
         own = (module._parameters.values() for _, module in own_modules(self.module))
         return any(p is not None and is_sharded(p) for parameters in own for p in parameters)
+
+    @property
+    def divided(self) -> bool:
+        """Whether transformers has divided its projections over processes, and FSDP2 has not."""
+        size, fsdp = (getattr(self.module, name, None) for name in ("_tp_size", "_fsdp_size"))
+        meshed = getattr(self.module, "_device_mesh", None) is not None
+        return bool(size) and size != 1 and meshed and (fsdp or 1) <= 1
 
     @property
     def quantization(self) -> str | None:

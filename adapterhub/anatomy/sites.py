@@ -48,7 +48,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.backbone import CHILD as CHILD
-from adapterhub.anatomy.backbone import Backbone, PipelineParts, base_classes, own_modules
+from adapterhub.anatomy.backbone import (
+    Backbone,
+    PipelineParts,
+    base_classes,
+    own_modules,
+    own_parameters,
+)
 from adapterhub.anatomy.backbone import join as join
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.projections import HeldWeight, WeightMatrix
@@ -505,11 +511,6 @@ class Anatomy:
                 if path.startswith(layer + "."):
                     return stack, number
         return None
-
-
-def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of a module without those of its children."""
-    return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 def matches(pattern: str, site: Site) -> bool:

@@ -62,8 +62,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from adapterhub.anatomy.backbone import join, new_base_model, own_modules, whole
-from adapterhub.anatomy.sites import own_parameters
+from adapterhub.anatomy.backbone import join, new_base_model, own_modules, own_parameters, whole
 from adapterhub.config.user_folders import KeyedFiles, user_folder
 from adapterhub.errors import BackboneError
 
@@ -726,3 +725,21 @@ def _embedding(model: PreTrainedModel) -> Tensor | None:
         return getattr(model.get_input_embeddings(), "weight", None)
     except NotImplementedError:
         return None
+
+
+def stored_quantization(folder: Path) -> str | None:
+    """Return the library by which the checkpoint in a folder is quantized; None if it is not."""
+    config = stored_config(folder)
+    return str(config.get("quant_method", "unknown")) if config else None
+
+
+def stored_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of the quantization that a folder records; empty without one."""
+    if not (folder / "config.json").is_file():
+        return {}
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError:  # transformers explains it when it loads the model
+        return {}
+    quantization = config.get("quantization_config") if isinstance(config, dict) else None
+    return quantization if isinstance(quantization, dict) else {}

@@ -51,13 +51,13 @@ from adapterhub.backbones.checkpoint import (
     reader_of,
     remembered,
     remembered_table,
+    stored_quantization,
     stored_reader,
     tensor_states,
     weight_files,
 )
 from adapterhub.backbones.early_checks import PIPELINE_INDEX
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.quantized import stored_quantization
 from adapterhub.errors import BackboneError
 
 SMALL = 1 << 28  # values of a model in memory that are all read, in a second

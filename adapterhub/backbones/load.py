@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.backbone import DTYPES, Backbone
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
-from adapterhub.backbones.checkpoint import BROKEN
+from adapterhub.backbones.checkpoint import BROKEN, stored_quantization
 from adapterhub.backbones.denoising import load_pipeline
 from adapterhub.backbones.early_checks import dtype_name
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
@@ -35,7 +35,6 @@ from adapterhub.backbones.quantized import (
     loading_options,
     remaining_quantization,
     settle_decoded,
-    stored_quantization,
 )
 from adapterhub.backbones.task_models import (
     CAUSAL_LM,

@@ -132,12 +132,12 @@ def _extractor(processor: Any) -> Any:
     return getattr(processor, "feature_extractor", processor)
 
 
-def processor_identity(model: PreTrainedModel) -> str | None:
-    """Return the identity of the processor that was recorded for a model, 64 hexadecimal digits.
+def processor_identity(processor: Any) -> str | None:
+    """Return the identity of a processor, 64 hexadecimal digits.
 
     None: there is none, or it is a tokenizer.
     """
-    settings = list(_settings(Backbone.of(model).processor))
+    settings = list(_settings(processor))
     if not settings:
         return None
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from adapterhub.anatomy.backbone import Backbone, own_modules, quantization_kind
+from adapterhub.backbones.checkpoint import stored_config, stored_quantization
 from adapterhub.backbones.early_checks import DEQUANTIZE, QUANTIZATION_LIBRARIES
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.same import same
@@ -127,7 +127,7 @@ def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
         return quantize
     if quantize is not None and quantize not in QUANTIZATIONS:
         raise unknown("quantization", quantize, (*QUANTIZATIONS, DEQUANTIZE))
-    config = _stored_config(folder)
+    config = stored_config(folder)
     if config and quantize == quantization_kind(config):
         quantize = None
     if quantize is not None and stored is not None:
@@ -168,23 +168,6 @@ def _check_decodes(folder: Path, stored: str | None) -> None:
         expected=f"a checkpoint in {', '.join(DECODED)}",
         hint="load it as it is, without quantize",
     )
-
-
-def stored_quantization(folder: Path) -> str | None:
-    """Return the library by which the checkpoint in a folder is quantized; None if it is not."""
-    config = _stored_config(folder)
-    return str(config.get("quant_method", "unknown")) if config else None
-
-
-def _stored_config(folder: Path) -> dict[str, Any]:
-    if not (folder / "config.json").is_file():
-        return {}
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError:  # transformers explains it when it loads the model
-        return {}
-    quantization = config.get("quantization_config") if isinstance(config, dict) else None
-    return quantization if isinstance(quantization, dict) else {}
 
 
 def cpu_note(model: PreTrainedModel) -> str:

@@ -160,9 +160,12 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
     Of several kinds with this class, it is the one with the problem type, by default the model's,
     and of those the one without a pooler if the model could have one and has none; else the first.
     """
-    from adapterhub.anatomy.backbone import Backbone, PipelineParts
+    from torch import nn
 
-    if isinstance(Backbone.of(model).module, PipelineParts):
+    from adapterhub.anatomy.backbone import PipelineParts
+
+    inside = getattr(model, "module", model)  # of a view
+    if isinstance(inside, PipelineParts) or not isinstance(model, nn.Module):
         return TEXT_TO_IMAGE
     config, chosen = model.config, problem_type or model.config.problem_type
     kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]

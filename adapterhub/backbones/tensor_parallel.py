@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from adapterhub.anatomy.backbone import is_transformers
+from adapterhub.anatomy.backbone import Backbone, is_transformers
 from adapterhub.errors import BackboneError, ConfigError, SiteError
 
 if TYPE_CHECKING:
@@ -180,10 +180,10 @@ def _pattern(path: str) -> str:
 
 def tensor_parallel(model: nn.Module) -> TensorParallel | None:
     """Return how transformers has divided a model; None: it has not, or also by FSDP2."""
-    size, mesh = getattr(model, "_tp_size", None), getattr(model, "_device_mesh", None)
-    if not size or size == 1 or mesh is None or (getattr(model, "_fsdp_size", None) or 1) > 1:
+    if not Backbone.of(model).divided:
         return None
     assert is_transformers(model)
+    mesh: Any = getattr(model, "_device_mesh", None)
     if find_spec("transformers.distributed.parallel_utils") is None:  # an older transformers
         return None
     return TensorParallel(model, mesh["tp"] if mesh.ndim > 1 else mesh)

@@ -30,7 +30,7 @@ from adapterhub._version import __version__
 from adapterhub.config.options import from_file, option, to_dict
 from adapterhub.errors import ConfigError, FileError, OutputError, did_you_mean
 from adapterhub.files import schema
-from adapterhub.files.schema import canonical_json, show
+from adapterhub.files.schema import canonical_json
 from adapterhub.files.shown_table import ERRORS, TEST
 
 SCHEMA_VERSION = 1
@@ -50,16 +50,6 @@ DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
 }
-
-
-def _name(path: str, value: object) -> list[str]:
-    if not isinstance(value, str) or not 0 < len(value) <= 200:
-        return [f"{path}: {show(value)} is not a name of 1 to 200 characters"]
-    if value != value.strip() or not value.isprintable():
-        return [f"{path}: {show(value)} has surrounding whitespace or is not printable"]
-    if {"", ".", ".."} & set(re.split(r"[/\\]", value)):
-        return [f"{path}: {show(value)} has empty, '.' or '..' parts"]
-    return schema.surrogate_problem(path, value) + schema.path_problem(path, value)
 
 
 def _distinct(path: str, value: tuple[object, ...]) -> list[str]:
@@ -91,7 +81,7 @@ _tensor_name = schema.text(
     "a tensor name: 1 to 256 of A-Z a-z 0-9 _ . - without '..'",
 )
 _few = schema.items(0, 20_000)
-Name = Annotated[str, _name]
+Name = Annotated[str, schema.name_problem]
 Word = Annotated[str, _word]
 Revision = Annotated[
     str, schema.text(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]{0,199}", "a commit, tag or branch")
@@ -390,11 +380,6 @@ def size_problems(nbytes: int) -> list[str]:
     if nbytes <= MAX_TENSOR_BYTES:
         return []
     return [f"{nbytes} bytes of tensors, more than {MAX_TENSOR_BYTES}"]
-
-
-def name_problems(name: object) -> list[str]:
-    """Return one line for each reason why an adapter name is invalid."""
-    return _name("name", name)
 
 
 def _digest_problems(tree: Mapping[str, Any]) -> list[str]:

@@ -277,3 +277,19 @@ def path_problem(path: str, value: str) -> list[str]:
     if _PATH.search(value):
         return [f"{path}: {show(value)} contains an absolute path of one machine"]
     return []
+
+
+def name_problem(path: str, value: object) -> list[str]:
+    """Return one line if a value is no name of an adapter, else none."""
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        return [f"{path}: {show(value)} is not a name of 1 to 200 characters"]
+    if value != value.strip() or not value.isprintable():
+        return [f"{path}: {show(value)} has surrounding whitespace or is not printable"]
+    if {"", ".", ".."} & set(re.split(r"[/\\]", value)):
+        return [f"{path}: {show(value)} has empty, '.' or '..' parts"]
+    return surrogate_problem(path, value) + path_problem(path, value)
+
+
+def name_problems(name: object) -> list[str]:
+    """Return one line for each reason why an adapter name is invalid."""
+    return name_problem("name", name)

@@ -34,7 +34,7 @@ from adapterhub.config.user_folders import expanded, sync_file
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
-from adapterhub.files.manifest import name_problems
+from adapterhub.files.schema import name_problems
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.backbone import CHILD, Backbone
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import STREAM, FeatureSlice, Site, Stream
 from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
@@ -543,7 +543,7 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):
         slot = OutputSlot(batch_dim)
-        if parallel := tensor_parallel(model):
+        if Backbone.of(model).divided and (parallel := tensor_parallel(model)):
             slot.boundary = parallel.boundary(site.host, site.d_out)
         put_slot(host, slot)
         if is_projection(host):

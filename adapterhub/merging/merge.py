@@ -136,7 +136,7 @@ class Merge:
             self.patch.set(owner, name, value)
         if self.head:
             self.patch.push(self.head.patch.undo)
-            self.head.put_into(self.adapters[0].model)
+            self.head.put_into(self.adapters[0].backbone)
         for tokenizer, template in self.templates:
             self.patch.push(partial(tokenizer.show, self.scope, None))
             tokenizer.show(self.scope, template)

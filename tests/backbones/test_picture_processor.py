@@ -63,13 +63,13 @@ def test_the_class_is_named_by_old_files_or_by_the_type_of_model(backbones, tmp_
 
 def test_the_identity_is_that_of_the_image_processor(backbones):
     model, processor = load_backbone(str(backbones("vlm-llava")), task=TASK)
-    identity = processor_identity(model)
+    identity = processor_identity(Backbone.of(model).processor)
     assert identity is not None
     alone = load_processor(str(backbones("vlm-llava")), TASK)
     assert alone.image_processor.to_dict() == processor.image_processor.to_dict()
     processor.image_processor.image_mean = [0.1, 0.2, 0.3]
     Backbone.of(model).processor = processor
-    assert processor_identity(model) != identity
+    assert processor_identity(Backbone.of(model).processor) != identity
 
 
 def test_a_backbone_of_text_has_no_such_model(backbones):

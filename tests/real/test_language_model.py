@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from adapterhub.tasks._shared_prefix import answer_scores
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common.shared_prefix import answer_scores
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind.",

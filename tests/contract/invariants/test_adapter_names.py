@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
-from adapterhub.files.manifest import name_problems
+from adapterhub.files.schema import name_problems
 
 
 def logits(model, **options):
