@@ -297,7 +297,8 @@ def prepared_folder(
     manifest = saved.manifest
     published = replace(info.apply(manifest), on=on)
     is_own_name = reference.rpartition("/")[2] == manifest.name  # which is the title of its card
-    if published == manifest and peft is None and is_own_name:
+    has_others = any(os.path.lexists(saved.folder / name) for name in BESIDE)
+    if published == manifest and peft is None and is_own_name and not has_others:
         yield saved
         return
     text = card(published, native.read_card(saved.folder), reference=reference, peft=peft)

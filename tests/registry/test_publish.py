@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import sample_adapters
+from signing import new_key
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.files.native import Saved
+from adapterhub.files.native import BESIDE, PEFT_FILES, Saved
+from adapterhub.registry.local import LocalRegistry
 
 
 def test_the_name_is_the_adapters_own_unless_given(tmp_path):
@@ -51,3 +53,29 @@ def test_the_title_of_a_card_is_the_published_name(tmp_path):
         ah.publish(folder, name, registry=tmp_path / "registry")
         card = (ah.pull(name, registry=tmp_path / "registry") / "README.md").read_text()
         assert f"\n# {name}\n" in card
+
+
+@pytest.mark.parametrize(
+    ("way", "published"),
+    [
+        ("as it is", {*PEFT_FILES}),
+        ("--no-peft", set()),
+        ("signed before", set()),
+        ("--sign", {*BESIDE}),
+    ],
+)
+def test_files_of_peft_in_the_folder_are_published_with_it(tmp_path, way, published):
+    folder, registry = sample_adapters.write(tmp_path / "made"), tmp_path / "registry"
+    (folder / PEFT_FILES[0]).write_text('{"task_type": "SEQ_CLS"}', encoding="utf-8")
+    (folder / PEFT_FILES[1]).write_bytes(bytes(8))
+    if way == "signed before":
+        ah.sign(folder, new_key())
+    notes: list[str] = []
+    options = {"peft": False} if way == "--no-peft" else {}
+    options |= {"sign": new_key()} if way == "--sign" else {}
+    entry = ah.publish(folder, registry=registry, note=notes.append, **options)
+    version = LocalRegistry(registry).get(entry)
+    assert {path.name for path in version.iterdir()} & {*BESIDE} == published
+    assert "--sign KEY signs them" in " ".join(notes) or way != "signed before"
+    pulled = ah.pull(entry.reference, tmp_path / "pulled", registry=registry)
+    assert not {path.name for path in pulled.iterdir()} & {*BESIDE}
