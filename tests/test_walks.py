@@ -1,9 +1,10 @@
-"""The ceilings of executed walks: a change may lower them, none may raise them."""
+"""The ceilings of executed walks, in docs/architecture.md: changes lower them, none raises them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,10 @@ import pytest
 
 pytestmark = pytest.mark.apart
 SCRIPT = Path(__file__).parents[1] / "scripts" / "walks.py"
-# Files and doors of each walk, as `python scripts/walks.py` counts them. What threads and
-# finalizers do varies by a door or two.
-CEILINGS = {
-    "attach": (32, 65),
-    "save": (25, 45),
-    "load": (46, 107),
-    "publish": (18, 39),
-    "train": (131, 449),
-    "serve": (44, 86),
-    "hub": (38, 76),
-    "push": (27, 57),
-}
+PAGE = SCRIPT.parents[1] / "docs" / "architecture.md"
+ROW = re.compile(r"^\| (\w+) \| (\d+) \| (\d+) \|$", re.M)
+CEILINGS = {name: (int(f), int(d)) for name, f, d in ROW.findall(PAGE.read_text("utf-8"))}
+VARIES = 2  # doors that threads and finalizers open in some runs
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +33,8 @@ def test_a_walk_has_no_more_files_and_doors_than_before(counts, name):
     files, _, doors = counts[name]
     most_files, most_doors = CEILINGS[name]
     advice = f"see python scripts/walks.py --doors {name}"
-    assert files <= most_files, f"{name}: {files} files, more than {most_files}: {advice}"
-    assert doors <= most_doors, f"{name}: {doors} doors, more than {most_doors}: {advice}"
+    assert files <= most_files + VARIES, f"{name}: {files} files, more than {most_files}: {advice}"
+    assert doors <= most_doors + VARIES, f"{name}: {doors} doors, more than {most_doors}: {advice}"
     assert doors > most_doors // 2, f"lower the ceilings of {name}: {files}, {doors}"
 
 
