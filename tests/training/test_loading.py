@@ -14,6 +14,7 @@ from tiny_models import FULL_MATRIX
 from training_runs import final_bytes
 
 import adapterhub as ah
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import TrainingError
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.methods import METHODS
@@ -125,13 +126,13 @@ def test_a_head_that_cannot_be_drawn_again_is_loaded_again(
     recipe: Recipe, tmp_path: Path, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [train(replace(recipe, seed=s), tmp_path / f"alone-{s}") for s in (0, 1)]
-    draw = loading.initialize_again
+    draw = Backbone.initialize_again
 
-    def otherwise(model: Any) -> None:
+    def otherwise(backbone: Backbone) -> None:
         torch.rand(1)
-        draw(model)
+        draw(backbone)
 
-    monkeypatch.setattr(loading, "initialize_again", otherwise)
+    monkeypatch.setattr(Backbone, "initialize_again", otherwise)
     shared = SharedLoader()
     counted["_load"] = 0
     for seed in (0, 1):
