@@ -135,6 +135,18 @@ def test_only_a_backbone_tells_models_of_transformers_from_other_modules():
     assert all("anatomy/backbone.py" in Path(place).as_posix() for place in found), found
 
 
+def test_no_import_crosses_rooms_into_a_private_name():
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("adapterhub.")
+        if (names := [*node.module.split(".")[1:], *(each.name for each in node.names)])
+        if names[0] not in (module.room, "_version") and any(n.startswith("_") for n in names)
+    ]
+    assert not found
+
+
 def test_everything_exported_exists():
     for name in adapterhub.__all__:
         assert getattr(adapterhub, name) is not None
