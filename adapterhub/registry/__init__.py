@@ -1,4 +1,4 @@
 """Publish, find and fetch immutable versions of adapters, in a folder or on the Hub.
 
-Handles files; only load.py touches a model.
+Handles files; only `load` touches a model.
 """

@@ -1,7 +1,7 @@
 """A registry's files as objects of a bucket (S3, Google Cloud Storage, Azure), through obstore.
 
-Nothing is locked: a file is replaced on the condition that nobody else has since it was read. The
-manifest of a version is uploaded last.
+Nothing is locked: a file is replaced only if it has not changed since it was read. The manifest of
+a version is uploaded last.
 
 Credentials, endpoint and region come from the environment, as the cloud's own tools read them:
 AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME...
@@ -25,7 +25,7 @@ from adapterhub.registry.cached_storage import RemoteStorage
 from adapterhub.registry.store import ConflictError, Stored
 from adapterhub.registry.version_files import DATE_FILE, copy_adapter
 
-_PIECE = 4 << 20  # bytes of a download that are in memory at a time
+_PIECE = 4 << 20  # bytes of a download held in memory
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=60)}
 
 
@@ -34,7 +34,7 @@ class Bucket(RemoteStorage):
 
     Args:
         url: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
-        objects: a store of obstore, in place of that of the URL.
+        objects: a store of obstore, instead of the one at the URL.
     """
 
     def __init__(self, url: str, objects: Any = None) -> None:
@@ -61,7 +61,7 @@ class Bucket(RemoteStorage):
             return dict(sorted(found))
 
     def receive(self, path: str, most: int, known: str = "") -> Stored | None:
-        """Receive an object; without its bytes if it still has the tag `known`."""
+        """Receive an object; skip the bytes if its tag is still `known`."""
         from obstore.exceptions import NotModifiedError
 
         with self._reached():
@@ -81,7 +81,7 @@ class Bucket(RemoteStorage):
                 self.write(f"{path}/{file.name}", file)
 
     def writing(self, path: str) -> AbstractContextManager[None]:
-        """Exclude nobody: conditions of writes do."""
+        """Do nothing: conditional writes exclude other writers."""
         return nullcontext()
 
     def remove(self, path: str) -> None:
@@ -91,7 +91,7 @@ class Bucket(RemoteStorage):
             self.delete(file)
 
     def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
-        """Write an object to a new file; the digest is checked by whoever reads all files."""
+        """Write an object to a new file; the caller checks the digest."""
         with self._reached():
             if (found := self._get(path, most)) is not None:
                 write_files(target.parent, {target.name: map(bytes, found.stream(_PIECE))})
@@ -106,22 +106,22 @@ class Bucket(RemoteStorage):
         return found
 
     def write(self, path: str, data: bytes | Path) -> None:
-        """Write an object, or replace it, by bytes or those of a file.
+        """Create or replace an object, from bytes or a file.
 
         Raises:
-            RegistryError: the bucket cannot be written, or lets writers undo each other's work.
+            RegistryError: the bucket cannot be written, or does not prevent conflicting writes.
         """
         self._prove()
         with self._reached():
             self._objects.put(path, data)
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
-        """Replace a file if it is still the one that was read."""
+        """Replace a file if it has not changed since it was read."""
         self._prove()
         self._replace(path, data, old.tag if old else None)
 
     def _replace(self, path: str, data: bytes, e_tag: str | None) -> str:
-        """Replace an object with this tag, or create one; return its new tag."""
+        """Replace the object with this tag, or create one; return the new tag."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._reached():
@@ -134,13 +134,13 @@ class Bucket(RemoteStorage):
         return str(written["e_tag"])
 
     def _prove(self) -> None:
-        """Prove, before the first write, that a late writer is refused, with an object of its own.
+        """Check with a test object, before the first write, that a late writer is refused.
 
-        There are servers that ignore the conditions of a write, or one of them: there, all but one
-        of the publishers at the same moment would lose their version.
+        Some servers ignore one or all conditions of a write. There, all but one of several
+        concurrent publishers would lose their version.
 
         Raises:
-            RegistryError: a late writer is not refused, or a first one is.
+            RegistryError: a late writer is not refused, or the first writer is.
         """
         if self._is_proven:
             return
@@ -155,7 +155,7 @@ class Bucket(RemoteStorage):
         except ConflictError:
             raise self._unsafe("If-Match, of a writer that is the only one,") from None
         finally:
-            with suppress(RegistryError):  # who may write may not be allowed to delete
+            with suppress(RegistryError):  # a token with write access may lack permission to delete
                 self._delete(probe)
         self._is_proven = True
 
@@ -176,10 +176,10 @@ class Bucket(RemoteStorage):
         )
 
     def delete(self, path: str) -> None:
-        """Delete an object, which may be gone already.
+        """Delete an object if it exists.
 
         Raises:
-            RegistryError: the bucket cannot be written, or lets writers undo each other's work.
+            RegistryError: the bucket cannot be written, or does not prevent conflicting writes.
         """
         self._prove()
         self._delete(path)
@@ -210,7 +210,7 @@ def open_bucket(url: str) -> Any:
     """Return the store of obstore for a URL.
 
     Raises:
-        ConfigError: it is no URL of a bucket, or the library is not installed.
+        ConfigError: the URL is not a bucket's, or the library is not installed.
     """
     try:
         from obstore.exceptions import BaseError
@@ -230,5 +230,5 @@ def open_bucket(url: str) -> Any:
 
 
 def start_of_error(error: Exception) -> str:
-    """Return the start of an error of obstore, which goes on with its source for developers."""
+    """Return the start of an error of obstore, without its details for developers."""
     return re.sub(r"\s+", " ", str(error).partition("\n\nDebug")[0])[:400]

@@ -1,7 +1,7 @@
-"""What a bucket and a web server have in common: files are fetched, and copies of them are kept.
+"""Remote storage: the common base of buckets and web servers, with cached copies of files.
 
-Copies of files and of verified adapters are in the user's cache. What a storage sends may change or
-be damaged: each file has a limit of bytes, and the digests of an adapter decide.
+Copies of files and of verified adapters are in the user's cache. Downloads may change or be
+damaged: the size of each file is limited, and the digests of an adapter are checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RemoteStorage(Storage):
 
     @abstractmethod
     def receive(self, path: str, most: int, known: str = "") -> Stored | None:
-        """Receive a file; without its bytes if it still has the tag `known`. None: there is none.
+        """Receive a file, None if missing; skip the bytes if its tag is still `known`.
 
         Raises:
             FileError: it is larger than `most` bytes.
@@ -44,7 +44,7 @@ class RemoteStorage(Storage):
 
     @abstractmethod
     def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
-        """Write a file to a new one of this machine; write none if there is none.
+        """Download a file to a new local path; do nothing if it does not exist.
 
         Raises:
             FileError: it is larger than `most` bytes, or has another digest.
@@ -52,7 +52,7 @@ class RemoteStorage(Storage):
         """
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
-        """Read a file; None if there is none."""
+        """Read a file; None if it does not exist."""
         if tag:
             kept = self._kept(path, most)
             if kept is not None and kept.tag == tag:
@@ -63,7 +63,7 @@ class RemoteStorage(Storage):
         return stored
 
     def reread(self, path: str, most: int) -> Stored | None:
-        """Read a file, from the copy that was kept of it while the storage has the same."""
+        """Read a file, from the cached copy while it is current."""
         kept = self._kept(path, most)
         stored = self.receive(path, most, kept.tag if kept else "")
         if kept and stored and stored.tag == kept.tag:
@@ -83,7 +83,7 @@ class RemoteStorage(Storage):
             try:
                 return copy_adapter(staged, folder or cached, digest)
             except OutputError:
-                if folder is None and is_intact(cached, digest):  # another process did it
+                if folder is None and is_intact(cached, digest):  # another process added it
                     return cached
                 raise
 
@@ -111,7 +111,7 @@ class RemoteStorage(Storage):
             yield folder
 
     def _kept(self, path: str, most: int) -> Stored | None:
-        """Return the copy that was kept of a file, with the tag that it had."""
+        """Return the cached copy of a file and its tag."""
         with suppress(UnreadableError, ValueError):
             data = read_file(self._copy_of(path), 1, most + _MAX_TAG_BYTES, None)
             tag, newline, content = data.partition(b"\n")
@@ -130,5 +130,5 @@ class RemoteStorage(Storage):
 
 
 def _cache() -> Path:
-    """Return the folder of this user's copies of files of registries elsewhere."""
+    """Return the user's cache folder for files of remote registries."""
     return user_folder("cache") / "remote"

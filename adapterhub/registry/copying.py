@@ -1,8 +1,8 @@
-"""`adapterhub registry copy`: put the versions of one registry or owner into another, as they are.
+"""`adapterhub registry copy`: copy the versions of one registry or owner to another, unchanged.
 
-A copy has the bytes, number, tags, yank and signatures of its original, and in a registry of one's
-own the date. What is there already, by its digest, is left as it is, so an interrupted copy goes on
-where it was. Nothing is removed.
+A copy has the bytes, number, tags, yank and signatures of its original, and in a user's own
+registry also the date. Versions that exist already, by digest, are skipped, so an interrupted copy
+resumes. Nothing is removed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from adapterhub.registry.store import Entry, Publication, Store, version_number
 if TYPE_CHECKING:
     from adapterhub.registry.hub import HubStore
 
-_AT_ONCE = 8  # names that are copied at the same time
+_AT_ONCE = 8  # names that are copied concurrently
 _Key = tuple[str, str]  # backbone and name, without the owner
 
 
 @dataclass
 class CopyReport:
-    """What was copied, by reference; what was there; and why other versions were not copied."""
+    """The copied and existing versions, by reference, and why others were not copied."""
 
     copied: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -38,15 +38,15 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class Place:
-    """A registry of one's own, or the repositories of one owner on a hub."""
+    """A user's own registry, or the repositories of one owner on a hub."""
 
     store: Store
     owner: str = ""
 
     def names(self, damaged: dict[str, str] | None = None) -> dict[_Key, Sequence[Entry]]:
-        """Return all versions of each name, oldest first, also those that were yanked.
+        """Return all versions of each name, oldest first, including yanked ones.
 
-        `damaged` receives those of a hub that cannot be read, with the reason.
+        `damaged` receives the unreadable versions of a hub, with the reason.
         """
         if isinstance(self.store, Registry):
             found: dict[_Key, list[Entry]] = {}
@@ -63,7 +63,7 @@ class Place:
         return named
 
     def signers(self, entry: Entry) -> set[str]:
-        """Return the ids of the keys that signed a version, also after it was published."""
+        """Return the ids of the keys that signed a version, even after publication."""
         if isinstance(self.store, Registry):
             return {*entry.signers}
         return {signature.signer.id for signature in self.store.signatures(entry)}
@@ -86,11 +86,11 @@ def copy_registry(
         source: a folder, a bucket's URL, the URL of a registry on a web server, or `hf:OWNER` or
             `https://host/OWNER` for the repositories of an owner on a hub.
         target: the same, without web servers; a new repository on a hub is private.
-        allow_findings: codes, from the report, of texts that look private and are not.
+        allow_findings: codes, from the report, of texts that look private but are not.
         note: receives a line for each version that is copied.
 
     Returns:
-        What was copied, and what was not.
+        The versions that were copied, and those that were not.
 
     Raises:
         ConfigError: `source` or `target` is not a place, or both are the same.
@@ -124,7 +124,7 @@ def copy_registry(
 
 
 def place(text: str, *, reading: bool = False) -> Place:
-    """Open what a text names: a registry of one's own, or an owner on a hub.
+    """Open the place that a text names: a user's own registry, or an owner on a hub.
 
     Raises:
         ConfigError: it is neither.
@@ -143,7 +143,7 @@ def place(text: str, *, reading: bool = False) -> Place:
 
 
 def _lists(store: Store) -> bool:
-    """Return whether a registry says what it has: not a new folder, nor a hub's address."""
+    """Return whether a registry can list its contents: not a new folder, nor a hub's address."""
     if not isinstance(store, Registry):
         return True
     try:
@@ -161,12 +161,12 @@ def _copy(
     known: dict[str, Entry],
     allowed: tuple[str, ...],
 ) -> str | None:
-    """Copy one version, or what changed of it since; return what was done, None if nothing."""
+    """Copy one version, or its later changes; return the action, None if there was none."""
     copy, store = known.get(entry.digest), destination.store
     tags = tuple(tag for tag in entry.tags if copy is None or tag not in copy.tags)
     done = []
     if copy is None or tags:
-        is_numbered = version_number(entry.version) is not None  # else it is a hub's commit
+        is_numbered = version_number(entry.version) is not None  # otherwise it is a hub's commit
         version = entry.version if is_numbered and not copy else None
         publication = Publication(
             destination.full_name(name), version, tags, "private",

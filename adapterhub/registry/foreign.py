@@ -1,6 +1,6 @@
-"""Adapters of peft and of the adapters library in a store: which files to copy, what to list.
+"""Adapters of peft and of the adapters library in a store: files to copy, and entries.
 
-They have no manifest, and so no fingerprint; their entry's digest only identifies the version.
+They lack a manifest and so a fingerprint; the digest of an entry only identifies the version.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
 
 
 def foreign_digest(name: str, version: str) -> str:
-    """Return the digest of another library's adapter: of its name and version, not of its files."""
+    """Return the digest of the name and version of another library's adapter, not of its files."""
     return hashlib.sha256(f"{name}@{version}".encode()).hexdigest()
 
 
 def files_to_copy(
     available: Collection[str], source: str, *, allow_pickle: bool = False
 ) -> tuple[str, ...]:
-    """Return which of the available files the importer reads.
+    """Return the available files that the importer reads.
 
     Raises:
-        FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.
+        FileError: there is no safetensors file, and no pickle that `allow_pickle` permits.
     """
     if any(name in available for name in _TENSOR_FILES):
         return tuple(name for name in FOREIGN if name in available)
@@ -77,7 +77,7 @@ def copy_foreign(source: Path, folder: Path, *, allow_pickle: bool = False) -> P
     """Copy the files of another library's adapter that the importer reads to a new folder.
 
     Raises:
-        FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.
+        FileError: there is no safetensors file, and no pickle that `allow_pickle` permits.
     """
     available = {path.name for path in source.iterdir() if path.is_file()}
     names = files_to_copy(available, source.name, allow_pickle=allow_pickle)

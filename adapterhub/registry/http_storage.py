@@ -1,7 +1,7 @@
-"""A registry on a web server that sends files, such as nginx or GitHub Pages: it is only read.
+"""A read-only registry on a web server that serves files, such as nginx or GitHub Pages.
 
-A web server lists no files: what there is, `index.json` says. Without one, the versions of a name
-are found by its `names.json`, if the backbone is known.
+A web server does not list files, so `index.json` lists the contents. Without it, the versions of a
+name are found through its `names.json`, if the backbone is known.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from adapterhub.registry.version_files import (
     parse_backbones,
 )
 
-_MOST_PROBED = 1_000  # versions of a name that no index has
+_MOST_PROBED = 1_000  # versions of a name that are not in the index
 
 
 class WebsiteRegistry(Registry):
-    """A registry that is read over https; over http only from this machine.
+    """A registry read over https; over http only from this machine.
 
     Args:
-        url: where the folders of the backbones are.
+        url: the location of the backbones' folders.
 
     Raises:
         ConfigError: the URL is not valid.
@@ -45,7 +45,7 @@ class WebsiteRegistry(Registry):
         super().__init__(Website(url))
 
     def contents(self, path: str) -> Contents:
-        """Read a name: its versions from the index, and those that are newer by their numbers."""
+        """Read a name: its versions from the index, and newer ones by their numbers."""
         backbone, _, name = path.partition("/")
         try:
             names, _ = self._names(path)
@@ -72,11 +72,11 @@ class WebsiteRegistry(Registry):
         return [f"{path}/{line}" for path in found for line in self._problems(path, found[path])]
 
     def index(self) -> NoReturn:
-        """Refuse: it is only read."""
+        """Refuse: the registry is read-only."""
         _refuse(self.location)
 
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> NoReturn:
-        """Refuse: it is only read.
+        """Refuse: the registry is read-only.
 
         Args:
             name: the adapter's name.
@@ -111,11 +111,11 @@ class Website(RemoteStorage):
         self._client = HubClient(self.location, token_for(self.location), plain=True)
 
     def exists(self) -> bool:
-        """Return whether there is an index; without one, names may still be read."""
+        """Return whether the index exists; without it, names may still be read."""
         return self.reread(INDEX_FILE, MAX_INDEX_BYTES) is not None
 
     def folders(self, prefix: str = "") -> list[str]:
-        """List the folders of backbones that the index has; others are not listed."""
+        """List the folders of the backbones in the index; others are not listed."""
         stored = self.reread(INDEX_FILE, MAX_INDEX_BYTES)
         if prefix or stored is None:
             self._unlisted()
@@ -129,14 +129,14 @@ class Website(RemoteStorage):
         return {path: ""} if self.receive(path, MAX_NAMES_BYTES) else {}
 
     def receive(self, path: str, most: int, known: str = "") -> Stored | None:
-        """Receive a file; without its bytes if it still has the tag `known`."""
+        """Receive a file; skip the bytes if its tag is still `known`."""
         try:
             return self._client.reread(f"/{path}", most, self._subject(path), known)
         except MissingFileError:
             return None
 
     def download(self, path: str, target: Path, most: int, sha256: str | None = None) -> None:
-        """Write a file to a new one, and verify its digest; an interrupted download is resumed."""
+        """Download a file to a new path and verify its digest; resume interrupted downloads."""
         try:
             expected = Expected(most, sha256=sha256)
             self._client.download(f"/{path}", target, expected, self._subject(path))
@@ -144,19 +144,19 @@ class Website(RemoteStorage):
             target.unlink()
 
     def create(self, path: str, source: Saved, digest: str, date: bytes) -> NoReturn:
-        """Refuse: it is only read."""
+        """Refuse: the registry is read-only."""
         _refuse(self.location)
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> NoReturn:
-        """Refuse: it is only read."""
+        """Refuse: the registry is read-only."""
         _refuse(self.location)
 
     def remove(self, path: str) -> NoReturn:
-        """Refuse: it is only read."""
+        """Refuse: the registry is read-only."""
         _refuse(self.location)
 
     def writing(self, path: str) -> AbstractContextManager[None]:
-        """Refuse: it is only read.
+        """Refuse: the registry is read-only.
 
         Raises:
             RegistryError: always.

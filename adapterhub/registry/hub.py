@@ -2,11 +2,12 @@
 
 A repository holds one adapter. A version is a git tag `v1`, `v2`, ... on a commit; all other git
 tags are tags. Each publication is one commit on `main` whose parent is the head that the writer
-saw. In repositories without such tags, which other tools made, a version is a commit.
+saw. In repositories without such tags, created by other tools, a version is a commit.
 
-A hub is not trusted: `hub_client` limits its answers, `hub_reader` checks them, and an adapter
-enters the cache only after its manifest has the digest of its entry and its tensors have the
-digest of the manifest. Each hub has its own cache and gets no token but its own.
+A hub is not trusted: `hub_client` limits the size and time of responses and `hub_reader` checks
+them. An adapter enters the cache only after its manifest matches the digest of its entry and its
+tensors match the digest in the manifest. Each hub has its own cache and receives only its own
+token.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ from adapterhub.registry.version_files import (
     merged_signatures,
 )
 
-MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
-MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
+MOST_VERSIONS = 100  # in a list, since each needs a request; any version can be requested by number
+MOST_LOOKUPS = 100  # repositories in a search whose cards are insufficient
 _LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_SMALL_FILE_BYTES = 2 * MAX_CARD_BYTES  # a card gets metadata when it is pushed
 
@@ -100,7 +101,7 @@ class HubStore:
     """A store on a hub; adapter names have the form `owner/name`. See `Store` for the methods.
 
     `endpoint` is the URL of a hub other than huggingface_hub's default; `token` replaces the token
-    that belongs to this hub, False sends none. `allow_pickle` accepts other libraries' adapters as
+    that belongs to this hub; False sends none. `allow_pickle` accepts other libraries' adapters as
     pickles if they have no safetensors file.
     """
 
@@ -143,7 +144,7 @@ class HubStore:
             self._download(entry) if entry.fingerprint else self._download_foreign(entry)
         if entry.fingerprint:
             return cached if folder is None else copy_adapter(cached, folder, entry.digest)
-        # It may be in the cache as a pickle that an earlier call allowed.
+        # The cache may hold a pickle that an earlier call allowed.
         names = [path.name for path in cached.iterdir()]
         files_to_copy(names, entry.reference, allow_pickle=self.allow_pickle)
         if folder is None:
@@ -151,7 +152,7 @@ class HubStore:
         return copy_foreign(cached, folder, allow_pickle=self.allow_pickle)
 
     def check_writer(self, name: str) -> None:
-        """Ask whether the token may write to a repository.
+        """Check that the token may write to a repository.
 
         Raises:
             RegistryError: it may not, or the hub cannot be reached.
@@ -180,7 +181,7 @@ class HubStore:
     def version_for(self, folder: Path | Saved, publication: Publication) -> tuple[str, bool]:
         """Return the version that `put` would answer with, and whether it is published already.
 
-        The repository is created for that: only the hub has the numbers of one that was deleted.
+        The repository is created first: only the hub has the version numbers of a deleted one.
         """
         check_tags(publication.tags)
         saved = Saved.at(folder)
@@ -218,9 +219,9 @@ class HubStore:
         return entries
 
     def everything_of(self, owner: str) -> Iterator[tuple[str, list[Entry], dict[str, str]]]:
-        """Yield each repository of an owner: its name, all its adapters, and what is damaged.
+        """Yield each repository of an owner: its name, its adapters and its damaged versions.
 
-        A repository without versions has the adapter at its head. What is damaged has the reason.
+        A repository without versions has the adapter at its head. Damaged versions have a reason.
         """
         for name in self._reader.repositories(owner):
             refs = self._online_refs(name)
@@ -254,15 +255,15 @@ class HubStore:
         self._writer.delete_tag(entry.name, tag)
 
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
-        """Delete a version for good, on a hub of adapterhub.
+        """Delete a version permanently from a hub of adapterhub.
 
         Args:
             name: the repository.
             version: the version number.
-            backbone: a backbone's id or fingerprint, which must be that of the version.
+            backbone: a backbone's id or fingerprint, which must match the version.
 
         Raises:
-            ConfigError: another hub, which cannot.
+            ConfigError: the hub does not support deletion.
             RegistryError: no such version, or the token does not allow it.
         """
         if "delete-version" not in self._reader.own_words():
@@ -288,7 +289,7 @@ class HubStore:
     def _created(self, publication: Publication) -> tuple[Refs, list[Entry]]:
         """Create a repository unless it exists; return its refs and versions.
 
-        Its head is the parent of the next commit: a publication in between makes that fail.
+        The next commit has its head as parent and fails if another publication comes first.
         """
         name = publication.name
         self._writer.create(name, private=publication.visibility == "private")
@@ -316,7 +317,7 @@ class HubStore:
         return self._entry(name, commit, commit)
 
     def _refs(self, name: str) -> Refs:
-        """Return the refs and yanked versions of a repository; the last known ones if offline."""
+        """Return the refs and yanked versions of a repository; the last cached ones if offline."""
         try:
             return self._online_refs(name)
         except UnreachableError:
@@ -346,10 +347,10 @@ class HubStore:
         return replace(entry, tags=stub.tags, yanked=stub.yanked)
 
     def _entry(self, name: str, commit: str, version: str, *, in_list: bool = False) -> Entry:
-        """Return the entry of a commit; for a list, from the manifest as last seen."""
+        """Return the entry of a commit; for a list, from the last cached manifest."""
         file, data = self._manifest_or_config(name, commit, in_list)
         if file == CONFIG_FILE:
-            version = commit  # its files are pinned by their commit, they have no digest of ours
+            version = commit  # the commit pins its files, which lack a digest of ours
         make = entry_of if file == MANIFEST_FILE else entry_of_foreign
         self._commits[name, version] = commit
         return make(data, reference=f"{self.prefix}{name}@{version}", name=name, version=version)
@@ -377,7 +378,7 @@ class HubStore:
         return found
 
     def _download(self, entry: Entry) -> None:
-        """Download a version into the cache: first its manifest, which has the other digests."""
+        """Download a version into the cache, starting with the manifest and its digests."""
         name, commit = entry.name, self._commit_of(entry)
         data = self._manifest_of(entry, commit)
         manifest = from_json(data, f"{MANIFEST_FILE} of {entry.reference}")
@@ -396,7 +397,7 @@ class HubStore:
             for file in set(PUBLISHED) - {MANIFEST_FILE, TENSORS_FILE}:
                 optional = self._reader.small_file(name, commit, file, MAX_SMALL_FILE_BYTES)
                 if file == SIGNATURE_FILE and optional is not None:
-                    # The commits after a signed version have its file, too.
+                    # The commits after a signed version also have its file.
                     signed = parse_signatures(optional, f"{file} of {entry.reference}")
                     own = [each for each in signed if each.statement.digest == entry.digest]
                     optional = signatures_to_json(own) if own else None
@@ -406,7 +407,7 @@ class HubStore:
             sync_files(staged)
 
     def _download_foreign(self, entry: Entry) -> None:
-        """Download another library's adapter; its commit's listing has the digests."""
+        """Download another library's adapter; the listing of the commit has the digests."""
         listing = self._reader.listing(entry.name, entry.version)
         names = files_to_copy(listing, entry.reference, allow_pickle=self.allow_pickle)
         size = sum(listing[name].limit for name in names)
@@ -418,7 +419,7 @@ class HubStore:
             sync_files(staged)
 
     def _commit_of(self, entry: Entry) -> str:
-        """Return the commit of a version; the one that it was resolved to, if it was here."""
+        """Return the commit of a version, as resolved before if this store resolved it."""
         if is_commit(entry.version):
             return entry.version
         key = (entry.name, entry.version)
@@ -510,7 +511,7 @@ class HubStore:
 
 @contextmanager
 def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int], object]]:
-    """Show the progress of a download as huggingface_hub does; yield the function to update it."""
+    """Show the progress of a download as huggingface_hub does; yield the update function."""
     from huggingface_hub.utils.tqdm import tqdm  # honours HF_HUB_DISABLE_PROGRESS_BARS
 
     if (free := shutil.disk_usage(folder).free) < size:
@@ -558,7 +559,7 @@ def _stubs(name: str, refs: Refs) -> list[Entry]:
 
 
 def _require_commit(entry: Entry) -> None:
-    """Refuse an entry of another library's adapter that names no commit, or another adapter."""
+    """Refuse another library's entry without a commit, or with another adapter."""
     is_own = entry.digest == foreign_digest(entry.name, entry.version)
     if not (is_own and is_commit(entry.version)):
         raise FileError(f"{entry.reference} is not pinned to a commit")

@@ -1,16 +1,16 @@
-"""Read from a hub over HTTP, with limits that are known before the first byte.
+"""Read from a hub over HTTP, with limits set before the first byte.
 
-huggingface_hub is not used to read adapters: it joins headers of the answer to paths, follows
-redirects with the token, and has limits for neither sizes nor times. Here, nothing that a server
-sends becomes a path, and every answer ends:
+huggingface_hub is not used to read adapters: it joins response headers to paths, follows redirects
+with the token, and limits neither sizes nor times. Here, nothing sent by a server becomes a path,
+and every response is limited:
 
-- its size, by the caller's limit, or by the size that was verified before;
+- its size, by the caller's limit or by a size verified before;
 - its time, since a request with its redirects has `GRACE_SECONDS` and then must keep `MIN_RATE`,
-  headers included, and none follows one that took too long;
+  headers included; a request that took too long is not retried;
 - its redirects, after `MAX_REDIRECTS`, and where `HubNetwork` refuses them. The token goes to the
   hub's origin only, and not even there after a redirect through another one.
 
-Texts of the server do not appear in errors. They might contain the token, or mislead.
+Errors do not contain text from the server, which might include the token or mislead.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0  # between two packets
 MAX_REDIRECTS = 5  # the Hub needs one or two: a renamed repository, its object store
 _WAITS = (0.5, 1.0, 2.0)  # seconds before the next attempts, after a cut or an overload
-_PROGRESS_BYTES = 1 << 20  # an attempt that received as much does not count
+_PROGRESS_BYTES = 1 << 20  # attempts that received this much do not count
 _BUSY = (429, 500, 502, 503, 504)
 Params = tuple[tuple[str, str], ...]
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -59,22 +59,22 @@ _TAG = r'(W/)?"[\x21\x23-\x7e]{1,200}"'
 
 
 class UnreachableError(RegistryError):
-    """The hub did not answer, or too slowly, or this machine is offline; a cache may be used."""
+    """The hub timed out, or is unreachable, or this machine is offline; a cache may be used."""
 
 
 class GatedError(RegistryError):
-    """Whoever wants the files must ask their owner first, and show a token."""
+    """The files need the owner's approval and a token."""
 
 
 class MissingFileError(RegistryError):
-    """The file does not exist, in a revision that does; or a plain web server does not give it."""
+    """The file is missing from an existing revision, or not served by a plain web server."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What is known of a file before it is downloaded; None is not known.
+    """Properties of a file that are known before download; None is unknown.
 
-    `limit` is the largest size. `git_sha1` is git's own hash, of the contents with their length.
+    `limit` is the largest size. `git_sha1` is git's own hash of the contents with their length.
     """
 
     limit: int
@@ -86,9 +86,9 @@ class Expected:
 class HubClient:
     """Read-only HTTP client of one hub.
 
-    `base` is the hub's URL, `token` the one that belongs to it. With `plain`, it is that of any web
-    server: whatever file it does not give is a `MissingFileError`. `patience` is the seconds that a
-    request may take until its answer begins, and with them it is made only once.
+    `base` is the hub's URL and `token` its token. With `plain`, `base` is any web server, and each
+    file that it does not serve raises a `MissingFileError`. `patience` limits the seconds until a
+    response begins, and disables retries.
 
     Raises:
         ConfigError: `base` is not an http or https URL.
@@ -114,26 +114,26 @@ class HubClient:
                 hint="check HF_ENDPOINT",
             ) from None
         self._client: httpx2.Client | None = None
-        self._is_slow = False  # every further request of a command would take the same time
+        self._is_slow = False  # each further request of a command would take as long
 
     def read(self, path: str, limit: int, subject: str, params: Params = ()) -> bytes:
-        """Return the body of an answer, of at most `limit` bytes; `path` is quoted.
+        """Return the body of a response, of at most `limit` bytes; `path` is quoted.
 
         Raises:
             UnreachableError: no connection, or offline.
             MissingFileError: no such file in an existing revision.
-            RegistryError: refused, or the answer is too large, too slow or malformed.
+            RegistryError: refused, or the response is too large, too slow or malformed.
         """
         query = f"?{urlencode(params)}" if params else ""
         return self.reread(f"{path}{query}", limit, subject).data
 
     def reread(self, path: str, limit: int, subject: str, known: str = "") -> Stored:
-        """Return the body of an answer and its tag; no body if that is still the tag `known`.
+        """Return the body of a response and its tag; no body if the tag is still `known`.
 
         Raises:
             UnreachableError: no connection, or offline.
             MissingFileError: no such file in an existing revision, or on a plain server.
-            RegistryError: refused, or the answer is too large, too slow or malformed.
+            RegistryError: refused, or the response is too large, too slow or malformed.
         """
         data, tag = bytearray(), ""
 
@@ -162,12 +162,12 @@ class HubClient:
         """Download a file to a new path and verify it; an interrupted download is resumed.
 
         Returns its size and both hashes. `progress` is called with the number of bytes received
-        since the last call, and at the start of each attempt; an error that it raises ends all.
+        since the last call, and at the start of each attempt; its errors stop the download.
 
         Raises:
             UnreachableError: no connection, or offline.
             MissingFileError: no such file in an existing revision.
-            RegistryError: refused, or the answer is too large, too slow or malformed.
+            RegistryError: refused, or the response is too large, too slow or malformed.
             FileError: the file is not the expected one.
         """
         limit = expected.limit if expected.size is None else expected.size
@@ -197,7 +197,7 @@ class HubClient:
         position: Callable[[], int] = lambda: 0,
         known: str = "",
     ) -> None:
-        """Request a URL until it was received, with pauses after cuts and overloads."""
+        """Request a URL, with retries after interruptions and overloads."""
         pauses = _WAITS if self._patience is None else ()
         waits, began = iter(pauses), time.monotonic()
         while True:
@@ -218,13 +218,13 @@ class HubClient:
     def _answer(
         self, url: str, start: int, subject: str, began: float, known: str
     ) -> Iterator[HubAnswer]:
-        """Send a request and follow its redirects, all in the time of one connection."""
+        """Send a request and follow its redirects within the time limit of one connection."""
         token = self.token
         for _ in range(MAX_REDIRECTS + 1):
             try:
                 self._network.check(url)
                 if url_origin(url) != self._network.origin:
-                    token = None  # for good: the way back would be the other server's decision
+                    token = None  # permanently: the other server would decide on the way back
                 with self._send(url, token, start, subject, began, known) as answer:
                     if answer.status not in _REDIRECTS:
                         if self._is_plain and answer.status in _ABSENT:
@@ -291,11 +291,11 @@ class HubClient:
 
 
 class _InterruptedError(Exception):
-    """An answer that was cut, or an overload: worth another attempt."""
+    """An interrupted response, or an overload: worth a retry."""
 
 
 class HubAnswer:
-    """An HTTP answer whose body has not been received yet."""
+    """An HTTP response whose body has not been received yet."""
 
     def __init__(
         self,
@@ -317,11 +317,11 @@ class HubAnswer:
 
     @property
     def tag(self) -> str:
-        """The tag that changes with the body; "" if the server gives none, or a malformed one."""
+        """The tag that changes with the body; "" if it is missing or malformed."""
         return self._text("etag", _TAG) or ""
 
     def check(self) -> None:
-        """Raise the error of an answer without the requested body."""
+        """Raise the error of a response without the requested body."""
         if self.status in _BUSY:
             raise _InterruptedError(f"the server answered {self.status}")
         if self.status == 304 and self._known:
@@ -394,13 +394,13 @@ def _unreachable(subject: str, reason: str, url: str = "") -> UnreachableError:
 
 
 def network_hint(url: str) -> str:
-    """Return what to check if a URL cannot be reached; "" is one that was not requested."""
+    """Return a hint for an unreachable URL; "" is one that was not requested."""
     advice = proxy_advice(url) if url else ""
     return advice or "check the network, HF_HUB_OFFLINE and HF_ENDPOINT"
 
 
 def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) -> RegistryError:
-    """Build the error for a status other than success; the code is one of the Hub's."""
+    """Build the error for an unsuccessful status; the code is one of the Hub's."""
     if status == 404 and code == "EntryNotFound":
         return MissingFileError(f"{subject} has no such file")
     if code == "RevisionNotFound":
@@ -422,7 +422,7 @@ def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) 
 
 
 def login_hint(base: str) -> str:
-    """Return how to get a token that is sent to a hub."""
+    """Return a hint on how to get a token for a hub."""
     from huggingface_hub import constants
 
     if base == constants.ENDPOINT.rstrip("/"):

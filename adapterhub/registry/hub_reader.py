@@ -1,16 +1,16 @@
-"""What a hub says about its repositories, checked field by field, and kept for offline use.
+"""Responses of a hub about its repositories, checked field by field and cached for offline use.
 
-Commits, hashes and the names of tags have closed forms; refs and files with other names are left
-out, since nothing here could request them. Files are always requested by commit.
+Commits, hashes and the names of tags have closed forms; refs and files with other names are
+skipped, since they cannot be requested here. Files are always requested by commit.
 
-Each hub has a folder of its own in the user's cache: none can answer for another.
+Each hub has a separate folder in the user's cache, so it cannot affect another hub.
 
     <cache>/hubs/<host>-<hash>/adapters/<digest>/      the verified files of a version
     <cache>/hubs/<host>-<hash>/manifests/<hash>        manifests, by repository and commit
     <cache>/hubs/<host>-<hash>/names/<hash>.json       refs and yanks as last seen, for offline use
 
-Paths consist of the hub's URL as the user wrote it, and of hashes. Adapters are verified before
-they enter; manifests and names are what the hub said last, and are read only offline and in lists.
+Paths consist of hashes and of the hub's URL as the user wrote it. Adapters are verified before they
+enter. Manifests and names are the hub's last response, and are read only offline and in lists.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _Commit = Annotated[str, schema.text(COMMIT.pattern, "a commit")]
 
 @dataclass(frozen=True)
 class Refs:
-    """The commits of a repository: of the head of `main`, of its branches and of its tags.
+    """The commits of a repository: the head of `main`, its branches and its tags.
 
-    `yanked` has the reason by yanked version, `highest` the highest version that there ever was,
-    where the hub says it.
+    `yanked` has the reason by yanked version, `highest` the highest version ever published, where
+    the hub reports it.
     """
 
     head: _Commit | None
@@ -86,10 +86,10 @@ class Refs:
 
 @dataclass(frozen=True)
 class RepositoryFiles:
-    """A commit of a repository, with what is known of each of its files.
+    """A commit of a repository, with the known properties of each file.
 
-    `name` is the repository's, as the hub writes it, `modified` when the commit was made, "" where
-    the hub does not say it.
+    `name` is the repository's name as the hub writes it, `modified` the time of the commit, ""
+    where the hub does not report it.
     """
 
     commit: str
@@ -125,7 +125,7 @@ class HubReader:
         return str(self._info(name, revision)["sha"])
 
     def snapshot(self, name: str, revision: str) -> RepositoryFiles:
-        """Return the commit of a revision with its files; one without a hash is left out."""
+        """Return the commit of a revision with its files; files without a hash are skipped."""
         info = self._info(name, revision, (("blobs", "true"),))
         if is_commit(revision) and info["sha"] != revision:
             raise self._malformed(name, [f"sha: {info['sha']} is not the commit {revision}"])
@@ -148,7 +148,7 @@ class HubReader:
         return info
 
     def small_file(self, name: str, commit: str, file: str, limit: int) -> bytes | None:
-        """Return the contents of a file, or None if the commit has no such file."""
+        """Return the contents of a file, or None if the commit lacks it."""
         try:
             return self.client.read(self._place(name, commit, file), limit, self.subject(name))
         except MissingFileError:
@@ -159,7 +159,7 @@ class HubReader:
     ) -> tuple[str, bytes] | None:
         """Return the name and contents of the first of these files that the commit has.
 
-        `limits` has the largest accepted size by name, in the order in which to try them.
+        `limits` has the largest accepted size by name, in the order to try them.
         """
         for file, limit in limits.items():
             if (data := self.small_file(name, commit, file, limit)) is not None:
@@ -184,7 +184,7 @@ class HubReader:
         return {version: printable(reason) for version, reason in tree.items()}
 
     def own_words(self) -> frozenset[str]:
-        """Return what a hub of adapterhub can do beyond the Hub's protocol; nothing on others."""
+        """Return the extensions of the Hub's protocol that a hub of adapterhub supports."""
         try:
             data = self.client.read("/api/adapterhub", MAX_YANKED_BYTES, self.subject(""))
         except UnreachableError:
@@ -195,9 +195,9 @@ class HubReader:
         return frozenset(filter(_is_word, words)) if isinstance(words, list) else frozenset()
 
     def search(self, filters: Collection[str], owner: str = "") -> list[dict[str, Any]]:
-        """Return what the hub lists of the repositories with all of these tags, or of one owner.
+        """List the repositories on the hub with all of these tags, or of one owner.
 
-        A malformed item is left out: anyone can publish one, and it must not disturb the others.
+        A malformed item is skipped: anyone can publish one, and it must not affect the others.
         """
         options = (("full", "true"), ("cardData", "true"), ("limit", str(MOST_RESULTS)))
         author = (("author", owner),) if owner else ()
@@ -218,7 +218,7 @@ class HubReader:
         Raises:
             RegistryError: the hub may have more than it lists.
         """
-        is_ours = "versions" in self.own_words()  # whose cursor is the number of rows before
+        is_ours = "versions" in self.own_words()  # whose cursor is the number of previous rows
         found: list[str] = []
         while True:
             params = (("author", owner), ("limit", str(MOST_RESULTS)), ("cursor", str(len(found))))
@@ -247,15 +247,15 @@ class HubReader:
         return f"{self._files}/{name}/resolve/{commit}/{quote(file)}"
 
     def check_writer(self, name: str) -> None:
-        """Ask whether the token may write to a repository, before anything is computed for it.
+        """Check that the token may write to a repository, before computing anything for it.
 
-        A hub that does not answer such questions refuses later.
+        A hub that does not support this check refuses later.
 
         Raises:
             RegistryError: it may not, or the hub cannot be reached.
         """
         subject = self.subject(name)
-        # It is new, or this is not asked here.
+        # The repository is new, or the hub does not support the check.
         with contextlib.suppress(NotPublishedError, MissingFileError):
             self.client.read(f"{self._api}/{name}/auth-check/write", MAX_YANKED_BYTES, subject)
             return
@@ -277,7 +277,7 @@ class HubReader:
         return tree
 
     def _items(self, data: bytes, name: str) -> list[bytes]:
-        """Return the items of a list; a page for people is no empty one."""
+        """Return the items of a list; an HTML page is not an empty list."""
         text = data.strip()
         if not (text.startswith(b"[") and text.endswith(b"]")):
             found = "a page of HTML" if text.startswith(b"<") else "no list in JSON"
@@ -294,9 +294,9 @@ class HubReader:
 
 
 def split_items(data: bytes) -> list[bytes]:
-    """Return the items of a JSON list as they are, without parsing them.
+    """Split a JSON list into its items without parsing them.
 
-    One item that is nested too deep for a parser then does not disturb the others.
+    An item that is nested too deep for the parser then does not affect the others.
     """
     items, depth, start, quoted = [], 0, 0, False
     for match in re.finditer(rb'\\.|["\[\]{},]', data, re.DOTALL):
@@ -336,7 +336,7 @@ _REF = ("name", "targetCommit")
 
 
 def _listed(item: Mapping[str, Any]) -> tuple[str, Expected] | None:
-    """Return the name of a listed file with what is known of it, or None if it has no hash."""
+    """Return the name and known properties of a listed file, or None if it lacks a hash."""
     path, size, oid = item.get("path"), item.get("size"), item.get("oid")
     large = item.get("lfs") if isinstance(item.get("lfs"), dict) else {}
     assert isinstance(large, dict)
@@ -351,7 +351,7 @@ def _listed(item: Mapping[str, Any]) -> tuple[str, Expected] | None:
 
 
 def _sibling(item: object) -> tuple[str, Expected] | None:
-    """Return what a description of a repository says of a file; see `_listed`."""
+    """Read a file in the description of a repository; see `_listed`."""
     if not isinstance(item, dict):
         return None
     large = item.get("lfs")
@@ -390,11 +390,11 @@ class HubCache:
                     raise
 
     def manifest(self, name: str, commit: str, file: str) -> bytes | None:
-        """Return a manifest or configuration as it was when it was last requested."""
+        """Return a manifest or configuration as last requested."""
         return _read(self._manifest(name, commit, file), MAX_CONFIG_BYTES)
 
     def keep_manifest(self, name: str, commit: str, file: str, data: bytes) -> None:
-        """Remember the manifest or configuration of a commit."""
+        """Store the manifest or configuration of a commit."""
         _write(self._manifest(name, commit, file), data)
 
     def refs(self, name: str) -> Refs | None:
@@ -403,7 +403,7 @@ class HubCache:
         return schema.parse_record(Refs, data or b"", 2 * MAX_REFS_BYTES)[0]
 
     def keep_refs(self, name: str, refs: Refs) -> None:
-        """Remember the refs of a repository."""
+        """Store the refs of a repository."""
         _write(self._name(name), schema.canonical_json(to_dict(refs)))
 
     def _manifest(self, name: str, commit: str, file: str) -> Path:
@@ -425,7 +425,7 @@ def _read(path: Path, limit: int) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file for later; a cache that cannot be written does not stop the work."""
+    """Write a file to the cache; write errors are ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)

@@ -45,7 +45,7 @@ from adapterhub.registry.reference import DEFAULT_HUB
 from adapterhub.registry.store import Entry
 from adapterhub.registry.tokens import echoes
 
-_MOST_CHARACTERS = 300  # of a message of the server
+_MOST_CHARACTERS = 300  # maximum length of a message from the server
 _FIELDS = (
     "version", "digest", "fingerprint", "methods", "task", "metrics", "tags", "size", "parameters",
     "backbone", "description", "license", "language", "topics",
@@ -89,8 +89,8 @@ class HubWriter:
     ) -> str:
         """Commit files to `main`; return the commit.
 
-        `files` has contents, or the file that has them, by name; `removed` has the names of files
-        to remove. `head` must still be the head.
+        `files` has contents, or the file with the contents, by name; `removed` has the names of
+        files to remove. `head` must still be the head.
         """
         with self._guarded(name), ExitStack() as stack:
             if self._base != DEFAULT_HUB:
@@ -106,9 +106,9 @@ class HubWriter:
         return str(commit.oid)
 
     def _sent(self, data: bytes | Path, stack: ExitStack) -> bytes | Path | BinaryIO:
-        """Return what the client sends as any hub takes it: open files never go to Xet.
+        """Return contents in the form that any hub accepts: open files never go to Xet.
 
-        The client does not ask a hub whether it has it.
+        The client does not check whether a hub supports Xet.
         """
         if self._base == DEFAULT_HUB:
             return data
@@ -129,7 +129,7 @@ class HubWriter:
         self._own("PUT", name, f"tag/{quote(tag, safe='')}", json={"revision": commit})
 
     def delete_version(self, name: str, version: str) -> None:
-        """Delete a version for good, on a hub of adapterhub."""
+        """Delete a version permanently from a hub of adapterhub."""
         self._own("DELETE", name, f"versions/{version}")
 
     def _own(self, method: str, name: str, path: str, **options: Any) -> None:
@@ -141,7 +141,7 @@ class HubWriter:
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
-        """Guard the client; raise its errors as ours, without the texts that it has from a server.
+        """Guard the client; convert its errors to ours, without text from the server.
 
         `from None` keeps the originals out of tracebacks: they quote the server.
         """
@@ -149,7 +149,7 @@ class HubWriter:
         try:
             with guarded_hub(self._base):
                 yield
-        except BackboneError as error:  # of the guard
+        except BackboneError as error:  # an error of the guard
             raise RegistryError(f"{address}: {error.problem}") from None
         except HTTPError as error:
             raise self._error(error, address) from None
@@ -159,7 +159,7 @@ class HubWriter:
             raise _unreachable(address, error, self._base) from None
         except (KeyError, TypeError, ValueError, AttributeError, AssertionError, RecursionError):
             raise RegistryError(f"{address}: the hub's answer is malformed") from None
-        except RuntimeError as error:  # of the client, about a file that it could not send
+        except RuntimeError as error:  # an error of the client about a file that it could not send
             cause = error.__cause__
             if isinstance(cause, HTTPError):
                 raise self._error(cause, address) from None
@@ -197,7 +197,7 @@ def _unreachable(address: str, error: Exception, base: str) -> RegistryError:
 
 
 def hub_card(card: bytes, entry: Entry) -> bytes:
-    """Add the metadata that the Hub indexes to a card; the text and other metadata are kept."""
+    """Add the metadata indexed by the Hub to a card; the text and other metadata are kept."""
     model_card = ModelCard(card.decode("utf-8", "replace"), ignore_metadata_errors=True)
     metadata: dict[str, Any] = model_card.data.to_dict()  # type: ignore[no-untyped-call]
     base_model = {"base_model": entry.backbone, "base_model_relation": "adapter"}

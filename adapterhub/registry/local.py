@@ -3,9 +3,9 @@
 The folder may come from a stranger: links are not followed, and files are read with a size limit. A
 version appears and disappears by one rename; a file lock serializes the writers of a name.
 
-A search reads no index.json: that of a folder which git, rsync or a hand has changed may be old. It
-uses what the user's cache has of each name, with a stamp of its folder, which is read again when
-that has changed.
+A search does not read index.json, which may be outdated if git, rsync or a user changed the folder.
+It uses the user's cache, which has a stamp for the folder of each name. A folder is read again when
+its stamp has changed.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from adapterhub.registry.version_files import (
 
 _CARD_CHARACTERS = 4_096  # the start of a card that text searches cover
 _MOST_CACHE_BYTES = 1 << 30
-_CACHE_FORMAT = 7  # to be changed with the fields of an entry
+_CACHE_FORMAT = 7  # to be increased when the fields of an entry change
 # Two changes of a file within one tick of its file system's clock may have the same time. The
 # longest tick is FAT's, 2 s. The contents of files that changed since then are compared instead.
 _TICK = 2_000_000_000
-# Programs can set the time of modification, such as git and tar; on Windows it is the only one.
+# Programs such as git and tar can set the modification time; Windows has only this one.
 _CHANGED = "st_mtime_ns" if os.name == "nt" else "st_ctime_ns"
 _LOCK = ".lock"
-_LEFT = (".adapterhub-", ".names.json.")  # by interrupted writers
+_LEFT = (".adapterhub-", ".names.json.")  # left by interrupted writers
 _OF_GIT = {
     ".gitignore": b".lock\n.adapterhub-*\n.*.new\n",
     ".gitattributes": b"* -text\n",  # else git for Windows writes CRLF, and digests differ
@@ -73,7 +73,7 @@ _OF_GIT = {
 
 
 def default_root() -> Path:
-    """Return `$ADAPTERHUB_REGISTRY`, or else `registry` in the user's data folder."""
+    """Return `$ADAPTERHUB_REGISTRY` or, by default, `registry` in the user's data folder."""
     root = os.environ.get("ADAPTERHUB_REGISTRY")
     return Path(root) if root else user_folder("data") / "registry"
 
@@ -81,8 +81,8 @@ def default_root() -> Path:
 class LocalRegistry(Registry):
     """A registry in a folder.
 
-    The default folder may be missing, and is then empty. Any other one has to exist, unless an
-    adapter is published to it.
+    The default folder may be missing, and then counts as empty. Any other folder must exist, unless
+    an adapter is published to it.
     """
 
     def __init__(self, root: str | Path | None = None) -> None:
@@ -92,7 +92,7 @@ class LocalRegistry(Registry):
         super().__init__(self.folder)
 
     def everything(self, backbone: str | None = None) -> dict[str, Contents]:
-        """Read all names: from the cache, where a folder has not changed since."""
+        """Read all names; use the cache for folders that have not changed."""
         if not self.exists():
             return {}
         stamps = self._stamps()
@@ -128,7 +128,7 @@ class LocalRegistry(Registry):
         return [left for path in self._all_paths() for left in self.folder.clean(path)]
 
     def _changed_since_cached(self) -> list[str]:
-        """List the versions whose manifest is not the one that the last search saw."""
+        """List the versions whose manifest has changed since the last search."""
         changed = []
         for name, (_, seen) in self._cached().items():
             before = {entry.version: entry.digest for entry in seen.entries}
@@ -139,7 +139,7 @@ class LocalRegistry(Registry):
         return changed
 
     def _cached(self) -> dict[str, tuple[str, Contents]]:
-        """Return the contents of names by path, each with its stamp; none of a damaged cache."""
+        """Return the contents of names by path, each with its stamp; empty for a damaged cache."""
         try:
             data = read_file(self._cache_path(), 0, _MOST_CACHE_BYTES, None)
             with without_collection():
@@ -171,8 +171,8 @@ class LocalRegistry(Registry):
 
         It has the inode, size and times of the folder and of `names.json`; these change with each
         entry of the folder and each replacement of the file. They do not distinguish changes within
-        one tick of the clock: while they are that new, the text has a digest of what a search
-        reads, too.
+        one tick of the clock: while they are that new, the text also has a digest of the files that
+        a search reads.
         """
         fields: list[int] = []
         newest = 0
@@ -200,13 +200,13 @@ class LocalRegistry(Registry):
         return contents
 
     def _cache_path(self) -> Path:
-        # Outside of the root, which may be in git or read-only.
+        # Outside the root, which may be in git or read-only.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
         return user_folder("cache") / "registry" / f"{key}.{_CACHE_FORMAT}.json"
 
 
 def _record(stamp: str, contents: Contents) -> dict[str, Any]:
-    """Return what the cache has of a name."""
+    """Return the cached record of a name."""
     broken = {version: line_of(error) for version, error in contents.broken.items()}
     rows = {entry.version: row_of(entry) for entry in contents.entries}
     return {"stamp": stamp, "rows": rows, "broken": broken, "words": contents.words}
@@ -274,7 +274,7 @@ class Folder(Storage):
         return dict.fromkeys(sorted(found), "")
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
-        """Read a file; None if there is none."""
+        """Read a file; None if it does not exist."""
         file = self.root / path
         self._check_folders(file.parent)
         if not os.path.lexists(file):
@@ -285,7 +285,7 @@ class Folder(Storage):
             raise FileError(f"{file}: {error}", expected="a regular file as published") from None
 
     def reread(self, path: str, most: int) -> Stored | None:
-        """Read a file; None if there is none."""
+        """Read a file; None if it does not exist."""
         return self.read(path, most)
 
     def create(self, path: str, source: Saved, digest: str, date: bytes) -> None:
@@ -296,7 +296,7 @@ class Folder(Storage):
         copy_adapter(source, self.root / path, digest, date=date, beside=True)
 
     def check_room(self, size: int) -> None:
-        """Refuse what the disk has no room for."""
+        """Refuse files that do not fit on the disk."""
         there = next(each for each in (self.root, *self.root.absolute().parents) if each.is_dir())
         if size > (free := shutil.disk_usage(there).free):
             raise OutputError(
@@ -305,7 +305,7 @@ class Folder(Storage):
             )
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
-        """Replace a file if it is still the one that was read."""
+        """Replace a file if it has not changed since it was read."""
         if self.read(path, MAX_INDEX_BYTES) != old:
             raise ConflictError(path)
         replace_file(self.root / path, data)
@@ -355,7 +355,7 @@ class Folder(Storage):
                 yield
 
     def clean(self, path: str) -> list[Path]:
-        """Remove what interrupted writers of a name left, and return the paths."""
+        """Remove leftovers of interrupted writers of a name, and return the paths."""
         if not self._leftovers(path):
             return []
         with self.writing(path):  # no writer is active while we hold the lock
@@ -365,7 +365,7 @@ class Folder(Storage):
         return leftovers
 
     def links(self) -> list[str]:
-        """List links in place of the folders of backbones and names, and unreadable folders."""
+        """List links that replace the folders of backbones or names, and unreadable folders."""
         problems = []
         for folder in (self.root, *subfolders(self.root)):
             try:
@@ -391,10 +391,10 @@ class Folder(Storage):
             raise FileError(f"{folder} cannot be listed: {error.strerror or error}") from None
 
     def _check_folders(self, folder: Path) -> None:
-        """Refuse links in place of a folder in the registry and those above it."""
+        """Refuse a folder of the registry if it, or a folder above it, is a link."""
         for depth in range(len(folder.relative_to(self.root).parts)):
             path = folder.parents[depth - 1] if depth else folder
-            # In this order: another writer may make the folder in between.
+            # In this order, since another writer may create the folder in between.
             if os.path.lexists(path) and not is_plain_folder(path):
                 raise _not_followed(path)
 

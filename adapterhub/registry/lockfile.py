@@ -4,13 +4,13 @@
                          "digest": ..., "signer": ..., "backbone": ..., "fingerprint": ...}},
                          "version": 1}
 
-An adapter that was trained on others has them, too: {"on": [{"reference": ..., "digest": ...}]}.
+An adapter that was trained on others lists them: {"on": [{"reference": ..., "digest": ...}]}.
 `reference` names one version, never a tag or branch. `registry` is the folder of a local registry,
 relative to the lock file if it is in the project; null is each user's own. `endpoint` is the origin
-of the hub that gave the adapter; null for a local registry. `signer` is the public key of who
-signed it, or null. With the lock file and access to the stores, everyone gets the same bytes, with
-the same signer, or an error. Lock files may come from strangers: a hub that they name gets a token
-only if the user stored one for exactly its origin (`tokens`).
+of the adapter's hub; null for a local registry. `signer` is the public key of the signer, or null.
+With the lock file and access to the stores, everyone gets the same bytes from the same signer, or
+an error. Lock files may come from strangers: a hub named in one receives a token only if the user
+stored one for exactly its origin (`tokens`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _is_folder(reference: Reference, registry: str) -> bool:
 
 
 def _gives(endpoint: str, reference: Reference) -> bool:
-    """Return whether an endpoint can be the hub that gave an adapter."""
+    """Return whether an endpoint can be the source of an adapter."""
     if reference.kind == "hub":
         return _is_hub(endpoint)
     return reference.kind == "server" and endpoint == _origin(str(reference.host))
@@ -114,7 +114,7 @@ def _is_hub(url: str) -> bool:
 
 
 def _place_problems(path: str, pin: Pin) -> list[str]:
-    """Check that the registry or hub of a pin is one that its reference can come from."""
+    """Check that the reference of a pin can come from its registry or hub."""
     try:
         reference = parse_reference(pin.reference)
     except ConfigError as error:
@@ -156,7 +156,7 @@ class Pin:
     on: Annotated[tuple[PinnedFoundation, ...], schema.items(0, 1000)] = option((), omitted=True)
 
     def record(self) -> dict[str, Any]:
-        """Return the fields for the file; that of adapters below only if there are any."""
+        """Return the fields for the file; adapters below are included only if there are any."""
         return to_dict(self)
 
 
@@ -210,8 +210,8 @@ def pin(
 ) -> tuple[str, Pin]:
     """Pull and verify the version that a reference currently resolves to, and pin it.
 
-    `project` is the folder of the lock file, `before` its pins so far: of several signers, the one
-    that signed before is recorded. `name` is the adapter's name in the project, if not its own.
+    `project` is the folder of the lock file and `before` its pins so far. Of several signers, the
+    one recorded before is kept. `name` is the adapter's name in the project, if not its own.
 
     Returns:
         The name in the project, and the pin.
@@ -220,7 +220,7 @@ def pin(
         ConfigError: the reference is a folder, or the name is invalid.
         RegistryError: not found, or the store cannot be reached; also of an adapter below it.
         FileError: the files are invalid, or another library's.
-        SignatureError: a signature is required, and there is none by a trusted key.
+        SignatureError: a signature by a trusted key is required but missing.
     """
     if name is not None:
         check_name(name)
@@ -259,7 +259,7 @@ def pin(
 def recorded_registry(
     reference: Reference, registry: str | Path | None, project: Path
 ) -> str | None:
-    """Return the folder that a lock file records of a local registry; None for one's own.
+    """Return the recorded folder of a local registry; None for the user's own.
 
     `project` is the folder of the lock file.
     """
@@ -278,7 +278,7 @@ def recorded_registry(
 
 
 def recorded_endpoint(reference: Reference) -> str | None:
-    """Return the origin of the hub that gives an adapter; None for a local registry."""
+    """Return the origin of an adapter's hub; None for a local registry."""
     if reference.kind == "hub":
         from huggingface_hub import constants  # slow to import
 
@@ -318,8 +318,7 @@ def sync(
 ) -> list[str]:
     """Restore every pinned adapter to `folder/NAME`; existing ones are verified.
 
-    `registry` is used in place of the recorded or the default one; `project` is the folder of the
-    lock file.
+    `registry` replaces the recorded or default registry; `project` is the folder of the lock file.
 
     Returns:
         The names of the adapters that were missing.
@@ -327,12 +326,12 @@ def sync(
     Raises:
         MismatchError: a store or `folder` has other bytes or another signer for a pinned adapter;
             all are listed.
-        SignatureError: a signature is required, and there is none by a trusted key.
+        SignatureError: a signature by a trusted key is required but missing.
         RegistryError: a version is missing from its store, a store cannot be reached, or `registry`
             does not exist.
     """
     if registry is not None:
-        registry_at(registry).exists()  # or an error, even if it is not needed
+        registry_at(registry).exists()  # raises an error even if it is not needed
     restored, mismatches = [], []
     for name, pinned in pins.items():
         target = folder / name
@@ -357,9 +356,9 @@ def sync(
 def _pulled(
     pinned: Pin, registry: str | Path | None, project: Path
 ) -> tuple[Path, tuple[Foundation, ...], list[str]]:
-    """Return the folder of a pinned version, the adapters below, and how it differs from the pin.
+    """Return the folder of a pinned version, the adapters below, and its differences from the pin.
 
-    It is found in `registry`, the recorded store or one's own.
+    It is searched in `registry`, the recorded store or the user's own.
     """
     parsed = parse_reference(pinned.reference)
     recorded = project / pinned.registry if parsed.kind == "local" and pinned.registry else None
@@ -386,7 +385,7 @@ def _pulled(
 
 
 def _target_problems(target: Path, pinned: Pin) -> list[str]:
-    """Return how an adapter in the project's folder differs from its pin."""
+    """List the differences of an adapter in the project's folder from its pin."""
     saved = Saved.at(target).check()
     if saved.digest != pinned.digest:
         return [f"{target} is not {pinned.reference}"]
@@ -405,10 +404,10 @@ def _signer_problems(pinned: Pin, signers: Sequence[str]) -> list[str]:
 
 
 def _check_successor(name: str, old: Pin, new: Pin) -> None:
-    """Refuse a pin without the signer of the one before; warn of an older version.
+    """Refuse a pin that lacks the previous signer; warn of an older version.
 
     Raises:
-        MismatchError: the signer is another one, or missing.
+        MismatchError: the signer differs, or is missing.
     """
     if old.signer not in (None, new.signer):
         raise MismatchError(
@@ -423,9 +422,9 @@ def _check_successor(name: str, old: Pin, new: Pin) -> None:
 
 
 def _other_hub(pinned: Pin) -> Store | None:
-    """Return the hub that a lock file names for `hf:`, unless it is one's own.
+    """Return the hub that a lock file records for `hf:`, unless it is the user's own.
 
-    What the Hub gave may come from this machine's `$HF_ENDPOINT`, such as a mirror.
+    Adapters of the Hub may come from this machine's `$HF_ENDPOINT`, such as a mirror.
     """
     if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, DEFAULT_HUB):
         return None

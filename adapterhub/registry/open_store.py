@@ -1,7 +1,7 @@
-"""Decide which folder or store a reference points into.
+"""Resolve a reference to a folder or a store.
 
-A bare name is the folder of that name in the working directory if that has an adapter; otherwise
-it is in the local registry. If the registry lacks it, an error says what the folder has instead.
+A bare name is the folder of that name in the working directory if it contains an adapter. Otherwise
+it is in the local registry; if the registry lacks it, the error lists the contents of the folder.
 It is always in the registry
 
  - with a version or a tag (`name@v1`), or if the registry is named (`--registry`);
@@ -39,7 +39,7 @@ def read_reference(
 ) -> Reference:
     """Parse a path or a reference; an existing folder may be written without a leading ./.
 
-    `signed` says that the caller requires a signature.
+    `signed` tells that the caller requires a signature.
 
     Raises:
         ConfigError: a text that has none of the four forms.
@@ -60,10 +60,10 @@ def read_reference(
 def named_reference(text: str, registry: str | Path | None = None) -> tuple[str, Reference]:
     """Parse `NAME=ADAPTER` or `ADAPTER`, whose name is then "".
 
-    A folder whose path contains a `=`, as those of a sweep do, is an ADAPTER.
+    A folder whose path contains a `=`, such as a sweep's, is an ADAPTER.
 
     Raises:
-        ConfigError: the adapter is no reference.
+        ConfigError: the adapter is not a reference.
     """
     name, equals, rest = text.partition("=")
     if not equals or is_folder(text) or "/" in name or "\\" in name:
@@ -74,11 +74,11 @@ def named_reference(text: str, registry: str | Path | None = None) -> tuple[str,
 def _is_folder(name: str, signed: bool) -> bool:
     """Return whether a bare name stands for the existing folder of that name; see the module."""
     folder = Path(name)
-    if not is_name(name):  # such as "my run": no registry has it
+    if not is_name(name):  # such as "my run", which is not valid in a registry
         return True
     published = registry_at(None).has(name)
     if not holds_adapter(folder):
-        return not published  # the error is that of a folder without an adapter
+        return not published  # raises the error of a folder without an adapter
     if current_trust(signed=signed).required:
         return False
     if published:
@@ -89,9 +89,9 @@ def _is_folder(name: str, signed: bool) -> bool:
 
 
 def registry_at(location: str | Path | None) -> Registry:
-    """Open a registry of one's own: a folder, a bucket, or a web server's folder.
+    """Open a user's own registry: a folder, a bucket, or a web server's folder.
 
-    None is `$ADAPTERHUB_REGISTRY`, or else the folder in the user's data.
+    None is `$ADAPTERHUB_REGISTRY` or, by default, the folder in the user's data.
 
     Raises:
         ConfigError: the library for buckets is missing, or the URL is not valid.

@@ -1,12 +1,12 @@
-"""`ah.publish` and `ah.push`: add an adapter to a registry of one's own, or to a hub.
+"""`ah.publish` and `ah.push`: add an adapter to a user's own registry, or to a hub.
 
-The publisher's metadata becomes part of the manifest, and so of the version: the same adapter under
+The publisher's metadata becomes part of the manifest and so of the version: the same adapter with
 another licence is another version.
 
-An adapter is published after those that it was trained on: its manifest names versions of the same
-registry, or of the same owner on the same hub, so that the name of the adapter on top is enough to
-get all of them. One that was trained in a folder is recognized by its content: publication adds a
-licence, and so changes its digest.
+An adapter is published after those that it was trained on: its manifest names versions in the same
+registry, or of the same owner on the same hub, so the name of the top adapter is enough to get all
+of them. An adapter trained in a folder is recognized by its content, since publication adds a
+licence and changes its digest.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from adapterhub.registry.version_files import (
     name_to_publish,
 )
 
-_MOST = 10_000  # versions for one backbone that are compared
+_MOST = 10_000  # versions to compare for one backbone
 _NOT_REQUESTED = "it was published without peft's files"
 _NOT_SIGNED = "its signature does not cover peft's files; --sign KEY signs them"
 
 Note = Callable[[str], None]
-"""Receives one-line messages for the user that are not errors."""
+"""Receives one-line messages for the user, other than errors."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,17 @@ def publish(
 
     Args:
         folder: the adapter's folder, or the folder of its training run.
-        name: the name to publish it under, if not its own; that of an adapter which was given none
-            is the name of its run's folder.
+        name: the name to publish it under, by default its own name, or the name of its run's folder
+            if it has none.
         version: the version, such as `v2`; the next one if None.
         tags: movable names for this version.
         registry: the folder of the registry, if not the default one.
         listing: description, licence, languages and topics; they become part of the manifest, and
             so of the version.
         sign: the file of a private key, or the key: sign the version.
-        allow_findings: codes, from the error, of texts that look private and are not.
-        peft: make peft's two files and publish them, too (True), leave them out (False), or
-            publish those in the folder (None).
+        allow_findings: codes, from the error, of texts that look private but are not.
+        peft: make peft's two files and publish them too (True), leave them out (False), or publish
+            those in the folder (None).
         backbone: for `peft`, the folder or Hub id of the backbone, if not the recorded one.
         note: receives messages for the user.
 
@@ -137,7 +137,7 @@ def publish(
         ConfigError: the name, version or a tag is invalid.
         BackboneError: `backbone` cannot be read.
         OutputError: `listing` is invalid, or the registry cannot be written.
-        SignatureError: without `sign`, and the folder's signature is not for what is published.
+        SignatureError: `sign` is missing, and the folder's signature is for other contents.
         RegistryError: the version is taken by other bytes, or an adapter that this one was trained
             on is not in the registry.
     """
@@ -174,23 +174,23 @@ def push(
 ) -> Entry:
     """Publish the adapter in a folder on a hub, as one commit.
 
-    The commit holds what is in the folder: our files, the card and, if they are there, peft's two
-    files, which make the repository loadable with plain peft. `adapter.save(folder, peft=True)`
-    and `peft=True` make these: where peft cannot express the adapter, or is installed and computes
-    other outputs, `note` and the card give the reason. `sign` signs them, too; a folder that was
-    signed before is pushed without them.
+    The commit contains our files, the card and, if present, peft's two files, which make the
+    repository loadable with plain peft. `adapter.save(folder, peft=True)` and `peft=True` make
+    them. Where peft cannot express the adapter, or is installed and computes other outputs, `note`
+    and the card give the reason. `sign` also signs them; a folder that was already signed is pushed
+    without them.
 
     Args:
         folder: the adapter's folder, or the folder of its training run.
         reference: `hf:owner/name` or `https://host/owner/name`.
-        visibility: of the repository, if it does not exist yet.
+        visibility: the visibility of a repository that does not exist yet.
         tags: git tags to set on this version.
         listing: description, licence, languages and topics; they become part of the manifest.
-        peft: make peft's files and push them, too (True), leave them out (False), or push those
+        peft: make peft's files and push them too (True), leave them out (False), or push those
             in the folder (None).
         backbone: the folder or Hub id of the backbone, whose configuration peft's files need; by
             default the one recorded with the adapter. Unless `peft` is False, they are made.
-        allow_findings: codes, from the error, of texts that look private and are not.
+        allow_findings: codes, from the error, of texts that look private but are not.
         note: receives messages for the user.
         sign: the file of a private key, or the key: sign the version.
 
@@ -199,9 +199,9 @@ def push(
         FileError: the folder holds no valid adapter, or its files contain private information.
         BackboneError: `backbone` cannot be read.
         OutputError: `listing` is invalid.
-        SignatureError: without `sign`, and the folder's signature is not for what is published.
+        SignatureError: `sign` is missing, and the folder's signature is for other contents.
         RegistryError: the hub denies access or cannot be reached, or an adapter that this one was
-            trained on is not there.
+            trained on is missing.
     """
     parsed = _hub_reference(reference, folder)
     saved, store = Saved.of(folder), _writable(parsed)
@@ -217,7 +217,7 @@ def push(
 
 
 def _writable(parsed: Reference) -> Store:
-    """Open a hub, and ask it for the permission before anything is computed.
+    """Open a hub and check the write permission before computing anything.
 
     Raises:
         RegistryError: the token may not write, or the hub cannot be reached.
@@ -248,9 +248,9 @@ def _files_of_peft(
     key: str | Path | PrivateKey | None,
     note: Note,
 ) -> tuple[dict[str, bytes], InPeft]:
-    """Return peft's files to publish with an adapter, by name, and what its card says of peft.
+    """Return peft's files to publish with an adapter, by name, and the card's note on peft.
 
-    Those in the folder are taken, unless `make` or a backbone requests new ones.
+    Files in the folder are used, unless `make` or a backbone requests new ones.
     """
     if make is False:
         return {}, InPeft(None, (_NOT_REQUESTED,))
@@ -285,18 +285,18 @@ def prepared_folder(
     on: tuple[FoundationRef, ...] = (),
     beside: Mapping[str, bytes] | None = None,
 ) -> Iterator[Saved]:
-    """Provide the adapter as it is to be published, for the length of the context.
+    """Provide the adapter in its published form, for the duration of the context.
 
-    The source is used as it is if nothing changes. `reference` loads the adapter, for the card;
+    The source is used unchanged if nothing differs. `reference` loads the adapter, for the card;
     `beside` are peft's files to publish with it, by name.
 
     Raises:
-        FileError: the tensors are not those of the manifest.
+        FileError: the tensors differ from the manifest.
         OutputError: the metadata is invalid.
     """
     manifest = saved.manifest
     published = replace(info.apply(manifest), on=on)
-    is_own_name = reference.rpartition("/")[2] == manifest.name  # which is the title of its card
+    is_own_name = reference.rpartition("/")[2] == manifest.name  # the title of its card
     has_others = any(os.path.lexists(saved.folder / name) for name in BESIDE)
     if published == manifest and peft is None and is_own_name and not has_others:
         yield saved
@@ -316,14 +316,14 @@ def prepared_folder(
 def peft_files(saved: Saved, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
     """Convert an adapter to peft's files.
 
-    `backbone` is its folder or Hub id, if not the one in the manifest.
+    `backbone` is the folder or Hub id of the backbone, if not the one in the manifest.
 
     Returns:
         peft's files by name, empty if peft cannot express the adapter, and the reasons for the
         card.
 
     Raises:
-        FileError: the tensors are not those of the manifest.
+        FileError: the tensors differ from the manifest.
         BackboneError: `backbone` cannot be read.
     """
     from adapterhub.adapters.export import in_peft  # imports torch and transformers
@@ -342,12 +342,12 @@ def put_signed(
     source: Saved,
     key: str | Path | PrivateKey | None,
 ) -> Entry:
-    """Publish an adapter with the signatures that its source has, and with a new one.
+    """Publish an adapter with the signatures of its source, and with a new one.
 
-    `source` is what it was made from. Without a key, no signature is added.
+    `source` is the original. Without a key, no signature is added.
 
     Raises:
-        SignatureError: without a key, and a signature in `source` is not for what is published.
+        SignatureError: the key is missing, and a signature in `source` is for other contents.
         RegistryError: the version is taken by other bytes, or the store denies write access.
         FileError: the adapter is damaged, or the key cannot be read.
     """
@@ -385,7 +385,7 @@ def _put_with(
     signatures: Sequence[Signature],
     key: PrivateKey | None,
 ) -> Entry:
-    """Publish an adapter with exactly these signatures; a key signs peft's files in it, too."""
+    """Publish an adapter with exactly these signatures; a key also signs peft's files in it."""
     with tempfile.TemporaryDirectory() as path:
         copy = Path(path)
         for name in (*PUBLISHED, *BESIDE):
@@ -395,7 +395,7 @@ def _put_with(
         saved = replace(saved, folder=copy)
         beside = {file: data for file, data in saved.beside().items() if file in PEFT_FILES}
         if key is not None and beside:
-            for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # those of an earlier publication
+            for file in (BESIDE_FILE, BESIDE_SIGNATURE):  # signatures of an earlier publication
                 (copy / file).unlink(missing_ok=True)
             data = beside_bytes(saved.digest, beside)
             called = Statement(
@@ -418,9 +418,9 @@ def _link(source: Path, target: Path) -> None:
 def published_foundations(
     saved: Saved, store: Store, target: Reference
 ) -> tuple[FoundationRef, ...]:
-    """Return what a published manifest records of the adapters below one.
+    """Return the records of the adapters below one, for its published manifest.
 
-    It is to be published in `store` as `target`.
+    The adapter is to be published in `store` as `target`.
 
     Raises:
         RegistryError: an adapter below is not published there, or is yanked.
@@ -470,7 +470,7 @@ def _candidates(
     for name in dict.fromkeys(names):
         try:
             yield from reversed(store.versions(name))
-        except RegistryError:  # there is none of this name
+        except RegistryError:  # no adapter has this name
             continue
 
 
@@ -480,7 +480,7 @@ def _may_be(entry: Entry, manifest: Manifest) -> bool:
 
 
 def _content(manifest: Manifest) -> Manifest:
-    """Return a manifest without what publishing it may change."""
+    """Return a manifest without the fields that publishing may change."""
     return replace(manifest, name="", on=(), description=None, license=None, language=(), tags=())
 
 

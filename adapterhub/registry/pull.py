@@ -1,12 +1,12 @@
-"""`ah.pull` and `ah.load`: the one way of an adapter from a folder or a store to a user.
+"""`ah.pull` and `ah.load`: get an adapter from a folder or a store.
 
-Every check is made here: `pull`, `load`, `lock`, `sync` and the commands get adapters only by
+All checks are made here: `pull`, `load`, `lock`, `sync` and the commands get adapters only through
 `fetch` and `fetch_folder`, which warn of yanked versions and check signatures.
 
-`pull` also brings the adapters that one was trained on. Each is found by its digest: in the copies
-of a saved folder, or as the version that the manifest names, in the registry or on the hub that the
-adapter above came from. The digest is part of that one's manifest, and so of its signature: a
-signature of the adapter on top covers all below it.
+`pull` also fetches the adapters that an adapter was trained on. Each is found by its digest, either
+in the copies of a saved folder or as the version named in the manifest, in the registry or hub of
+the adapter above it. The digest is part of the manifest above and so of its signature: a signature
+of the top adapter covers all adapters below it.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def pull(
         ConfigError: not a reference.
         RegistryError: not found, or the store cannot be reached.
         FileError: the files differ from the published ones.
-        SignatureError: a signature is required, and there is none by a trusted key.
-        OutputError: `folder` has something else, or cannot be written.
+        SignatureError: a signature by a trusted key is required but missing.
+        OutputError: `folder` contains other files, or cannot be written.
     """
     options = {"backbone": backbone, "registry": registry, "allow_pickle": allow_pickle}
     target = None if folder is None else expanded(folder)
@@ -112,9 +112,9 @@ def pull_verified(
     signed: bool = False,
     refuse_yanked: bool = False,
 ) -> Fetched:
-    """Return what `pull` does, with the digest that was verified, to load exactly these bytes.
+    """Pull an adapter and return the verified digest with it, to load exactly these bytes.
 
-    `refuse_yanked` makes an error of a version that was yanked.
+    `refuse_yanked` raises an error for a yanked version.
     """
     parsed = read_reference(reference, registry, signed=signed)
     is_there = False
@@ -129,7 +129,7 @@ def pull_verified(
         is_there = folder is not None and _holds(folder, entry.digest)
         source = fetch(parsed, store, entry, None if is_there else folder, signed=signed)
         found = source.copied_to(folder) if is_there and folder is not None else source
-        asked = replace(parsed, version=entry.version)  # also where it was named by a tag
+        asked = replace(parsed, version=entry.version)  # also if requested by a tag
     if found.saved is None or source.saved is None:
         return found  # another library's
     try:
@@ -144,7 +144,7 @@ def pull_verified(
 
 
 def _holds(folder: Path, digest: str) -> bool:
-    """Return whether a folder has the files of a version, with nothing below it."""
+    """Return whether a folder has the files of a version that is on no other adapter."""
     try:
         return not Saved.at(folder, digest).check().manifest.on
     except FileError:
@@ -173,7 +173,7 @@ def load(
 ) -> Adapter:
     """Attach a saved adapter to a model, with its head and labels, and activate it.
 
-    The adapters that it was trained on are brought along: they are attached frozen, below it.
+    The adapters that it was trained on are attached as well, frozen and below it.
 
     If a name in the local registry exists for several backbones, the adapter for this model is
     loaded.
@@ -182,8 +182,8 @@ def load(
         model: the backbone.
         reference: a folder, or an adapter in a registry: `"./out/polite"`, `"polite@v2"`,
             `"hf:someone/polite"`.
-        name: the name to attach it under, if not the saved one; that of an adapter which was
-            trained without a name is the one it was published by.
+        name: the name to attach it under, by default the saved name; an adapter trained without a
+            name has the name of its publication.
         any_backbone: skip the fingerprint check. The adapter was trained on other weights, and its
             outputs on these are not guaranteed.
         registry: the folder of the local registry, if not the default one.
@@ -199,10 +199,10 @@ def load(
         ConfigError: not a reference, or several heads and none is named.
         RegistryError: not found, or not for this backbone.
         FileError: the files are broken.
-        SignatureError: a signature is required, and there is none by a trusted key.
+        SignatureError: a signature by a trusted key is required but missing.
         MismatchError: the files are valid but for another backbone; every tensor that does not fit
             is listed.
-        AttachError: the name is already used on this model, or it is not one of transformers.
+        AttachError: the name is already used on this model, or the model is not from transformers.
     """
     from adapterhub.adapters.attachable import require_model  # imports torch, as the next
     from adapterhub.adapters.load import load_folder
@@ -220,7 +220,7 @@ def load(
 
 
 def _foundation(fetched: Fetched) -> Foundation:
-    """Return a pulled adapter as one that others can be on.
+    """Return a pulled adapter as a foundation for others.
 
     Raises:
         FileError: it is another library's.
@@ -234,16 +234,16 @@ def _foundation(fetched: Fetched) -> Foundation:
 
 
 def _published_name(reference: Reference, saved: Saved | None) -> str | None:
-    """Return the name that an adapter which was trained without one was published by, or None."""
+    """Return the published name of an adapter trained without a name, or None."""
     if reference.kind == "folder" or saved is None or not saved.manifest.is_unnamed:
         return None
     return reference.name.rpartition("/")[2]
 
 
 def _backbone_of(model: nn.Module, reference: Reference, registry: str | Path | None) -> str | None:
-    """Return the fingerprint under which a name in a registry has an adapter for a model.
+    """Return the fingerprint whose adapter of a name in a registry fits a model.
 
-    None if the name has one fingerprint only: the error of `load_folder` then says in what the
+    None if the name has only one fingerprint: the error of `load_folder` then lists how the
     backbone differs.
     """
     from adapterhub.adapters.compatibility import backbone_differences
@@ -263,10 +263,10 @@ def _backbone_of(model: nn.Module, reference: Reference, registry: str | Path | 
 def _newest_first(
     store: Registry, reference: Reference, fingerprints: Iterable[str]
 ) -> list[Entry]:
-    """List what a reference means for each fingerprint; a backbone may have two over time."""
+    """List the versions of a reference for each fingerprint; a backbone may have two over time."""
     entries = []
     for fingerprint in fingerprints:
-        with contextlib.suppress(RegistryError):  # this version is of another backbone
+        with contextlib.suppress(RegistryError):  # this version is for another backbone
             entry = store.resolve(reference.name, reference.version, backbone=fingerprint)
             entries.append(entry)
     return sorted(entries, key=lambda entry: version_number(entry.version) or 0, reverse=True)
@@ -274,13 +274,13 @@ def _newest_first(
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the adapters below one are looked for.
+    """Locations to search for the adapters below another one.
 
     Attributes:
         asked: the reference of the adapter on top.
         registry: the folder of the local registry, if not the default one.
-        pinned: whether a lock file pins them: versions that were yanked since give a warning.
-        hub: the hub that `hf:` stands for, if not this machine's.
+        pinned: whether a lock file pins them: versions yanked since then only give a warning.
+        hub: the hub behind `hf:`, if not this machine's.
     """
 
     asked: Reference
@@ -293,12 +293,13 @@ class Origins:
 
         Raises:
             RegistryError: one is missing or yanked, or its store cannot be reached.
-            FileError: the files of one were altered, or they are on each other in a circle.
+            FileError: the files of one were altered, or the adapters depend on each other in a
+                cycle.
         """
         return self._below(saved, (saved.digest, str(self.asked)))
 
     def _below(self, saved: Saved, above: tuple[str, ...]) -> tuple[Foundation, ...]:
-        """Find what one adapter was trained on; `above` are digests and references on the way."""
+        """Find the adapters that one was trained on; `above` is the path so far."""
         found, manifest = [], saved.manifest
         for ref in manifest.on:
             _refuse_circle(manifest, ref, above)
@@ -311,7 +312,7 @@ class Origins:
         return tuple(found)
 
     def _files(self, folder: Path, ref: FoundationRef) -> Saved:
-        """Return the verified files of an adapter: a copy in the folder above, or published."""
+        """Return the verified files of an adapter, from the folder above or a published version."""
         copy = copy_of(folder, ref)
         if (copy / MANIFEST_FILE).is_file():
             return Saved.at(copy, ref.digest).check()
@@ -334,7 +335,7 @@ class Origins:
         return fetch(parsed, store, entry).own()
 
     def _refuse_other_host(self, parsed: Reference) -> None:
-        """Refuse to call a host because an adapter of another one names it."""
+        """Refuse to contact a host named by an adapter from another host."""
         remote = self.asked.kind in ("hub", "server")
         if remote and (parsed.kind, parsed.host) != (self.asked.kind, self.asked.host):
             raise RegistryError(
@@ -345,7 +346,7 @@ class Origins:
 
 
 def foundation_of(reference: Reference, saved: Saved) -> Foundation:
-    """Return an adapter, found at `reference` with a version, as one that others are trained on."""
+    """Return the adapter found at a versioned `reference` as a foundation for others."""
     if reference.kind == "folder":
         return Foundation(FoundationRef(saved.manifest.name, saved.digest), saved)
     ref = FoundationRef(reference.name, saved.digest, reference.version, str(reference))
@@ -356,7 +357,7 @@ def _published(store: Store, parsed: Reference, ref: FoundationRef) -> Entry:
     """Find the published version with a digest.
 
     Raises:
-        RegistryError: there is no such version.
+        RegistryError: the version does not exist.
         FileError: the version has another digest, or cannot be read.
     """
     if isinstance(store, Registry):  # a name may have versions for several backbones
@@ -391,7 +392,7 @@ def _refuse_circle(manifest: Manifest, ref: FoundationRef, above: tuple[str, ...
 
 
 def _in_context(error: AdapterhubError, manifest: Manifest, ref: FoundationRef) -> AdapterhubError:
-    """Return an error that says which adapter needs the one that it is about."""
+    """Return an error that also names the adapter that needs the missing one."""
     return type(error)(
         f"{manifest.name!r} was trained on {ref}, which cannot be used",
         offenders=[error.problem, *error.offenders],
@@ -402,11 +403,11 @@ def _in_context(error: AdapterhubError, manifest: Manifest, ref: FoundationRef) 
 
 @dataclass(frozen=True)
 class Fetched:
-    """The folder of an adapter, what was read of it, and its valid signers.
+    """The folder of an adapter, its contents, and its valid signers.
 
-    `saved` is None for another library's. `signers` are public keys, trusted ones first; empty
-    unless signatures were checked. `pull_verified` sets `reference`, where it was found, with its
-    version, and the adapters that it was trained on.
+    `saved` is None for another library's adapter. `signers` are public keys, trusted ones first;
+    empty unless signatures were checked. `pull_verified` sets `reference`, with the version, and
+    the adapters that it was trained on.
     """
 
     folder: Path
@@ -416,16 +417,16 @@ class Fetched:
 
     @property
     def digest(self) -> str | None:
-        """The sha256 of its manifest."""
+        """The sha256 of the manifest."""
         return self.saved.digest if self.saved else None
 
     @property
     def source(self) -> Saved | Path:
-        """What `load_folder` takes."""
+        """The argument for `load_folder`."""
         return self.saved or self.folder
 
     def own(self) -> Saved:
-        """Return what was read of an adapter of adapterhub.
+        """Return the contents of an adapter of adapterhub.
 
         Raises:
             FileError: it is another library's.
@@ -444,8 +445,8 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
     `signed` requires a signature, also if the configuration does not.
 
     Raises:
-        FileError: there is no adapter, or its manifest or signatures cannot be read.
-        SignatureError: signatures are required, and it has none by a trusted key.
+        FileError: the adapter is missing, or its manifest or signatures cannot be read.
+        SignatureError: a signature by a trusted key is required but missing.
     """
     trust = current_trust(signed=signed)
     native = is_file(path / MANIFEST_FILE)
@@ -471,13 +472,13 @@ def fetch(
 ) -> Fetched:
     """Return the verified files of a published version, after all checks.
 
-    They are in `folder`, which is new, or else the store's own copy. `signed` requires a signature
+    They are in `folder`, which is new, or in the store's own copy. `signed` requires a signature
     also if the configuration does not; `find_signers` looks for them also if none is required.
 
     Raises:
         RegistryError: the store cannot be reached.
         FileError: the files differ from the published ones, or a signature file is broken.
-        SignatureError: a signature is required, and there is none by a trusted key.
+        SignatureError: a signature by a trusted key is required but missing.
         OutputError: `folder` cannot be written.
     """
     trust = current_trust(signed=signed)
@@ -497,10 +498,10 @@ def fetch(
 def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> tuple[str, ...]:
     """Check the signatures of a project's copy of a published version; return its valid signers.
 
-    `pinned` has its version; `find` looks for signatures also if none is required.
+    `pinned` has its version; `find` searches for signatures even if none is required.
 
     Raises:
-        SignatureError: a signature is required, and there is none by a trusted key.
+        SignatureError: a signature by a trusted key is required but missing.
     """
     trust = current_trust()
     if not (trust.required or find):
@@ -514,7 +515,7 @@ def published_signatures(
 ) -> list[CheckedSignature]:
     """Check the signatures of a published version, without requiring any.
 
-    Those beside the manifest are checked first; if they are not enough, those added later.
+    Signatures next to the manifest are checked first; if they do not suffice, later ones.
     """
     subject, beside = _subject(asked, entry), read_signatures(path)
     checked = checked_signatures(beside, subject, trust)
@@ -528,7 +529,7 @@ def published_signatures(
 
 
 def _later_signatures(store: Store, entry: Entry, trust: Trust) -> Sequence[Signature]:
-    """List the signatures that are not beside the manifest; none offline, unless required."""
+    """List the signatures added later; empty if offline, unless one is required."""
     try:
         return store.signatures(entry)
     except RegistryError:
@@ -538,7 +539,7 @@ def _later_signatures(store: Store, entry: Entry, trust: Trust) -> Sequence[Sign
 
 
 def _keep_beside(path: Path, checked: Sequence[CheckedSignature]) -> None:
-    """Add signatures to a store's own copy, so that copies of it have them."""
+    """Add signatures to a store's own copy, so that further copies include them."""
     if not checked:
         return
     data = signatures_to_json(c.signature for c in checked[:MAX_SIGNATURES])

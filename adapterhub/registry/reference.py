@@ -1,16 +1,16 @@
 """References: the one syntax for naming an adapter, shared by all commands and functions.
 
     ./folder    ../x   /abs   ~/x        a folder on this machine
-    name[@version]                       the local registry; stores.py says when a name is a folder
+    name[@version]                       the local registry; see open_store.py for names of folders
     hf:owner/name[@revision]             the Hugging Face Hub
     https://host/owner/name[@revision]   a self-hosted hub; http only for the local host
 
 In the local registry a version is a number (`3` or `v3`) or a tag; a revision is a commit, branch
 or tag.
 
-Names of folders in a local registry are valid and distinct on every file system. A backbone's
-folder is its id with `/` written `--`, which Hub ids cannot contain. Names of local backbones end
-in `--` and the start of their fingerprint, and are their own folder. An id that would share its
+Names of folders in a local registry are valid and distinct on every file system. The folder of a
+backbone is its id with `/` written as `--`, which Hub ids cannot contain. Names of local backbones
+end in `--` and the start of their fingerprint, and are used unchanged. An id that would share its
 folder with another one is refused.
 """
 
@@ -29,12 +29,12 @@ from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.native import PEFT_FILES, find_adapter
 from adapterhub.files.run_folder import names_in
 
-_MOST_FOLDERS = 2_000  # that are looked at, for a hint in an error
+_MOST_FOLDERS = 2_000  # folders to inspect for a hint in an error
 _MOST_FOUND = 3
 
 
 def holds_adapter(folder: Path) -> bool:
-    """Return whether a folder has an adapter, that of a run or another library's included."""
+    """Return whether a folder has an adapter, including those in runs or of other libraries."""
     return find_adapter(folder) is not None or (folder / PEFT_FILES[0]).is_file()
 
 
@@ -47,7 +47,7 @@ def nearby_adapters(name: str) -> list[str]:
 
 
 def _folders() -> Iterator[str]:
-    """Yield the folders here and in those, as one types them."""
+    """Yield the folders here and one level below, as a user would type them."""
     here = _subfolders(Path())
     yield from (f"./{name}" for name in here)
     for name in here:
@@ -66,8 +66,8 @@ _LOOKS_LIKE_FOLDER = re.compile(r"\.{1,2}([/\\]|$)|[/~\\]|[A-Za-z]:[/\\]")
 _BUCKETS = ("s3", "gs", "az", "abfss")
 _REMOTE = re.compile(r"hf:|[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-DEFAULT_HUB = "https://huggingface.co"  # of hf:, and the only one that is known to have Xet
-INDEX_FILE = "index.json"  # reserved: neither a backbone's folder nor an adapter is called so
+DEFAULT_HUB = "https://huggingface.co"  # the host of hf:, and the only one known to support Xet
+INDEX_FILE = "index.json"  # reserved: not allowed for a backbone's folder or an adapter
 NAME_RULE = (
     "1 to 96 letters, digits and . _ -, starting with a letter or digit, not ending with a dot,"
     f" and not {INDEX_FILE}, nor a name that Windows reserves, such as con or nul.txt"
@@ -98,12 +98,12 @@ class Reference:
 
 
 def is_loopback(hostname: str | None) -> bool:
-    """Return whether a host is this machine, with which http is as good as https."""
+    """Return whether a host is this machine, where http is as safe as https."""
     return hostname in _LOOPBACK
 
 
 def is_remote(text: str) -> bool:
-    """Return whether a text has the start of a hub's reference, whatever follows."""
+    """Return whether a text starts like a reference to a hub."""
     return _REMOTE.match(text) is not None
 
 
@@ -185,7 +185,7 @@ def _parse_server(text: str) -> Reference:
     except ValueError as error:
         raise _error(text, f"is not a valid URL: {error}") from None
     secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(hostname))
-    if not hostname or not secure or not hostname.isascii():  # other spellings look like others
+    if not hostname or not secure or not hostname.isascii():  # other spellings are ambiguous
         raise _error(text, "is not an https URL", "https://host/owner/name[@revision]")
     if parts.username is not None or parts.query or parts.fragment:
         # The part before @ may be a password: do not show it.
@@ -232,7 +232,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 def unportable(name: str) -> str:
-    """Return why a name cannot be a file's or folder's on every system, or "" if it can."""
+    """Return the reason why a name is not valid for files on every system, or ""."""
     stem = name.partition(".")[0]
     if stem.casefold() in _DEVICES:
         return f"Windows reserves {stem!r} for a device"
@@ -266,15 +266,15 @@ def backbone_folder(backbone: str) -> str:
 
 
 def folder_of_id(backbone: str) -> str:
-    """Return the folder in which a backbone's id was stored, even if another one may share it."""
+    """Return the folder of a backbone's id, even if another backbone may share it."""
     return backbone.replace("/", "--")
 
 
 def is_backbone_folder(name: str) -> bool:
-    """Return whether a folder's name can be that of a backbone."""
+    """Return whether a folder's name can belong to a backbone."""
     return ".." not in name and _FOLDER.fullmatch(name) is not None and not _is_reserved(name)
 
 
 def _is_reserved(name: str) -> bool:
-    """Return whether a name would be that of an index on some file system."""
+    """Return whether a name would collide with an index on some file system."""
     return name.casefold() == INDEX_FILE

@@ -1,17 +1,18 @@
-"""A registry of one's own, in a folder or a bucket: either can be copied to the other.
+"""A user's own registry, in a folder or a bucket; either can be copied to the other.
 
-    BACKBONE/NAME/v1/             an adapter's files as saved; they never change, but for signatures
+    BACKBONE/NAME/v1/             an adapter's files as saved; they never change, except signatures
     BACKBONE/NAME/v1/.published   when it was published, in UTC
     BACKBONE/NAME/names.json      tags, yanked versions and the highest version
-    BACKBONE/index.json           what is in the folders, for searches; both in version_files.py
+    BACKBONE/index.json           an index of the folders, for searches; both in version_files.py
 
-A publisher takes the next number by replacing names.json on the condition that nobody else has
-since it was read, so two of them never share a version; then it writes the files. An interruption
-leaves a number that is not used again. A version that cannot be read is no obstacle to the others.
+A publisher takes the next number by replacing names.json, provided that the file has not changed
+since it was read. Two publishers therefore never share a version. Then it writes the files. An
+interruption leaves a number that is not used again. An unreadable version does not affect the
+others.
 
-At last the publisher writes all rows of the name in the index. If one died in between, searches do
-not show its version until the next writer of the name, or `adapterhub registry index`, adds it; by
-its name it is found at once.
+Finally the publisher writes all rows of the name to the index. If it dies in between, searches omit
+its version until the next writer of the name, or `adapterhub registry index`, adds it. Lookups by
+name find it at once.
 """
 
 from __future__ import annotations
@@ -100,14 +101,14 @@ from adapterhub.registry.version_files import (
     stamp_bytes,
 )
 
-_ATTEMPTS = 60  # to change a file while others do
+_ATTEMPTS = 60  # attempts to change a file while others do
 _SHOWN = 5  # broken versions that a warning names
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 class Registry(Store):
-    """A store of one's own: its names have no owner, and `name@v1` refers to it.
+    """A user's own store: names have no owner, and `name@v1` is a reference.
 
     Args:
         storage: its files.
@@ -150,7 +151,7 @@ class Registry(Store):
         return choose_version(entries, name, version)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        """List all versions of a name, oldest first; warn of those that are broken.
+        """List all versions of a name, oldest first; warn of broken ones.
 
         Raises:
             RegistryError: no adapter has this name.
@@ -164,7 +165,7 @@ class Registry(Store):
         return entries
 
     def search(self, query: Query) -> list[Entry]:
-        """Return the versions that match a query, in its order; warn of those that are broken."""
+        """Return the versions that match a query, in its order; warn of broken ones."""
         found = self.everything(query.backbone)
         self._warn({f"{p}/{v}": line_of(e) for p, c in found.items() for v, e in c.broken.items()})
         available = [e for c in found.values() for e in c.entries if e.yanked is None]
@@ -173,9 +174,9 @@ class Registry(Store):
         return filter_entries(shown, query, lambda entry: _words_of(entry, found))
 
     def everything(self, backbone: str | None = None) -> dict[str, Contents]:
-        """Read all names, or at least those of a backbone, by their paths.
+        """Read all names by path, or at least the names of a backbone.
 
-        They are read from the index; if there is none, or a damaged one, from the folders.
+        The index is read if it is intact, otherwise the folders.
         """
         try:
             indexed = self._indexed(backbone)
@@ -185,7 +186,7 @@ class Registry(Store):
         return self._read(_by_name(self.storage.files())) if indexed is None else indexed
 
     def index(self) -> int:
-        """Write the index anew, from the folders, and return the number of names.
+        """Rebuild the index from the folders and return the number of names.
 
         Raises:
             OutputError: the registry cannot be written.
@@ -235,7 +236,7 @@ class Registry(Store):
             return self._entry(path, version, self._files(path).get(version, {}), names)
 
     def version_for(self, folder: Path | Saved, publication: Publication) -> tuple[str, bool]:
-        """Return the version that `put` would answer with, and whether it is published already."""
+        """Return the version that `put` would return, and whether it is already published."""
         check_name(publication.name)
         saved = Saved.at(folder)
         path = f"{backbone_folder(saved.manifest.backbone.id)}/{publication.name}"
@@ -276,7 +277,7 @@ class Registry(Store):
             self._change(path, without)
 
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
-        """Delete a version for good, also one that cannot be read; its number is not used again.
+        """Delete a version permanently, even an unreadable one; its number is not used again.
 
         Args:
             name: the adapter's name.
@@ -291,7 +292,7 @@ class Registry(Store):
         number = f"v{version_number(version)}"
         paths = [path for path in self._named(name, backbone) if number in self._numbers(path)]
         if not paths:
-            self.resolve(name, version, backbone=backbone)  # an error that says what there is
+            self.resolve(name, version, backbone=backbone)  # raises; lists the versions
             raise NotPublishedError(f"{self.location} has no {name}@{number}")
         if len(paths) > 1:
             raise _several(name, [path.partition("/")[0] for path in paths])
@@ -305,7 +306,7 @@ class Registry(Store):
             self._add_to_index(path)
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
-        """List the signatures of a version: those in a bucket may be newer than a cached copy's.
+        """List the signatures of a version; a bucket may have newer ones than a cached copy.
 
         Raises:
             RegistryError: the storage cannot be read.
@@ -341,7 +342,7 @@ class Registry(Store):
         return problems + self._index_problems(found)
 
     def _index_problems(self, found: Mapping[str, Contents]) -> list[str]:
-        """Compare the index, if there is one, with what the folders have."""
+        """Compare the index, if it exists, with the folders."""
         hint = "adapterhub registry index writes it anew"
         try:
             if (indexed := self._indexed(None)) is None:
@@ -350,7 +351,7 @@ class Registry(Store):
         except FileError as error:
             return [line_of(error)]
         here = found.keys()
-        # A name all of whose versions were deleted is in no index.
+        # A name whose versions were all deleted is not in the index.
         found = {p: c for p, c in found.items() if c.entries or c.broken}
         first = {path.partition("/")[0]: path for path in sorted(found, reverse=True)}
         missing = sorted(b for b in first.keys() - listed if not self._is_indexed_by_now(first[b]))
@@ -364,16 +365,16 @@ class Registry(Store):
         return problems
 
     def _is_indexed_by_now(self, path: str) -> bool:
-        """Compare a name with its row again, when no writer is between the two."""
+        """Compare a name with its row again, while no writer can be active."""
         backbone, _, name = path.partition("/")
         with suppress(AdapterhubError), self.storage.writing(path):
             contents, row = self.contents(path), (self._index_of(backbone) or {}).get(name)
             found = contents if contents.entries or contents.broken else None
             return backbone in self._indexed_backbones() and _agree(row, found)
-        return False  # who may only read cannot tell
+        return False  # a reader without write access cannot check
 
     def contents(self, path: str) -> Contents:
-        """Read all versions of a name; those that cannot be read are listed with their errors."""
+        """Read all versions of a name; list unreadable ones with their errors."""
         try:
             return self._read({path: self._files(path)})[path]
         except FileError as error:
@@ -389,7 +390,7 @@ class Registry(Store):
         files: Mapping[str, Mapping[str, Mapping[str, str]]],
         known: Mapping[str, Names | FileError],
     ) -> dict[str, Contents]:
-        """Read the versions of names, given what their `names.json` has."""
+        """Read the versions of names, given the contents of `names.json`."""
         found = {
             path: Contents([], {}, names)
             if isinstance(names, Names)
@@ -418,7 +419,7 @@ class Registry(Store):
         return found
 
     def _map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        """Apply a function that reads the storage, at the same time where that is faster."""
+        """Apply a function that reads the storage, concurrently where that is faster."""
         if self.storage.readers == 1:
             return list(map(function, items))
         with ThreadPoolExecutor(self.storage.readers) as pool:
@@ -459,7 +460,7 @@ class Registry(Store):
         return parse_date(stored.data) if stored else None
 
     def _signers(self, folder: str, tag: str | None) -> tuple[str, ...]:
-        """Read the ids of the keys that signed a version; none of a damaged file."""
+        """Read the ids of the keys that signed a version; empty for a damaged file."""
         if tag is not None:
             with suppress(FileError):
                 stored = self.storage.read(f"{folder}/{SIGNATURE_FILE}", MAX_SIGNATURE_BYTES, tag)
@@ -474,7 +475,7 @@ class Registry(Store):
         return names, stored
 
     def _take_number(self, path: str, publication: Publication, entries: Sequence[Entry]) -> str:
-        """Take the number of a new version, which no other publisher gets."""
+        """Reserve the number of a new version for this publisher."""
         taken = ""
 
         def take(names: Names) -> Names:
@@ -487,7 +488,7 @@ class Registry(Store):
         return taken
 
     def _change(self, path: str, update: Callable[[Names], Names]) -> Names:
-        """Change the names.json of a name, again from the start if another writer was first."""
+        """Change the names.json of a name; start over if another writer was first."""
         changed = Names()
 
         def attempt() -> None:
@@ -503,7 +504,7 @@ class Registry(Store):
         return changed
 
     def _indexed(self, backbone: str | None) -> dict[str, Contents] | None:
-        """Read the index, or that of one backbone; None if there is none.
+        """Read the whole index or the index of one backbone; None if it does not exist.
 
         Raises:
             FileError: a part of it is missing or damaged.
@@ -583,7 +584,7 @@ class Registry(Store):
             stored = self.storage.read(file, MAX_INDEX_BYTES)
             data = b""
             if stored and paths is not None:
-                with suppress(FileError):  # a damaged index is written anew
+                with suppress(FileError):  # a damaged index is rebuilt
                     found = self._contents(paths)
                     data = index_with(stored.data, file, backbone, _by_own_name(found))
             if not data:
@@ -613,7 +614,7 @@ class Registry(Store):
             self._retry(attempt, INDEX_FILE)
 
     def _retry(self, attempt: Callable[[], None], file: str) -> None:
-        """Repeat what another writer of a file was in the way of."""
+        """Retry a write after a conflict with another writer."""
         for number in range(_ATTEMPTS):
             try:
                 return attempt()
@@ -686,7 +687,7 @@ class Registry(Store):
         return matching
 
     def _contents(self, paths: Iterable[str]) -> dict[str, Contents]:
-        """Read names, at the same time where that is faster."""
+        """Read names, concurrently where that is faster."""
         ordered = sorted(paths)
         return dict(zip(ordered, self._map(self.contents, ordered), strict=True))
 
@@ -746,12 +747,12 @@ def _words_of(entry: Entry, found: Mapping[str, Contents]) -> str:
 
 
 def _by_own_name(found: Mapping[str, Contents]) -> dict[str, Contents]:
-    """Return the contents of names of one backbone by the names alone."""
+    """Return the contents of the names of one backbone, keyed by name only."""
     return {path.partition("/")[2]: contents for path, contents in found.items()}
 
 
 def _agree(indexed: Contents | None, found: Contents | None) -> bool:
-    """Return whether the index has what the folders have; neither has a name without versions."""
+    """Return whether the index matches the folders; names without versions are ignored."""
     first, second = indexed or Contents([], {}), found or Contents([], {})
     same = [*map(row_of, first.entries)] == [*map(row_of, second.entries)]
     return same and first.broken.keys() == {
@@ -787,7 +788,7 @@ def _by_version(path: str, files: Mapping[str, str]) -> dict[str, dict[str, str]
 
 
 def _strays(path: str, files: Iterable[str]) -> list[str]:
-    """List what is neither a version nor a file of one; hidden files are ignored."""
+    """List files that do not belong to a version; hidden files are ignored."""
     known = {*PUBLISHED, NAMES_FILE}
     names = [file[len(path) + 1 :] for file in files]
     strays = [

@@ -13,8 +13,8 @@ from adapterhub.registry.open_store import registry_at, store_of
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.store import SORTS, Entry, Query, Store
 
-_ALL = 1_000_000  # more than a registry has
-_MOST_CHOICES = 8  # values of a field that are listed
+_ALL = 1_000_000  # more than a registry contains
+_MOST_CHOICES = 8  # listed values of a field
 
 
 def search(
@@ -43,9 +43,9 @@ def search(
 def why_empty(query: Query, registry: str | Path | None = None) -> list[str]:
     """Explain why a query matches nothing in a local registry, one line for each reason.
 
-    A filter that excludes everything is named, with the values that exist; if each alone matches
-    something, the number of matches without it. Nothing is returned for an empty registry. The
-    search that found nothing has warned of broken versions, so this one does not.
+    A filter that excludes everything is listed with the existing values. If each filter alone
+    matches something, the number of matches without it is given. Nothing is returned for an empty
+    registry. The first search has warned of broken versions, so this one does not.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def _reasons(query: Query, store: Store) -> list[str]:
 
 
 def _filters(query: Query) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each filter of a query, as it is shown and as the fields of a query."""
+    """Yield each filter of a query, as text and as fields of a query."""
     for field in ("backbone", "task", "method", "metric"):
         if value := getattr(query, field):
             yield f"{field}={value}", {field: value}
@@ -84,7 +84,7 @@ def _filters(query: Query) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _choices(fields: dict[str, Any], entries: Iterable[Entry]) -> str:
-    """List the values that a field has, the most frequent first, with their counts."""
+    """List the values of a field, the most frequent first, with their counts."""
     (field,) = fields
     names = {"backbone": "backbones", "task": "tasks", "method": "methods", "tags": "tags"}
     counts: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 """Refuse to publish files that contain secrets or paths of this machine.
 
-Keys of services have the forms of `_KEYS`; a password is told by the word in front of it. Digests,
+Keys of services have the forms of `_KEYS`; a password is recognized by the word before it. Digests,
 versions, references and prose match neither.
 """
 
@@ -22,9 +22,9 @@ from adapterhub.files.native import MAX_CARD_BYTES, SIGNATURE_FILE
 from adapterhub.files.schema import shorten
 
 _BINARY = (".safetensors",)
-_MOST_IN_A_PLACE = 80  # characters: the place of a finding is shown, and may be a hostile key
+_MOST_IN_A_PLACE = 80  # characters: the place of a finding is displayed, and may be a hostile key
 
-_MOST_NAMED = 200  # characters: a longer value is no key that only its name tells
+_MOST_NAMED = 200  # characters: a longer value is not a key recognized only by its name
 _LEAST_SECRET = 4  # characters: shorter ones are seldom passwords and often words
 _NETRC = "a password in a netrc file"
 _KEYS = {
@@ -67,7 +67,7 @@ _KEYS = {
     ],
     "a password in a URL": [
         r"(?i:\b[a-z][a-z0-9+.-]*://[^\s/:@\"'<>]*:[^\s/@\"'<>]+@)",
-        # Alone, as in the URL of a git remote; a name of a user is shorter, or has no digits.
+        # Alone, as in the URL of a git remote; a user name is shorter, or lacks digits.
         r"(?i:\b[a-z][a-z0-9+.-]*://(?=[^\s/@]*\d)[^\s/:@\"'<>]{16,}@)",
     ],
     _NETRC: [
@@ -95,7 +95,7 @@ _INSIDE = re.compile(
     r"GOCSPX-|xox[abeoprs]-|npm_|pypi-|gsk_|xai-|nvapi-|dapi|[rsp]k_live_|KGAT_|sk-(?:[a-z]+\d*-)*)"
     r"(?=[A-Za-z0-9_]*\d)[A-Za-z0-9_]{16})"
 )
-# A key of W&B and others, which has the form of a commit: one of these words tells the difference.
+# A key of W&B and others has the form of a commit; one of these words distinguishes it.
 _HEX_KEY = re.compile(r"(?<![\w@/-])(?<! at )(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{40}(?![\w-])")
 _OF_COMMITS = re.compile(r"(?i)commit|revision|\brev\b|sha-?1|\bgit\b|hash|digest|snapshot|version")
 _SECRETS = {kind: re.compile("|".join(patterns)) for kind, patterns in _KEYS.items()}
@@ -122,7 +122,7 @@ _PLACEHOLDER = re.compile(
     r"environment|default"
 )
 # Absolute and home paths. After a letter, digit or dot, a slash is part of a URL or of a relative
-# path; the folders of every system, and routes of web services, tell nothing of a machine.
+# path; system folders and routes of web services reveal nothing about a machine.
 _PATHS = re.compile(
     r"""(?<![\w./\\})])(?:-[A-Z])?/(?!(?:dev|bin|usr/bin|api|v\d+)/)[\w.+@%-]+/[\w.+@%-]
     |(?<![\w./\\])/root(?![\w.-])
@@ -139,7 +139,7 @@ _SIGNATURE = re.compile(r"at signatures\.\d+\.signature")
 
 @dataclass(frozen=True)
 class Finding:
-    """A secret or path in a file, without its text; `code` is what allows it."""
+    """A secret or path in a file, without its text; `code` allows it."""
 
     file: str
     place: str
@@ -150,10 +150,11 @@ class Finding:
 def refuse_leaks(files: Mapping[str, bytes], allowed: Collection[str] = ()) -> None:
     """Refuse to publish text that contains a path of this machine or a secret.
 
-    Of tensor files, the header is searched. `allowed` has codes of findings that the user accepts.
+    In tensor files, only the header is searched. `allowed` has codes of findings that the user
+    accepts.
 
     Raises:
-        FileError: a file does; the error lists each place, without the secret.
+        FileError: a file contains one; the error lists each place, without the secret.
     """
     found = [f for f in findings(files) if f.code not in allowed]
     if found:
@@ -172,16 +173,16 @@ def findings(files: Mapping[str, bytes]) -> list[Finding]:
         Finding(name, place, problem, _code(name, place, problem, data))
         for name, data in files.items()
         for place, problem in _in_file(data if not name.endswith(_BINARY) else _header(data))
-        # Numbers of 64 bytes look like a key now and then; their form is checked elsewhere.
+        # Numbers of 64 bytes sometimes look like a key; their form is checked elsewhere.
         if not (name == SIGNATURE_FILE and _SIGNATURE.fullmatch(place))
     ]
 
 
 def published_texts(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Read the files of these names that exist; of tensor files, only what is text.
+    """Read the existing files of these names; of tensor files, only the text.
 
     Raises:
-        FileError: one is a link, no regular file, or larger than any that is published.
+        FileError: one is a link, not a regular file, or larger than any published file.
     """
     texts = {}
     for name in (name for name in names if os.path.lexists(folder / name)):
@@ -285,6 +286,6 @@ def _is_secret(match: re.Match[str]) -> bool:
 
 
 def _looks_random(word: str) -> bool:
-    """Return whether a word has digits, signs or capitals where prose has none."""
+    """Return whether a word has digits, signs or capitals where prose would not."""
     core = word.strip("\"'`*_()[].,")
     return len(core) >= _LEAST_SECRET and bool(re.search(r"\d|[^\w'-]|_|[a-z][A-Z]", core))

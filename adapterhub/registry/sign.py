@@ -1,6 +1,6 @@
-"""`ah.sign` and `ah.verify`: sign an adapter, and check who signed one.
+"""`ah.sign` and `ah.verify`: sign an adapter, and check its signatures.
 
-A signature is made of an adapter in a folder, in a local registry, or on publication.
+An adapter is signed in a folder, in a local registry, or on publication.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def sign(
     Args:
         reference: the folder of an adapter or a run, or a name in a local registry.
         key: the file of the private key, or the key.
-        name: for a folder, the name that the adapter is called by, if not its own.
-        version: for a folder, the version that it is called, such as `v3`; any if None.
+        name: for a folder, the name to sign, if not the adapter's own.
+        version: for a folder, the version to sign, such as `v3`; any if None.
         backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
         registry: the folder of the local registry, if not the default one.
 
     Returns:
-        The signature, which is also written beside the manifest.
+        The signature, which is also written next to the manifest.
 
     Raises:
         ConfigError: the reference is on a hub, or has its own name and version.
@@ -105,7 +105,7 @@ class Verification:
     Attributes:
         reference: the adapter.
         digest: the sha256 of its manifest.
-        signatures: the signatures, each compared with it.
+        signatures: the signatures, each compared with the digest.
     """
 
     reference: str
@@ -114,7 +114,7 @@ class Verification:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether a trusted key signed it."""
+        """Whether the adapter is signed by a trusted key."""
         return any(checked.is_valid and checked.is_trusted for checked in self.signatures)
 
 
@@ -151,13 +151,13 @@ def verify(
 def signatures_beside(
     reference: Reference, saved: Saved, entry: Entry | None = None
 ) -> list[CheckedSignature]:
-    """Check the signatures in the folder of an adapter; its store is not asked for later ones.
+    """Check the signatures in the folder of an adapter; its store is not searched for later ones.
 
-    Without an entry, it is compared by its digest only.
+    Without an entry, only the digest is compared.
 
     Raises:
         FileError: the signature file is broken.
-        ConfigError: there are signatures, and cryptography is not installed.
+        ConfigError: the adapter has signatures, and cryptography is not installed.
     """
     if entry is None:
         subject = SignedSubject(Reference("folder", str(saved.folder)), saved.digest)

@@ -1,8 +1,8 @@
 """The interfaces of a store of adapters and of a registry's files, and rules common to all stores.
 
 A store keeps versions of adapters. A version is one adapter's files and never changes; a tag is a
-movable name for a version. How a store keeps its files is up to the store; tests/registry/
-test_store.py runs one conformance suite against every implementation.
+movable name for a version. The layout of the files is up to the store; tests/registry/test_store.py
+runs one conformance suite against every implementation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from adapterhub.files.native import Saved
 from adapterhub.files.signature import Signature
 
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # of `Entry.published`
-SORTS = ("name", "size", "newest")  # a `Query.sort`, besides the metrics
+SORTS = ("name", "size", "newest")  # values of `Query.sort`, in addition to metrics
 MOST_VERSIONS = 999_999_999  # nine digits, see `version_number`
 
 
@@ -37,19 +37,19 @@ class Entry:
     """One published version of an adapter, as listed in search results.
 
     Attributes:
-        reference: the text to type to get this version.
+        reference: the text that refers to this version.
         name: the name in the registry.
         version: the version, such as v3; on a hub a commit.
         digest: the sha256 of the manifest, which contains the sha256 of the tensors.
         backbone: the id of its backbone.
-        fingerprint: that of the backbone's weights.
+        fingerprint: the fingerprint of the backbone's weights.
         methods: the names of its methods.
         task: the kind of model, if it has a head.
         metrics: the scores of its training run.
         tags: names of this version, which may move to another.
         size: in bytes.
         parameters: the number of trained parameters.
-        yanked: why the version was withdrawn; None if it was not.
+        yanked: the reason for withdrawal; None if it was not withdrawn.
         description: one sentence.
         license: an identifier such as apache-2.0.
         language: language codes such as en.
@@ -58,7 +58,7 @@ class Entry:
         signers: the ids of the keys that signed it, unchecked.
         data: the sha256 of the rows that it was trained and evaluated on.
         evaluation: the sha256 of the rows of its scores; older adapters do not have it.
-        test: that of the rows of the scores that begin with `test_`.
+        test: the sha256 of the rows of the scores that begin with `test_`.
     """
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Query:
     backbone, methods, tags, topics, description or card. `tags` are tags or topics. Unless
     `all_versions` is set, only the newest version of each name is returned; yanked versions never
     are. `sort` is a metric (best first), `newest` (first), `size` (smallest first) or `name`.
-    `owner` is that of repositories on a hub.
+    `owner` is the owner of repositories on a hub.
     """
 
     text: str = ""
@@ -138,7 +138,7 @@ class Publication:
 
 
 class Store(Protocol):
-    """A place of published adapters."""
+    """A store of published adapters."""
 
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
@@ -173,7 +173,7 @@ class Store(Protocol):
         """
 
     def version_for(self, folder: Path | Saved, publication: Publication) -> tuple[str, bool]:
-        """Return the version that `put` would answer with, and whether it is published already.
+        """Return the version that `put` would return, and whether it is already published.
 
         Raises:
             ConfigError: the requested version, or a tag, is invalid.
@@ -213,7 +213,7 @@ class Store(Protocol):
         """
 
     def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
-        """Delete a version for good; its number is not used again.
+        """Delete a version permanently; its number is not used again.
 
         Args:
             name: the adapter's name.
@@ -221,7 +221,7 @@ class Store(Protocol):
             backbone: a backbone's id or fingerprint, to choose between adapters of a name.
 
         Raises:
-            ConfigError: the store deletes nothing.
+            ConfigError: the store does not support deletion.
             RegistryError: no such version, or the store denies it.
         """
 
@@ -255,15 +255,15 @@ class Stored:
 
 
 class Storage(Protocol):
-    """Where a registry keeps its files: a folder, a bucket, or a dict in tests.
+    """The files of a registry: in a folder, a bucket, or a dict in tests.
 
     Paths are relative to the registry, with slashes: BACKBONE/NAME/v1/adapter.json.
 
     Attributes:
         location: the folder or the URL.
         is_atomic: whether a version appears in one step; otherwise its manifest is written last,
-            and a version without one is an upload that has not ended.
-        readers: how many files are read at the same time.
+            and a version without one is an unfinished upload.
+        readers: the number of files read concurrently.
     """
 
     location: str
@@ -291,9 +291,9 @@ class Storage(Protocol):
         """
 
     def read(self, path: str, most: int, tag: str = "") -> Stored | None:
-        """Read a file of at most `most` bytes; None if there is none.
+        """Read a file of at most `most` bytes; None if it does not exist.
 
-        With the tag of the file in a list, a copy that has this tag may be returned.
+        Given the tag of the file in a listing, a cached copy with this tag may be returned.
 
         Raises:
             FileError: it is larger than `most` bytes, or not a regular file.
@@ -301,7 +301,7 @@ class Storage(Protocol):
         """
 
     def reread(self, path: str, most: int) -> Stored | None:
-        """Read a file as `read` does; a copy that was kept of it is used while it is the same.
+        """Read a file like `read`; use a cached copy while it is current.
 
         Raises:
             FileError: it is larger than `most` bytes, or not a regular file.
@@ -320,15 +320,15 @@ class Storage(Protocol):
         """
 
     def check_room(self, size: int) -> None:
-        """Refuse what there is no room for, before it is read; a bucket has no limit.
+        """Refuse files that do not fit, before they are read; a bucket has no limit.
 
         Raises:
-            OutputError: there are fewer bytes.
+            OutputError: there is not enough space.
         """
         return None
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
-        """Replace a file if it is still the one that was read; `old` is None if there was none.
+        """Replace a file if it has not changed since; `old` is None if it did not exist.
 
         Raises:
             ConflictError: another writer was first.
@@ -337,16 +337,16 @@ class Storage(Protocol):
         """
 
     def remove(self, path: str) -> None:
-        """Remove a version, so that no reader sees a part of it."""
+        """Remove a version so that no reader sees a partial one."""
 
     def get(self, path: str, digest: str, folder: Path | None) -> Path:
-        """Return a folder of this machine with the verified files of a version.
+        """Return a local folder with the verified files of a version.
 
-        It is `folder`, which is new, or else the storage's own, or a copy that it keeps. `digest`
-        is the sha256 of the manifest that was published.
+        It is `folder`, which is new, or the storage's own folder or cached copy. `digest` is the
+        sha256 of the published manifest.
 
         Raises:
-            FileError: the files are not what was published.
+            FileError: the files differ from the published ones.
             OutputError: `folder` exists or cannot be written.
             RegistryError: the storage cannot be read.
         """
@@ -433,7 +433,7 @@ def version_number(version: str) -> int | None:
 
 
 def is_version_folder(name: str) -> bool:
-    """Return whether a name is that of a version's folder: v1, v2, ..."""
+    """Return whether a name is the name of a version's folder: v1, v2, ..."""
     return name.startswith("v") and version_number(name) is not None
 
 
@@ -477,7 +477,7 @@ def word_text(texts: Iterable[str]) -> str:
 
 
 def _matches(entry: Entry, query: Query) -> bool:
-    """Return whether an entry has all that a query requires, except words."""
+    """Return whether an entry matches a query, apart from the words."""
     return all(
         (
             entry.yanked is None,

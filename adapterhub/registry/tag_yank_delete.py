@@ -26,17 +26,17 @@ def tag(
     A tag is on one version of a name; setting it again moves it.
 
     Args:
-        reference: the version, such as `polite@v2`; of a name alone, the newest one.
+        reference: the version, such as `polite@v2`; the newest version of a name alone.
         tag: the tag; None changes nothing.
         remove: remove the tag of this name.
         registry: the folder of the local registry, if not the default one.
         backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
 
     Returns:
-        The version by tag, of all tags of the name, afterwards.
+        The versions of all tags of the name after the change.
 
     Raises:
-        ConfigError: the tag is invalid, or none of the name.
+        ConfigError: the tag is invalid, or the name lacks it.
         RegistryError: no such adapter or version.
         OutputError: the registry cannot be written.
     """
@@ -54,10 +54,10 @@ def tag(
 
 
 def _remove(store: Store, entry: Entry, version: str | None, tag: str) -> None:
-    """Remove a tag; with a version, only from that one.
+    """Remove a tag; given a version, only from that version.
 
     Raises:
-        ConfigError: there is no such tag.
+        ConfigError: the tag does not exist.
     """
     versions = store.versions(entry.name, backbone=entry.backbone)
     tags = {name: e.version for e in versions for name in e.tags}
@@ -76,11 +76,11 @@ def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> 
 
     Args:
         reference: the version, such as `polite@v1`.
-        reason: shown to everyone who still requests this version.
+        reason: shown on each later request for this version.
         registry: the folder of the local registry, if not the default one.
 
     Returns:
-        The entry as it was before.
+        The previous entry.
 
     Raises:
         ConfigError: the reference has no version, or the reason is not one line of text.
@@ -106,7 +106,7 @@ def delete(
     backbone: str | None = None,
     force: bool = False,
 ) -> str:
-    """Delete one version of an adapter, for good: from a registry, or a hub of adapterhub.
+    """Delete one version of an adapter permanently from a registry or a hub of adapterhub.
 
     Its number is not used again, and its tags are removed.
 
@@ -120,8 +120,8 @@ def delete(
         The reference of the version that was deleted.
 
     Raises:
-        ConfigError: the reference is no version, or on a hub that deletes none.
-        RegistryError: there is no such version, or the lock file here pins it.
+        ConfigError: the reference has no version, or its hub does not support deletion.
+        RegistryError: the version does not exist, or the lock file here pins it.
         FileError: the lock file, or the tags of the name, cannot be read.
         OutputError: the registry cannot be written.
     """
@@ -138,7 +138,7 @@ def deletable(reference: str) -> Reference:
     """Parse the reference of a version that can be deleted.
 
     Raises:
-        ConfigError: it is a folder, on the Hugging Face Hub, or has no version number.
+        ConfigError: it is a folder, is on the Hugging Face Hub, or lacks a version number.
     """
     parsed = parse_reference(reference)
     if parsed.kind == "folder":
@@ -162,7 +162,7 @@ def _refuse_pinned(reference: Reference, store: Store) -> None:
     """Refuse a version that the lock file of the working directory pins.
 
     Raises:
-        RegistryError: it does.
+        RegistryError: the version is pinned.
     """
     for own_name, pinned in read_lock(Path(LOCK_FILE)).items():
         same = parse_reference(pinned.reference) == reference

@@ -6,7 +6,7 @@ The token of huggingface_hub (`$HF_TOKEN`, `hf auth login`) belongs to its endpo
 
     ADAPTERHUB_TOKENS="https://hub.example.org=TOKEN https://other.example.org=TOKEN"
 
-Tokens travel encrypted only: over https, or within this machine.
+Tokens are sent only over https or within this machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from adapterhub.files.atomic import UnreadableError, explained, read_file, repla
 VARIABLE = "ADAPTERHUB_TOKENS"
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 _MAX_BYTES = 4 << 20
-_RUN = 8  # a text that repeats this many characters of a token in a row is not shown
+_RUN = 8  # a text with this many consecutive characters of a token is not shown
 _Origin = Annotated[str, schema.text(r"https?://[a-z0-9_.:\[\]-]{1,262}", "an origin")]
 _Token = Annotated[str, schema.text(_TOKEN.pattern, "a token")]
 
@@ -67,7 +67,7 @@ def check_token(url: str, token: str) -> None:
     """Check with the hub at a URL that a token is valid.
 
     Raises:
-        ConfigError: it is not, or the URL has no origin that tokens may be sent to.
+        ConfigError: the token is invalid, or tokens may not be sent to the URL.
         UnreachableError: the hub cannot be reached.
     """
     from adapterhub.registry.hub_client import HubClient  # slow to import
@@ -87,7 +87,7 @@ def login(url: str, token: str) -> str:
     """Store the token for the hub at a URL; return the origin that it will be sent to.
 
     Raises:
-        ConfigError: the URL has no origin that tokens may be sent to, or the token is malformed.
+        ConfigError: tokens may not be sent to the URL, or the token is malformed.
         OutputError: the configuration folder cannot be written.
     """
     origin = _checked_origin(url, token)
@@ -99,7 +99,7 @@ def _checked_origin(url: str, token: str) -> str:
     """Return the origin that a token is sent to.
 
     Raises:
-        ConfigError: it may not be sent there, or is none.
+        ConfigError: tokens may not be sent there, or the URL has no origin.
     """
     origin = _origin(url)
     if not _is_encrypted(origin):
@@ -126,7 +126,7 @@ def logout(url: str) -> str:
 
 
 def echoes(text: str, token: str | None) -> bool:
-    """Return whether a text repeats a part of a token: as it is, reversed, in base64 or in hex."""
+    """Return whether a text contains part of a token: plain, reversed, in base64 or in hex."""
     if not token:
         return False
     data = token.encode()

@@ -1,10 +1,10 @@
-"""The keys that a user trusts, and whether the signatures of an adapter are enough.
+"""Trusted keys of a user, and checks of an adapter's signatures against them.
 
     trust.json    {"require_signatures": false, "trusted": ["ed25519:..."], "version": 2}
 
 The file is in the user's configuration folder, or at `$ADAPTERHUB_TRUST`. If signatures are
 required (in this file, by `$ADAPTERHUB_REQUIRE_SIGNATURES`, or for one call), every adapter must be
-signed by one of the keys, also one in a folder.
+signed by one of the keys, including adapters in folders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from adapterhub.registry.store import version_number
 
 TRUST_VARIABLE, REQUIRE_VARIABLE = "ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"
 _MOST_KEYS = 1_000
-_MAX_BYTES = 1 << 17  # for that many keys
+_MAX_BYTES = 1 << 17  # enough for that many keys
 _SWITCH: Mapping[str, bool] = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("", "0", "false", "no", "off"), False),
@@ -40,7 +40,7 @@ _required_here: ContextVar[bool] = ContextVar("required_here", default=False)
 
 @dataclass(frozen=True)
 class Trust:
-    """The public keys that are trusted, sorted, and whether one of them must have signed."""
+    """The trusted public keys, sorted, and whether a signature by one of them is required."""
 
     keys: tuple[str, ...] = ()
     required: bool = False
@@ -56,16 +56,16 @@ class _TrustFile:
 
 
 def trust_path() -> Path:
-    """Return `$ADAPTERHUB_TRUST`, or else `trust.json` in the user's configuration folder."""
+    """Return `$ADAPTERHUB_TRUST`, by default `trust.json` in the user's configuration folder."""
     path = os.environ.get(TRUST_VARIABLE)
     return Path(path) if path else user_folder("config") / "trust.json"
 
 
 def read_trust() -> Trust:
-    """Read the trusted keys; none if there is no file.
+    """Read the trusted keys; empty if the file does not exist.
 
     Raises:
-        FileError: the file cannot be read: an unreadable file never means that nothing is required.
+        FileError: the file cannot be read; an unreadable file never disables the requirement.
     """
     path = trust_path()
     if not os.path.lexists(path):
@@ -73,7 +73,7 @@ def read_trust() -> Trust:
             raise FileError(f"no file {path}, the one that ${TRUST_VARIABLE} names")
         return Trust()
     try:
-        data = read_file(path.resolve(), 1, _MAX_BYTES, None)  # one's own links are followed
+        data = read_file(path.resolve(), 1, _MAX_BYTES, None)  # the user's own links are followed
     except UnreadableError as error:
         raise FileError(f"the trusted keys in {path} cannot be read: {error}") from None
     file, offenders = schema.parse_record(_TrustFile, data, _MAX_BYTES)
@@ -137,7 +137,7 @@ def require_signatures(required: bool) -> None:
 
 @contextmanager
 def requiring_signatures() -> Iterator[None]:
-    """Require signatures of everything that is pulled or loaded in this context."""
+    """Require signatures for all adapters that are pulled or loaded in this context."""
     token = _required_here.set(True)
     try:
         yield
@@ -146,7 +146,7 @@ def requiring_signatures() -> Iterator[None]:
 
 
 def current_trust(*, signed: bool = False) -> Trust:
-    """Return the trusted keys, and whether a signature is required by anything.
+    """Return the trusted keys, and whether a signature is required.
 
     Raises:
         FileError: the file of trusted keys cannot be read.
@@ -181,10 +181,10 @@ def _write(trust: Trust) -> None:
 
 @dataclass(frozen=True)
 class SignedSubject:
-    """What signatures are compared with: the manifest's digest and, in a store, name and version.
+    """The subject of a signature: the manifest's digest and, in a store, name and version.
 
-    `name` is None for a folder. `version` is None for a folder, and for a commit, branch or tag
-    that was asked for; it is "" if the newest was asked for and the store numbers no versions.
+    `name` is None for a folder. `version` is None for a folder, and for a requested commit, branch
+    or tag. It is "" if the newest was requested and the store does not number versions.
     """
 
     reference: Reference
@@ -199,7 +199,7 @@ class CheckedSignature:
 
     Attributes:
         signature: the signature.
-        problem: why it is not one of this adapter; None if it is.
+        problem: the reason why it is not valid for this adapter; None if it is valid.
         is_trusted: whether its key is trusted.
     """
 
@@ -209,7 +209,7 @@ class CheckedSignature:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it is a signature of this adapter."""
+        """Whether the signature is valid for this adapter."""
         return self.problem is None
 
     def __str__(self) -> str:
@@ -229,7 +229,7 @@ def signed_subject(asked: Reference, digest: str, name: str, version: str) -> Si
 def checked_signatures(
     signatures: Iterable[Signature], subject: SignedSubject, trust: Trust
 ) -> list[CheckedSignature]:
-    """Check signatures, the ones that are enough first.
+    """Check signatures; return sufficient ones first.
 
     Raises:
         ConfigError: cryptography is not installed.
@@ -244,10 +244,10 @@ def checked_signatures(
 def check_enough(
     checked: Sequence[CheckedSignature], subject: SignedSubject, trust: Trust
 ) -> tuple[str, ...]:
-    """Refuse an adapter whose signatures are not enough; return its valid signers.
+    """Refuse an adapter without the required signatures; return its valid signers.
 
     Raises:
-        SignatureError: a signature by a trusted key is required, and there is none.
+        SignatureError: a signature by a trusted key is required but missing.
     """
     if trust.required and not any(c.is_valid and c.is_trusted for c in checked):
         keys = ", ".join(sorted(PublicKey(key).id for key in trust.keys))
@@ -268,7 +268,7 @@ def _problem(signature: Signature, subject: SignedSubject) -> str | None:
 
 
 def _misfit(statement: Statement, subject: SignedSubject) -> str | None:
-    """Return why a statement is not about a subject, or None."""
+    """Return the reason why a statement does not match a subject, or None."""
     if statement.digest != subject.digest:
         return "for other files"
     if subject.name is not None and not same_name(statement.name, subject.name):
@@ -281,7 +281,7 @@ def _misfit(statement: Statement, subject: SignedSubject) -> str | None:
 
 
 def same_name(stated: str, name: str) -> bool:
-    """Compare names without regard to case, and to owners unless both have one."""
+    """Compare names, ignoring case, and owners unless both have one."""
     first, second = stated.lower(), name.lower()
     if "/" in first and "/" in second:
         return first == second

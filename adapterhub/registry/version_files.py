@@ -1,6 +1,6 @@
-"""The files of a registry: those of a version, and what a registry notes of all.
+"""The files of a registry: versions, names and the index.
 
-    BACKBONE/NAME/v1/       PUBLISHED, and BESIDE those of another library; `copy_adapter` copies
+    BACKBONE/NAME/v1/       PUBLISHED, and BESIDE (other libraries' files); `copy_adapter` copies
                             verified bytes
     BACKBONE/NAME/names.json   {"highest": 2, "tags": {"best": "v1"},
                                 "yanked": {"v2": "trained on the dev set"}}
@@ -11,9 +11,9 @@
 `highest` is the highest version ever published, so that the number of a deleted version is never
 used again; files of earlier releases have no such field.
 
-A search reads an index so that it need not list. A version has the fields of its `Entry` that are
-not empty; the file has a line for each name, so that git merges it. It is derived: what a version
-is, its own folder says, and its digest decides.
+A search reads an index instead of listing folders. A version has the non-empty fields of its
+`Entry`. The file has one line per name, so git can merge it. The index is derived: the folder of a
+version and its digest are authoritative.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ from adapterhub.registry.store import (
     version_number,
 )
 
-# When a version was published, and which it is: its number and the start of its digest, so that the
-# files of another version in its folder are noticed. Hidden: neither part of the adapter nor in its
-# digest. Older releases read 64 bytes of it.
+# The date of publication, the number of the version and the start of its digest, so that files of
+# another version in its folder are detected. Hidden: neither part of the adapter nor in its digest.
+# Older releases read 64 bytes of it.
 DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
-# Of a repository on a hub: the yanked versions with the reasons, and the signatures that were added
-# after a version, one file for each, such as v3.sig.
+# Files of a repository on a hub: the yanked versions with the reasons, and signatures added after
+# publication, one file per version, such as v3.sig.
 YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"
 MAX_YANKED_BYTES = 1 << 20
@@ -90,7 +90,7 @@ _file_name = schema.text(r"[A-Za-z0-9_.-]{1,100}", "the name of a file")
 
 @dataclass(frozen=True)
 class FilesBeside:
-    """Files that were published beside a manifest: their digests by name, and the manifest's."""
+    """Digests of the manifest and of the files published next to it, by name."""
 
     manifest: Annotated[str, _digest]
     files: Annotated[Mapping[str, str], schema.mapping(_file_name, _digest)]
@@ -98,13 +98,13 @@ class FilesBeside:
 
 
 def beside_bytes(manifest: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the list of files that are published beside the manifest with a digest."""
+    """Return the list of the files published next to the manifest with this digest."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     return schema.canonical_json(to_dict(FilesBeside(manifest, digests)))
 
 
 def parse_beside(data: bytes) -> FilesBeside:
-    """Parse the list of files beside a manifest.
+    """Parse the list of the files next to a manifest.
 
     Raises:
         FileError: it cannot be read.
@@ -176,18 +176,18 @@ def date_bytes(date: str) -> bytes:
 
 
 def stamp_bytes(version: str, digest: str) -> bytes:
-    """Return the line of a date file that says which version it is of."""
+    """Return the line of a date file that identifies the version."""
     return f"{version} {digest[:_STAMP_DIGITS]}".encode()
 
 
 def check_stamp(folder: Path, digest: str) -> None:
-    """Check that the files with a digest are those of the version that a folder is named after.
+    """Check that the files with a digest belong to the version that a folder is named after.
 
-    The folder is opened once: another one may take its place at any time. One that an older release
-    published says nothing.
+    The folder is opened once, since it may be replaced at any time. Folders published by older
+    releases have no stamp and pass.
 
     Raises:
-        FileError: they are not, or the folder is not there.
+        FileError: they belong to another version, or the folder does not exist.
     """
     data = b""
     try:
@@ -218,7 +218,7 @@ def parse_date(data: bytes) -> str | None:
     try:
         text = data.decode("ascii").partition("\n")[0].strip()
         datetime.strptime(text, DATE_FORMAT)
-    except ValueError:  # it is only shown: no reason to refuse the version
+    except ValueError:  # only displayed: not a reason to refuse the version
         return None
     return text
 
@@ -233,7 +233,7 @@ def is_intact(folder: Path, digest: str) -> bool:
 
 
 def name_to_publish(saved: Saved) -> str:
-    """Return an adapter's name to publish it by: its own, or that of its run if it has none."""
+    """Return the name to publish an adapter under: its own or, by default, its run's name."""
     path, manifest = saved.folder.resolve(), saved.manifest
     run = path.parent.name if path.name == "adapter" else path.name
     return run if manifest.is_unnamed and is_name(run) else manifest.name
@@ -249,13 +249,13 @@ def copy_adapter(
 ) -> Path:
     """Copy the files of an adapter to a new folder atomically.
 
-    The bytes that are written are those that were verified, so `source` may change at any time.
+    The verified bytes are written, so `source` may change at any time.
     `digest` is the sha256 of the published manifest; `date` makes a date file, for a new version.
-    `beside` copies the files of another library, too.
+    `beside` also copies the files of another library.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
-        FileError: `source` holds no valid adapter, or not the published one.
+        FileError: `source` does not contain a valid adapter, or not the published one.
     """
     saved = Saved.at(source)
     source = saved.folder
@@ -273,10 +273,10 @@ def copy_adapter(
 
 
 def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest: str) -> bytes:
-    """Return the contents of a signature file with new signatures, without those of other files.
+    """Return the contents of a signature file with new signatures; drop signatures of other files.
 
     Raises:
-        OutputError: they are too many.
+        OutputError: there are too many.
     """
     return signatures_to_json(s for s in (*old, *new) if s.statement.digest == digest)
 
@@ -303,7 +303,7 @@ def check_digest(folder: Path | str, manifest: bytes, digest: str) -> None:
     """Check that a manifest is the published one.
 
     Raises:
-        FileError: it is another one.
+        FileError: it differs.
     """
     if hashlib.sha256(manifest).hexdigest() != digest:
         same = hashlib.sha256(with_lf(manifest)).hexdigest() == digest
@@ -321,7 +321,7 @@ def _read(path: Path, low: int, most: int, sha256: str | None) -> bytes:
 
 @contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Name the file that cannot be used."""
+    """Return the error for a file that cannot be used."""
     try:
         yield
     except UnreadableError as error:
@@ -330,7 +330,7 @@ def _refused(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _new_copy(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder that becomes a new one at the end; an error leaves nothing."""
+    """Yield a hidden folder that is renamed at the end; an error leaves nothing."""
     with explained(folder):
         check_place(folder, False, ())
         with staging(folder) as staged:
@@ -339,7 +339,7 @@ def _new_copy(folder: Path) -> Iterator[Path]:
 
 
 NAMES_FILE = "names.json"
-# Room for 10,000 tags; a longer file is read by nobody and only delays every command.
+# Room for 10,000 tags; a longer file only delays every command.
 MAX_NAMES_BYTES = 1 << 20
 _Tag = Annotated[str, schema.text(TAG, f"a tag: {TAG_RULE}")]
 _Version = Annotated[str, schema.text(r"v[1-9][0-9]{0,8}", "a version: v1, v2, ...")]
@@ -364,11 +364,11 @@ class Names:
 
 @dataclass(frozen=True)
 class Contents:
-    """What can be read of one name.
+    """The readable contents of one name.
 
-    `entries` are the versions, oldest first. `broken` has the error of each other one by its
-    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
-    `words` has what a text search covers of a version (`word_text`), if it is more than the entry.
+    `entries` are the versions, oldest first. `broken` maps the numbers of the others to their
+    errors. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
+    `words` has the searchable text of a version (`word_text`), if it is more than the entry.
     """
 
     entries: list[Entry]
@@ -377,12 +377,12 @@ class Contents:
     words: dict[str, str] = field(default_factory=dict)
 
     def raise_broken(self, name: str, version: str | None) -> None:
-        """Raise the error of the version that a reference means, if it cannot be read.
+        """Raise the error of the version that a reference resolves to, if it cannot be read.
 
-        Without a number or tag, it means the newest version that is not yanked.
+        Without a number or tag, it resolves to the newest version that is not yanked.
 
         Raises:
-            FileError: that version, or what decides which one it is, cannot be read.
+            FileError: that version, or a file needed to resolve it, cannot be read.
         """
         if NAMES_FILE in self.broken:
             raise self.broken[NAMES_FILE]
@@ -439,7 +439,7 @@ def names_bytes(names: Names, name: str) -> bytes:
 MAX_INDEX_BYTES = 128 << 20  # of one backbone: 200,000 versions
 _FORMAT = 1
 _BROKEN = "broken"
-_KEYS = ("reference", "name", "version")  # that the place of a row says
+_KEYS = ("reference", "name", "version")  # implied by the place of a row
 _FIELDS = {f.name: f for f in fields(Entry) if f.name not in _KEYS}
 _MOST_TEXT, _MOST_ITEMS = 4_000, 1_000
 
@@ -453,7 +453,7 @@ def parse_backbones(data: bytes, source: str) -> list[str]:
     """Return the backbones' folders in the index of the root.
 
     Raises:
-        FileError: `data` is no such index.
+        FileError: `data` is not such an index.
     """
     found = _parse(data, source).get("backbones")
     if not isinstance(found, list) or not all(map(_is_folder, found)):
@@ -462,24 +462,24 @@ def parse_backbones(data: bytes, source: str) -> list[str]:
 
 
 def index_bytes(backbone: str, found: Mapping[str, Contents]) -> bytes:
-    """Return the contents of the index of a backbone's folder, given what its names have."""
+    """Build the index of a backbone's folder from the contents of its names."""
     return _dump(backbone, {name: _rows(contents) for name, contents in found.items()})
 
 
 def index_with(data: bytes, source: str, backbone: str, new: Mapping[str, Contents]) -> bytes:
-    """Return an index with the rows of some names written anew; one without versions has none.
+    """Return an index with the rows of some names replaced; names without versions have no row.
 
     Raises:
         FileError: `data` is not the index of this backbone.
     """
     adapters = _adapters(data, source, backbone)
-    _contents(adapters, source, backbone)  # what is damaged is not written again
+    _contents(adapters, source, backbone)  # damaged rows are dropped
     changed = adapters | {name: _rows(each) for name, each in new.items()}
     return _dump(backbone, {name: rows for name, rows in changed.items() if rows})
 
 
 def parse_index(data: bytes, source: str, backbone: str) -> dict[str, Contents]:
-    """Return what the index in a backbone's folder has of each name.
+    """Parse the index in a backbone's folder, by name.
 
     Raises:
         FileError: `data` is not the index of this backbone.
@@ -512,15 +512,15 @@ def _contents(adapters: Mapping[str, Any], source: str, backbone: str) -> dict[s
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
-    """Return the fields of an entry that are not empty, without those that its place says."""
+    """Return the non-empty fields of an entry, except those implied by its place."""
     return {name: value for name in _FIELDS if (value := getattr(entry, name)) or value == ""}
 
 
 def entry_of_row(name: str, version: str, row: Mapping[str, Any]) -> Entry:
-    """Return the entry of a row; fields of later versions are left out.
+    """Return the entry of a row; fields of later versions are ignored.
 
     Raises:
-        ValueError: a field is missing, or of another kind.
+        ValueError: a field is missing or has the wrong type.
     """
     known: dict[str, Any] = {"task": None}
     for key, value in row.items():
@@ -564,7 +564,7 @@ def _dump(backbone: str, adapters: Mapping[str, Any]) -> bytes:
 
 
 def _rows(contents: Contents) -> dict[str, Any]:
-    # Why is not for everybody: errors name folders of a machine.
+    # The reason is omitted: errors name folders of a machine.
     broken: dict[str, Any] = {version: {_BROKEN: True} for version in contents.broken}
     rows = {entry.version: row_of(entry) for entry in contents.entries}
     return {version: row for version, row in (broken | rows).items() if is_version_folder(version)}
@@ -575,7 +575,7 @@ def _is_folder(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is a text that can be written, without half of a character."""
+    """Return whether a value is text that can be encoded (no lone surrogates)."""
     if not isinstance(value, str) or len(value) > _MOST_TEXT:
         return False
     return (
@@ -597,7 +597,7 @@ def _is_scores(value: object) -> bool:
     return all(_is_text(name) and _is_number(score) for name, score in value.items())
 
 
-# Not by files/schema.py, which takes 90 µs for an entry: there may be 10,000 of them.
+# Without files/schema.py, which takes 90 µs per entry: there may be 10,000 entries.
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "str": _is_text,
     "str | None": lambda value: value is None or _is_text(value),
@@ -612,7 +612,7 @@ _CHECKS = {name: _KINDS[str(field.type)] for name, field in _FIELDS.items()}
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Look for no garbage while thousands of objects are made that stay: it took half the time."""
+    """Pause garbage collection while thousands of long-lived objects are created: twice as fast."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
