@@ -10,7 +10,7 @@
     ├── DataError        unusable training or evaluation data
     ├── TrainingError    a run that cannot continue (the loss is NaN, nothing is trainable)
     ├── RegistryError    refused or unreachable
-    │   ├── NotPublishedError   no such adapter, or no such version of it
+    │   ├── NotPublishedError   the adapter or version does not exist
     │   └── YankedError         a version that was withdrawn
     ├── SignatureError   not signed by a trusted key, where a signature is required
     ├── MergeError       an adapter that cannot be merged, or a merge that changed the outputs
@@ -19,8 +19,8 @@
 
 Each message states the problem, what was expected and what to try next. If several things are
 wrong, one error lists them all. The command line prints the message and exits with code 2. Messages
-may quote untrusted files, so control characters are escaped, and lines after the first of each part
-are indented: none can pass for a message or a prompt of its own.
+may quote untrusted files, so control characters are escaped. Lines after the first of each part are
+indented, so that quoted text cannot pass for a message or a prompt.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class NotPublishedError(RegistryError):
 
 
 class YankedError(RegistryError):
-    """A version of an adapter that was withdrawn, where that matters."""
+    """A version of an adapter that was withdrawn."""
 
 
 class SignatureError(AdapterhubError):
@@ -127,9 +127,9 @@ class OutputError(AdapterhubError):
     """A path that cannot be written: it exists, is read-only, or the disk is full."""
 
 
-# Controls except tab and newline; format characters: bidirectional marks, zero-width and tag
-# characters; line separators that are no newline; lone surrogates. Joiners are part of words in
-# other scripts and of emoji, but invisible next to ASCII.
+# Control characters except tab and newline; format characters (bidirectional marks, zero-width and
+# tag characters); line separators other than newline; lone surrogates. Joiners are part of words in
+# other scripts and of emoji, but are invisible next to ASCII.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
@@ -138,24 +138,24 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Escape characters that control a terminal, reorder or hide text, as \u001b.
+    r"""Escape characters that control a terminal or that reorder or hide text, as in \u001b.
 
-    Lone surrogates, which cannot be encoded, are escaped too. The escapes are JSON's: inside a JSON
-    string they stand for the original characters.
+    Lone surrogates cannot be encoded and are escaped too. The escapes are those used by JSON:
+    inside a JSON string they stand for the original characters.
     """
     return _UNSAFE.sub(_escape, text)
 
 
 def one_line(text: str, most: int = MOST_IN_A_LINE) -> str:
-    r"""Return `text` as one printable line: line ends and tabs as \n and \t, cut to `most`."""
+    r"""Return `text` as one printable line, cut to `most` characters; escape line ends and tabs."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     return printable(cut.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r"))
 
 
 def warn_user(message: str, *, stacklevel: int = 1) -> None:
-    """Warn the user, with what the message quotes from others made printable.
+    """Issue a warning; make quoted text in the message printable.
 
-    `stacklevel` is one more than the frames between the caller and the line that it points at.
+    `stacklevel` is one more than the number of frames between the caller and the reported line.
     """
     warnings.warn(printable(message).replace("\n", "\n    "), stacklevel=stacklevel + 1)
 
@@ -177,7 +177,7 @@ def unknown(
     hint: str = "",
     meaning: str = "",
 ) -> ConfigError:
-    """Build the error for a name that is not among the choices.
+    """Build the error for an unknown name.
 
     Args:
         kind: the kind of name, such as "method".
@@ -185,7 +185,7 @@ def unknown(
         choices: the valid names; the error suggests the nearest.
         expected: printed instead of the list of all choices.
         hint: what to try next.
-        meaning: what the name means, if that is known; printed instead of the nearest.
+        meaning: the meaning of the name, if it is known; printed instead of the nearest choice.
 
     Returns:
         The error, for the caller to raise.
@@ -210,7 +210,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> list[str]:
-    """List the choices that are spelled like `word`; case, hyphens and underscores are equal."""
+    """List the choices spelled like `word`, ignoring case, hyphens and underscores."""
     by_spelling: dict[str, list[str]] = {}
     for choice in sorted(choices):
         by_spelling.setdefault(_spelling(choice), []).append(choice)
@@ -221,7 +221,7 @@ def nearest(word: str, choices: Iterable[str]) -> list[str]:
 
 
 def spelled_like(word: str, choices: Iterable[str]) -> str:
-    """Return the choice that a word is but for case, hyphens and underscores; else the word."""
+    """Return the choice equal to `word` up to case, hyphens and underscores; else `word`."""
     same = [choice for choice in choices if _spelling(choice) == _spelling(word.strip())]
     return same[0] if len(same) == 1 else word
 
@@ -231,24 +231,24 @@ def _spelling(name: str) -> str:
 
 
 _LFS = b"version https://git-lfs.github.com/spec/"
-_MOST_OF_A_POINTER = 1024  # bytes: the limit of git-lfs
+_MOST_OF_A_POINTER = 1024  # bytes: the limit set by git-lfs
 
 
 def not_fetched(data: bytes) -> str:
-    """Return what is wrong with the content of a file that git-lfs has not fetched, or ""."""
+    """Describe the problem if a file is a git-lfs pointer that was not fetched; else return ""."""
     if not data.startswith(_LFS) or len(data) > _MOST_OF_A_POINTER:
         return ""
     return "a pointer of git-lfs in place of the file: type git lfs pull"
 
 
 def unfetched_files(folder: Path) -> list[str]:
-    """List the files of a folder that git-lfs has not fetched; other folders are not searched."""
+    """List the files in a folder that git-lfs has not fetched; do not search subfolders."""
     found = []
     for path in sorted(folder.iterdir()):
         try:
             if path.is_file() and path.stat().st_size <= _MOST_OF_A_POINTER:
                 found += [path.name] * bool(not_fetched(path.read_bytes()))
-        except OSError:  # what reads it says why it cannot
+        except OSError:  # the reader of the file reports the reason
             continue
     return found
 
@@ -256,7 +256,7 @@ def unfetched_files(folder: Path) -> list[str]:
 def read_problem(path: Path, error: OSError | ValueError) -> str:
     """Describe why a file cannot be read; suggest the nearest file name if it is missing.
 
-    A ValueError is that of a name that no file can have.
+    A ValueError means that the name is invalid for any file.
     """
     if isinstance(error, ValueError):
         return f"no such file: {str(path)!r}, which is not the name of a file"

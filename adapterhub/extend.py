@@ -1,7 +1,7 @@
-"""The names that a method, a task or a family in a package of your own needs.
+"""Names for writing a method, a task or a family in your own package.
 
-Decorate a class with `register_method` or `register_task`, or pass a `Family` to `register_family`:
-a process that has imported the file takes it by its name, in specs, recipes and saved adapters.
+Decorate a class with `register_method` or `register_task`, or pass a `Family` to `register_family`.
+A process that has imported the file accepts the name in specs, recipes and saved adapters.
 docs/tutorials/ has one page for each of the three.
 """
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Record Ctrl-C inside the block, and call the handler that the user set at its end.
+    """Record Ctrl-C inside the block, and call the user's signal handler at its end.
 
-    The block must be short, and wait for nothing. Python runs signal handlers in the main thread
-    only; handlers that are not Python's raise nothing, and stay.
+    The block must be short and must not wait. Python runs signal handlers in the main thread only.
+    Handlers that were not installed from Python raise nothing and stay in place.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

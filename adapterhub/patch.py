@@ -1,4 +1,4 @@
-"""Changes of a model that are undone exactly."""
+"""Changes to a model that can be undone exactly."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ P = ParamSpec("P")
 
 
 class Removable(Protocol):
-    """What torch returns for a hook, and what can be removed as one."""
+    """The handle that torch returns for a hook, and anything else with a `remove` method."""
 
     def remove(self) -> None:
         """Undo the change."""
 
 
 class Patch:
-    """Changes that are undone together, the last one first.
+    """Changes that are undone together, in reverse order.
 
-    A change is noted before it is made, so that `undo` finds one that failed halfway. A patch may
-    be part of another: `push(inner.undo)`. It is copied and pickled with the model that it changes.
-    As a context, it is undone at the end.
+    A change is recorded before it is made, so that `undo` also reverts one that failed halfway. A
+    patch may be part of another: `push(inner.undo)`. It is copied and pickled with the model that
+    it changes. Used as a context manager, it is undone at exit.
     """
 
     def __init__(self) -> None:
         self.undoing: list[Callable[[], Any]] = []
 
     def push(self, undo: Callable[[], Any]) -> None:
-        """Note how a change is undone; no lambda, which could not be copied with the model."""
+        """Record how to undo a change; lambdas are not allowed, since they cannot be copied."""
         self.undoing.append(undo)
 
     def hook(self, register: Callable[P, Removable], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Register a hook, or something else that is undone by `remove`.
+        """Register a hook, or anything else that is undone by `remove`.
 
         Args:
-            register: returns what `remove` undoes, as `module.register_forward_hook` does.
+            register: returns a handle with `remove`, as `module.register_forward_hook` does.
             *args: its arguments.
-            **kwargs: likewise.
+            **kwargs: its keyword arguments.
         """
         handles: list[Removable] = []
         self.push(partial(_remove_all, handles))
         handles.append(register(*args, **kwargs))
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute, also one that the owner keeps elsewhere or under another name.
+        """Set an attribute, even if the owner stores it elsewhere or under another name.
 
         Args:
             owner: the object.
@@ -56,9 +56,9 @@ class Patch:
         setattr(owner, name, value)
 
     def put(self, entries: dict[str, Any], name: str, value: Any) -> None:
-        """Put an entry into a dict of a module that has one of this name, such as its parameters.
+        """Put an entry into a dict of a module that already has the key, such as its parameters.
 
-        It stays at its place in the order of the entries.
+        The order of the entries does not change.
 
         Args:
             entries: the dict.
@@ -69,14 +69,14 @@ class Patch:
         entries[name] = value
 
     def override(self, owner: Any, name: str, value: Any) -> None:
-        """Give an object an attribute of its own in place of that of its class, or of its own.
+        """Override an attribute on the instance, whether the class or the instance defines it.
 
-        One that another library has put in its place since then stays.
+        If another library replaces the attribute later, `undo` keeps its replacement.
 
         Args:
             owner: the object.
             name: the attribute.
-            value: what takes its place.
+            value: the replacement.
         """
         before = (vars(owner)[name],) if name in vars(owner) else ()
         self.push(partial(_uncover, owner, name, value, before))

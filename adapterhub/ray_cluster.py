@@ -1,4 +1,4 @@
-"""A Ray cluster: how to reach it, and how its CPUs and GPUs are divided among workers."""
+"""Ray clusters: connect to one, and divide its CPUs and GPUs among workers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from adapterhub.errors import ConfigError
 
-CPUS = 4  # of a worker, if the user does not say how many there are
+CPUS = 4  # per worker, if the number of workers is not given
 CONNECTING = 10.0  # seconds
-# What Ray reads when it is imported: it reports no usage to its makers, and does not print the
-# deaths of workers, which are survived or raised here.
+# Environment variables that Ray reads on import. They disable usage reports and the printing of
+# worker deaths, which are handled or raised here.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What a worker gets of a node; `node` is Ray's id."""
+    """The resources of a node that a worker gets; `node` is Ray's id."""
 
     node: str
     cpus: int
@@ -32,10 +32,10 @@ class WorkerShare:
 def share_out(nodes: Iterable[Mapping[str, Any]], workers: int | None) -> list[WorkerShare]:
     """Divide the CPUs and GPUs of `ray.nodes()` among workers.
 
-    By default there is one for each GPU, or for every `CPUS` CPUs of a node.
+    By default, each GPU gets one worker; without GPUs, every `CPUS` CPUs of a node get one.
 
     Raises:
-        ConfigError: the cluster has no CPUs, or fewer than workers.
+        ConfigError: the cluster has no CPUs, or fewer CPUs than workers.
     """
     found = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
     cpus = {node: int(resources.get("CPU", 0)) for node, resources in found.items()}
@@ -64,7 +64,7 @@ def import_ray() -> Any:
     """Return the module ray.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: ray is not installed.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -82,7 +82,7 @@ def import_serve() -> tuple[Any, Any]:
     """Return the modules ray and ray.serve.
 
     Raises:
-        ConfigError: they, or what they need, are not installed.
+        ConfigError: they or their dependencies are not installed.
     """
     try:
         ray = import_ray()
@@ -102,14 +102,14 @@ def connect_ray(ray: Any, address: str | None) -> None:
     """Connect to a cluster at HOST:PORT, by default at RAY_ADDRESS, or start Ray on this machine.
 
     Raises:
-        ConfigError: nothing answers there.
+        ConfigError: the address does not respond.
     """
     chosen = address or os.environ.get("RAY_ADDRESS", "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if found := re.fullmatch(r"([^:/]+):(\d+)", chosen):
-                # Ray itself tries for five minutes.
+                # Ray itself retries for five minutes.
                 socket.create_connection((found[1], int(found[2])), CONNECTING).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (OSError, OverflowError, ValueError, RuntimeError) as error:

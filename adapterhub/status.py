@@ -1,7 +1,7 @@
-"""What the program is doing, for a user who waits: stages, and how far long work is.
+"""Progress reports for the user: stages, and the progress of long work.
 
-Library code reports its work by `doing` and `counting`; a command chooses how that is shown, by
-`showing`. Without a command nothing is shown.
+Library code reports its work through `doing` and `counting`. A command chooses the display through
+`showing`. Without a command, nothing is shown.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 from adapterhub.errors import one_line
 
 MODEL_LOCK = threading.RLock()
-"""Held while a model is made, since models are made one at a time.
+"""Lock held while a model is created, since models are created one at a time.
 
-While they make one, transformers and accelerate patch torch for all threads of the process: of two
-at once, one would get parameters without values, and the patches of the first to begin would stay
-for good.
+During creation, transformers and accelerate patch torch for all threads of the process. If two
+models were created at once, one would get parameters without values, and the patches of the first
+would never be removed.
 """
-QUICK = 1.0  # seconds; work that takes less shows no bar
-PLAIN_EVERY = 10.0  # seconds between two lines about the same work where there is no terminal
+QUICK = 1.0  # seconds; faster work does not show a bar
+PLAIN_EVERY = 10.0  # seconds between two lines about the same work without a terminal
 
 
 class Display:
-    """Shows nothing; subclasses show the latest work that has begun and not ended."""
+    """Shows nothing; subclasses show the most recent unfinished work."""
 
     def begin(self, text: str, total: int | None) -> int:
-        """Show that work begins, a stage or a number of items, and return a number for it."""
+        """Show that a stage or a number of items begins, and return an id for it."""
         return 0
 
     def update(self, work: int, done: int) -> None:
@@ -42,13 +42,13 @@ class Display:
         """Remove this work, if it is still there."""
 
     def close(self) -> None:
-        """Remove all work, also what an error left behind."""
+        """Remove all work, including work left behind by an error."""
 
     def pause(self) -> None:
         """Clear the line until `resume`."""
 
     def resume(self) -> None:
-        """Show again what is not done."""
+        """Show unfinished work again."""
 
 
 _DISPLAY: ContextVar[Display | None] = ContextVar("display", default=None)
@@ -57,7 +57,7 @@ _STAGE: ContextVar[str] = ContextVar("stage", default="")
 
 @contextlib.contextmanager
 def showing(display: Display) -> Iterator[None]:
-    """Show the work inside on a display, and leave a clean terminal behind."""
+    """Show the work inside on a display, and leave a clean terminal at the end."""
     token = _DISPLAY.set(display)
     try:
         yield
@@ -68,9 +68,9 @@ def showing(display: Display) -> Iterator[None]:
 
 @contextlib.contextmanager
 def doing(text: str) -> Iterator[None]:
-    """Report what the program does inside, such as "loading torch"."""
+    """Report the current activity inside the context, such as "loading torch"."""
     display = _DISPLAY.get() or Display()
-    work = display.begin(one_line(text), None)  # a file name may have control characters
+    work = display.begin(one_line(text), None)  # file names may contain control characters
     token = _STAGE.set(text)
     try:
         yield
@@ -80,13 +80,13 @@ def doing(text: str) -> Iterator[None]:
 
 
 def reading(source: str) -> contextlib.AbstractContextManager[None]:
-    """Report that a file is read; a dataset of the Hub has bars of its own."""
+    """Report that a file is being read; datasets from the Hub show their own bars."""
     return doing(f"reading {source}") if os.path.isfile(source) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Leave the terminal to another library inside, which shows bars of its own."""
+    """Pause the display inside the context, for a library that shows its own bars."""
     display = _DISPLAY.get() or Display()
     display.pause()
     try:
@@ -100,7 +100,7 @@ def quiet_loading() -> Iterator[None]:
     """Suppress the reports and progress bars of transformers while it loads or saves."""
     import transformers
 
-    # A new task head is always missing from the checkpoint; a report of it would only alarm.
+    # A new task head is always missing from the checkpoint; reporting it would only alarm.
     verbosity = transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
@@ -115,9 +115,9 @@ def quiet_loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting(total: int, text: str) -> Iterator[Callable[[int], None]]:
-    """Report work on `total` items; the function that it yields is called with each number done.
+    """Report work on `total` items; yield a function to call with each number done.
 
-    Inside a stage it has the name of that stage, elsewhere `text`.
+    The work is named after the enclosing stage, or `text` if there is none.
     """
     display, done = _DISPLAY.get() or Display(), 0
     work = display.begin(_STAGE.get() or text, total)
@@ -134,7 +134,7 @@ def counting(total: int, text: str) -> Iterator[Callable[[int], None]]:
 
 
 class StatusLines(Display):
-    """Plain lines, for logs and pipes: one when a stage begins, then one every ten seconds."""
+    """Plain lines for logs and pipes: one when a stage begins, then one every ten seconds."""
 
     def __init__(self, write: Callable[[str], None], *, stages: bool = True) -> None:
         self._write, self._stages = write, stages
@@ -142,7 +142,7 @@ class StatusLines(Display):
         self._last = time.monotonic()
 
     def begin(self, text: str, total: int | None) -> int:
-        """Write a line for a stage."""
+        """Print a line for a stage."""
         self._work.append((text, total))
         self._last = time.monotonic()
         if total is None and self._stages:
@@ -150,7 +150,7 @@ class StatusLines(Display):
         return len(self._work) - 1
 
     def update(self, work: int, done: int) -> None:
-        """Write a line if the last one is old."""
+        """Print a line if the last one is old."""
         text, total = self._work[work]
         if time.monotonic() - self._last >= PLAIN_EVERY and done < (total or 0):
             self._last = time.monotonic()
@@ -158,22 +158,23 @@ class StatusLines(Display):
 
 
 class StatusBar(Display):
-    """A spinner with the stage, or a bar, on the last line of a terminal; it leaves no trace.
+    """A spinner with the stage, or a bar, on the last line of a terminal; removed at the end.
 
-    `progress` is rich's progress of other work that is shown already, the task `behind`; it is
-    hidden meanwhile. Without one, a line is added when work begins and removed when it ends.
+    `progress` is a rich progress display that is already shown for other work, as task `behind`;
+    that task is hidden meanwhile. Without one, a line is added when work begins and removed when it
+    ends.
     """
 
     def __init__(self, progress: Any = None, behind: Any = None) -> None:
         self._progress, self._is_own, self._behind = progress, progress is None, behind
-        self._work: dict[int, float] = {}  # rich's tasks, and when they began
+        self._work: dict[int, float] = {}  # rich tasks and their start times
 
     def begin(self, text: str, total: int | None) -> int:
-        """Show a stage at once, and items when they take long."""
+        """Show a stage at once, and items if they take long."""
         if self._progress is None:
             self._progress = _new_progress()
         if total is None and self._behind is not None:
-            return -1  # the bar of the other work stays, and tells as much
+            return -1  # the bar of the other work stays and shows the same
         task: int = self._progress.add_task(text, total=total, visible=total is None)
         self._work[task] = time.monotonic()
         if self._is_own and len(self._work) == 1:
@@ -181,13 +182,13 @@ class StatusBar(Display):
         return task
 
     def update(self, work: int, done: int) -> None:
-        """Move the bar, and show it in place of its stage if the work is not quick."""
+        """Move the bar; replace the stage by it if the work is slow."""
         if work in self._work and time.monotonic() - self._work[work] >= QUICK:
             self._show_only(work)
             self._progress.update(work, completed=done)
 
     def end(self, work: int) -> None:
-        """Remove this work, and the line with the last one."""
+        """Remove this work; remove the line when no work is left."""
         if self._work.pop(work, None) is None:
             return
         self._progress.remove_task(work)

@@ -1,5 +1,5 @@
-"""Pages: a run's report.html with curves, scores and mistakes, comparing runs; a registry's site.
+"""Pages: the report of a run, comparisons of runs, and the site of a registry.
 
-Reading a run's files and what a registry has, drawing and statistics belong here; training and cli
-call it, and how commands print belongs in cli.
+This room reads the files of runs and registries, and contains charts and statistics. training and
+cli call it. Printing by commands belongs in cli.
 """

@@ -1,7 +1,7 @@
-"""The Markdown of a card as HTML that shows text and loads nothing.
+"""Render the Markdown of a card as HTML that shows text and loads nothing.
 
-A card is a stranger's. markdown-it reads it without HTML; links and pictures become text with
-their address behind it; nh3 then lets only the tags below pass, without any attribute.
+Cards are untrusted. markdown-it parses the card with HTML disabled. Links and images become text
+followed by their address. nh3 then allows only the tags below, without attributes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-_MOST = 30_000  # characters of a card that a page shows
-_TOP = 3  # the level of its first heading in the page
+_MOST = 30_000  # characters of a card shown on a page
+_TOP = 3  # level of the card's first heading on the page
 _TAGS = {
     *("p", "br", "hr", "blockquote", "pre", "code", "em", "strong", "s", "ul", "ol", "li"),
     *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
@@ -28,7 +28,7 @@ _TAGS = {
 
 
 def card_html(text: str) -> Markup:
-    """Return a card's text as HTML that has neither links nor pictures.
+    """Return a card's text as HTML without links or images.
 
     Raises:
         ConfigError: markdown-it-py or nh3 is not installed.
@@ -44,13 +44,13 @@ def card_html(text: str) -> Markup:
         token.children = [*_without_links(token.children or ())]
     html = reader.renderer.render(tokens, reader.options, {})
     clean = nh3.clean(html, tags=_TAGS, attributes={}, link_rel=None)
-    # A wide table scrolls in its place, instead of breaking its words.
+    # A wide table scrolls within its box, instead of breaking its words.
     clean = clean.replace("<table>", '<div class="scroll" tabindex="0"><table>')
     return Markup(clean.replace("</table>", "</table></div>"))
 
 
 def check_card_libraries() -> None:
-    """Refuse to begin without the libraries that cards need.
+    """Check that the libraries for cards are installed.
 
     Raises:
         ConfigError: markdown-it-py or nh3 is not installed.
@@ -72,7 +72,7 @@ def _reader() -> MarkdownIt:
 
 
 def _place_headings(tokens: Sequence[Token]) -> None:
-    """Put headings below those of the page, without gaps between their levels."""
+    """Move headings below those of the page, without gaps between their levels."""
     last = _TOP - 1
     for token in tokens:
         if token.type == "heading_open":
@@ -82,7 +82,7 @@ def _place_headings(tokens: Sequence[Token]) -> None:
 
 
 def _without_links(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Replace links and pictures by their text, with the address behind it."""
+    """Replace links and images by their text, followed by the address."""
     from markdown_it.token import Token
 
     addresses: list[str] = []

@@ -1,4 +1,4 @@
-"""Comparing runs: their main numbers, whether a difference is chance, and one page of them all."""
+"""Comparison of runs: main numbers, significance of differences, and one page for all runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from adapterhub.pages.row_scores import Difference, difference
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 
 RUNS_PAGE = "runs.html"
-_HEAD = "head"  # the parameters of a task head, in the learning rates of a step
+_HEAD = "head"  # parameters of a task head, in the learning rates of a step
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The numbers of one run; None where its files do not have them."""
+    """The numbers of one run; None where its files lack them."""
 
     name: str
     method: str
@@ -62,7 +62,7 @@ def summary(run: RunFiles, name: str) -> RunSummary:
 
 
 def check_comparable(runs: Sequence[RunFiles], names: Sequence[str]) -> None:
-    """Refuse runs whose evaluation data are known to differ.
+    """Check that the evaluation data of runs are not known to differ.
 
     Raises:
         ConfigError: two runs were evaluated on different data, or have different tasks.
@@ -81,7 +81,7 @@ def check_comparable(runs: Sequence[RunFiles], names: Sequence[str]) -> None:
 
 
 def pairwise(runs: Sequence[RunFiles]) -> list[tuple[int, Difference]]:
-    """Compare each run after the first with the first, where both have predictions."""
+    """Compare each run with the first one, if both have predictions."""
     first = runs[0].predictions
     return [
         (i, difference(first, run.predictions))
@@ -97,10 +97,10 @@ def _whole(value: object) -> int | None:
 def write_runs_page(folders: Sequence[Path], output: Path | None = None) -> Path:
     """Write the page of several runs, and return its path.
 
-    It is `runs.html` in the folder that they share, unless `output` is another file.
+    The default is `runs.html` in their common folder; `output` overrides it.
 
     Raises:
-        FileError: there is no run in a folder, or a file of it is broken.
+        FileError: a folder does not contain a run, or one of its files is broken.
         OSError: the file cannot be written.
     """
     runs = [read_run(folder) for folder in folders]
@@ -126,7 +126,7 @@ def runs_page(runs: Sequence[RunFiles]) -> str:
 
 
 def _names(runs: Sequence[RunFiles]) -> list[str]:
-    """Return a name for each run: that of its folder, with the one above it if two are equal."""
+    """Return the folder's name for each run, with the parent's name to resolve duplicates."""
     folders = [run.folder.absolute() for run in runs]
     counts = Counter(folder.name for folder in folders)
     return [f.name if counts[f.name] == 1 else f"{f.parent.name}/{f.name}" for f in folders]
@@ -203,7 +203,7 @@ def _metric(name: str) -> Callable[[Line], Any]:
 
 
 def _rate(line: Line) -> float | None:
-    """Return the highest rate of a step, without that of the head if there are others."""
+    """Return the highest learning rate of a step, excluding the head if there are others."""
     rates = {name: rate for name, rate in line["learning_rate"].items() if rate is not None}
     others = [rate for name, rate in rates.items() if name != _HEAD]
     return max(others or rates.values(), default=None)

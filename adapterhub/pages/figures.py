@@ -1,6 +1,6 @@
-"""Charts as SVG: small, without dates, the same bytes for the same data, light and dark.
+"""Small SVG charts for light and dark mode: no dates, the same bytes for the same data.
 
-matplotlib draws them in a few sentinel colours, which become CSS variables of the page.
+matplotlib draws them in a few sentinel colours, which are replaced by CSS variables of the page.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ COLOURS = {"#010203": "ink", "#040506": "muted", "#070809": "grid", "#0a0b0c": "
 INK, MUTED, GRID, FIRST, SECOND, THIRD, _FOURTH, _FIFTH = COLOURS
 LINES = (FIRST, SECOND, THIRD, MUTED)
 SERIES = (FIRST, SECOND, THIRD, _FOURTH, _FIFTH, INK)
-"""Colours of several things of one kind: colour-blind safe with another marker for each."""
+"""Colours for series of one kind: colour-blind safe, each with its own marker."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
-_SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
-# Fixed, since a layout that fits the labels doubles the time of a chart.
+_SIZE = (4.2, 2.4)  # inches: 302 points wide, so that text is readable on a phone
+# Fixed, since a layout fitted to the labels doubles the drawing time.
 _MARGINS = {"left": 0.155, "right": 0.965, "bottom": 0.2, "top": 0.965}
 _OVERLAY_SIZE = (4.6, 2.8)
-_FEW = 30  # points that have markers
-_NAME_SIZE = 8.5  # points, of a name at the end of its line
+_FEW = 30  # number of points up to which markers are drawn
+_NAME_SIZE = 8.5  # points, for a name at the end of its line
 _LINE_HEIGHT, _CHARACTER_WIDTH = 1.15 * _NAME_SIZE, 0.56 * _NAME_SIZE  # about
-_MOST_AT_AN_END = 20  # characters of such a name
+_MOST_AT_AN_END = 20  # characters in such a name
 _MOST_POINTS = 300
 _MOST_IN_A_NAME = 30  # characters, in a legend
-_LARGEST = 1e30  # of a value: matplotlib computes with the squares of lengths
-_LOGARITHMIC = 100  # ratio of values from which on an axis is logarithmic
+_LARGEST = 1e30  # largest value: matplotlib computes with squared lengths
+_LOGARITHMIC = 100  # ratio of values above which an axis is logarithmic
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "adapterhub", "text.parse_math": False,
     "font.size": 9.5, "font.family": "sans-serif", "axes.edgecolor": GRID,
@@ -48,7 +48,7 @@ _STYLE: Any = {
 }  # fmt: skip
 
 Points = Sequence[tuple[float, float | None]]
-"""x and y; None where there is no value."""
+"""x and y; None for a missing value."""
 
 
 def line_chart(
@@ -60,11 +60,11 @@ def line_chart(
     zero: bool = False,
     log: bool = False,
 ) -> str:
-    """Draw lines over the steps of a run, by name, above the label `x`.
+    """Draw named lines over the steps of a run, with the axis label `x`.
 
-    `best` is the x of the best evaluation, which is marked. The ends of the vertical axis differ by
-    `span` at least, so that noise stays small. With `zero` it begins at 0; with `log` it is
-    logarithmic if the values are very different.
+    `best` is the x of the best evaluation, which is marked. The vertical axis covers at least
+    `span`, so that noise stays small. With `zero` it begins at 0. With `log` it is logarithmic if
+    the values differ widely.
     """
 
     def draw(axes: Any) -> None:
@@ -97,7 +97,7 @@ def line_chart(
 
 
 def reliability_chart(bins: Sequence[CalibrationBin]) -> str:
-    """Draw the accuracy of the predictions by their probability."""
+    """Draw the accuracy of predictions against their probability."""
 
     def draw(axes: Any) -> None:
         total = sum(b.count for b in bins)
@@ -111,7 +111,7 @@ def reliability_chart(bins: Sequence[CalibrationBin]) -> str:
 
 
 def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
-    """Draw predicted over true numbers, with the diagonal."""
+    """Draw predicted against true numbers, with the diagonal."""
 
     def draw(axes: Any) -> None:
         both = np.array([true, predicted]).clip(-_LARGEST, _LARGEST)
@@ -131,12 +131,12 @@ def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
 
 
 def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = None) -> str:
-    """Draw how many values there are by size, with a vertical line at `centre`."""
+    """Draw the distribution of values, with a vertical line at `centre`."""
 
     def draw(axes: Any) -> None:
         kept = np.array(values).clip(-_LARGEST, _LARGEST)
         low, high = kept.min(), kept.max()
-        if high - low < 1e-6 * max(abs(low), abs(high), 1e-6):  # no bins between almost equal ends
+        if high - low < 1e-6 * max(abs(low), abs(high), 1e-6):  # no bins between nearly equal ends
             margin = abs(low) / 10 or 0.5
             low, high = low - margin, high + margin
         axes.hist(kept, bins=30, range=(low, high), color=FIRST)
@@ -148,7 +148,7 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
 
 
 def overlay_chart(lines: dict[str, Points], x: str) -> str:
-    """Draw lines over each other, each in a colour with its name at its end."""
+    """Draw overlaid lines, each in its own colour and with its name at the end."""
 
     def draw(axes: Any) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -183,7 +183,7 @@ def svg_chart(
 ) -> str:
     """Draw a chart on matplotlib axes and return its SVG element.
 
-    The margins are the edges of the axes in parts of the figure, where they are not the usual ones.
+    Margins are the edges of the axes as fractions of the figure; they override the defaults.
     """
 
     def fill(figure: Any) -> None:
@@ -194,19 +194,19 @@ def svg_chart(
 
 
 def figure_svg(fill: Callable[[Any], None], size: tuple[float, float]) -> str:
-    """Return the SVG element of a figure of matplotlib, with the variables of `COLOURS`.
+    """Return the SVG element of a matplotlib figure, with the variables of `COLOURS`.
 
-    What draws on it uses the colours of this module. The size is in inches.
+    The drawing code uses the colours of this module. The size is in inches.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    # No pyplot: it would choose a backend of the screen. Its fonts lack some characters, which
-    # does not matter: the browser's are shown.
+    # Without pyplot, which would choose a screen backend. Its fonts lack some characters, which
+    # does not matter: the browser uses its own.
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=size, dpi=72)  # as in the SVG, so that a pixel is a point
+        figure = Figure(figsize=size, dpi=72)  # as in the SVG, where a pixel is a point
         FigureCanvasSVG(figure)
         fill(figure)
         file = io.StringIO()
@@ -215,7 +215,7 @@ def figure_svg(fill: Callable[[Any], None], size: tuple[float, float]) -> str:
 
 
 def _themed(svg: str) -> str:
-    """Take the SVG element out of the file; make its size that of the page, and its colours."""
+    """Extract the SVG element from the file; adapt its size and colours to the page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
@@ -236,7 +236,7 @@ def _widen(axes: Any, span: float) -> None:
 
 
 def thinned(points: Points) -> tuple[list[float], list[float]]:
-    """Return the points as x and y; the mean of neighbours if there are very many."""
+    """Return the points as x and y; average neighbours if there are too many."""
     kept = np.array([(x, y) for x, y in points if y is not None], dtype=float).reshape(-1, 2)
     kept = kept[np.isfinite(kept).all(1)].clip(-_LARGEST, _LARGEST)
     if len(kept) > _MOST_POINTS:
@@ -250,14 +250,14 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 def short_name(name: str) -> str:
-    """Return a name as a chart shows it."""
+    """Shorten a name for a chart."""
     return one_line(name, _MOST_AT_AN_END)
 
 
 def room_for(names: Iterable[str], width: float) -> float:
-    """Return the right edge of axes, as a part of the figure, that leaves room for names.
+    """Return the right edge of axes, as a fraction of the figure, that leaves room for names.
 
-    `width` is that of the figure, in inches.
+    `width` is the width of the figure, in inches.
     """
     longest = max((len(short_name(name)) for name in names), default=0)
     return 0.95 - _CHARACTER_WIDTH * longest / (72 * width)
@@ -266,7 +266,7 @@ def room_for(names: Iterable[str], width: float) -> float:
 def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequence[str]) -> None:
     """Write each name to the right of the axes, at the height of the end of its line.
 
-    The axes have their final limits; `ends` are the last points of the lines.
+    The axes must have their final limits; `ends` are the last points of the lines.
     """
     axes.autoscale_view()
     heights = {name: axes.transData.transform(point)[1] for name, point in ends.items()}
@@ -285,7 +285,7 @@ def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequ
 
 
 def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move values apart until neighbours differ by a gap, or by less where they do not fit."""
+    """Move values apart until neighbours differ by a gap, or by less if space is short."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     gap = min(gap, (high - low) / max(len(values) - 1, 1))
     placed = [0.0] * len(values)

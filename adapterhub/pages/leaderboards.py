@@ -1,7 +1,6 @@
-"""Leaderboards: scores of one metric on the same rows, and the front of score against parameters.
+"""Leaderboards: scores of one metric on the same rows, and the Pareto front over parameters.
 
-The scores are those of published adapters, by backbone and task, or those of a study with their
-intervals.
+The scores belong to published adapters, by backbone and task, or to a study, with intervals.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from adapterhub.pages.run_files import lower_is_better
 
 UNKNOWN_ROWS = "evaluated on unknown rows"
 _MOST_BOARDS = 20  # of a page
-_MOST_CHARTS = 3  # of a page: those of the largest boards
-_MOST_ROWS = 240  # of a page, in all its tables
+_MOST_CHARTS = 3  # per page: the largest boards
+_MOST_ROWS = 240  # per page, in all tables
 _FEWEST_ROWS = 5  # of a table
 
-MOST_RANKED = 100  # rows of a table
+MOST_RANKED = 100  # rows per table
 _FEWEST_POINTS = 3  # of a chart
-_MOST_NAMED = 5  # points of a chart that have their names
+_MOST_NAMED = 5  # labelled points per chart
 _ENDS = ("parameters", "low", "high")
 _SIZE = (4.8, 2.9)
 _MARGINS = {"left": 0.13, "bottom": 0.17, "right": 0.96}
@@ -43,14 +42,14 @@ class RankedScore:
     Attributes:
         name: the adapter or the method.
         value: the score.
-        text: the score as it is written.
-        interval: its 95 % interval as it is written; "" if it is not known.
+        text: the formatted score.
+        interval: its formatted 95 % interval; "" if unknown.
         low: the lower end of the interval.
         high: its upper end.
-        parameters: how many were trained; None if that is not known, 0 for a constant prediction.
+        parameters: the number of trained parameters; None if unknown, 0 for a constant prediction.
         method: the methods of an adapter.
-        date: when it was published.
-        link: where the name leads.
+        date: the date of publication.
+        link: the target of the name's link.
         key: the digest of an adapter.
     """
 
@@ -69,17 +68,17 @@ class RankedScore:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Scores that may be compared, or, if `is_ranked` is false, scores on unknown rows.
+    """Scores that may be compared; if `is_ranked` is false, scores on unknown rows.
 
     Attributes:
-        title: the rows or the data set that they are of.
+        title: the rows or the data set of the scores.
         note: a sentence about them.
-        metric: the metric, as it is called.
+        metric: the name of the metric.
         scores: the best first.
-        is_ranked: whether the scores are of the same rows.
+        is_ranked: whether all scores use the same rows.
         lower_is_better: whether a smaller score is better.
-        most: how many of them a table shows.
-        is_drawn: whether there is a chart of them.
+        most: the maximum number of scores in a table.
+        is_drawn: whether a chart is drawn.
     """
 
     title: str
@@ -92,23 +91,23 @@ class Leaderboard:
     is_drawn: bool = True
 
     def rooted(self, root: str) -> Leaderboard:
-        """Return it for a page from which `root` leads to the root of the site."""
+        """Return the board for a page; `root` is the path from the page to the site's root."""
         scores = tuple(replace(s, link=root + s.link) for s in self.scores)
         return replace(self, scores=scores)
 
     @property
     def table(self) -> ShownTable:
-        """The scores, the best first; those on the front are marked."""
+        """The scores, the best first; scores on the Pareto front are marked."""
         return _table(self)
 
     @property
     def chart(self) -> Chart | None:
-        """Score against trained parameters; None for very few points."""
+        """Chart of scores against trained parameters; None for too few points."""
         return _chart(self) if self.is_ranked and self.is_drawn else None
 
 
 def best_first(scores: Iterable[RankedScore], *, lower: bool) -> tuple[RankedScore, ...]:
-    """Sort scores, the best first; of equal ones, the one with fewer parameters."""
+    """Sort scores, the best first; ties are ordered by fewer parameters."""
 
     def key(score: RankedScore) -> tuple[float, float, str]:
         size = math.inf if score.parameters is None else score.parameters
@@ -118,7 +117,7 @@ def best_first(scores: Iterable[RankedScore], *, lower: bool) -> tuple[RankedSco
 
 
 def pareto_front(board: Leaderboard) -> list[int]:
-    """Return the places of the scores that none with as few parameters equals or beats."""
+    """Return the indices of scores not matched by another score with as few parameters."""
     best, front = math.inf, []
     sign = 1 if board.lower_is_better else -1
     sized = [(s.parameters, sign * s.value, i) for i, s in enumerate(board.scores) if s.parameters]
@@ -204,7 +203,7 @@ def _chart(board: Leaderboard) -> Chart | None:
 
 
 def _fit(axes: Any, values: Sequence[float]) -> None:
-    """Leave room for names; scores far from all others do not squeeze these together."""
+    """Make room for names; clip outliers that would squeeze the other scores together."""
     ordered = sorted(values)
     quarter = len(ordered) // 4
     low, high = ordered[quarter], ordered[-1 - quarter]
@@ -215,7 +214,7 @@ def _fit(axes: Any, values: Sequence[float]) -> None:
 
 
 def _apart(scores: Sequence[RankedScore]) -> list[RankedScore]:
-    """Choose scores whose names do not cover each other: the best one first."""
+    """Choose scores whose names do not overlap, starting from the best."""
     sizes = [math.log(score.parameters or 1) for score in scores]
     gap = (max(sizes) - min(sizes)) / _MOST_NAMED if sizes else 0.0
     chosen: list[int] = []
@@ -228,9 +227,9 @@ def _apart(scores: Sequence[RankedScore]) -> list[RankedScore]:
 def registry_boards(
     versions: Iterable[ListedVersion],
 ) -> dict[tuple[str, str], list[Leaderboard]]:
-    """Return the leaderboards of each backbone and task, the one with most adapters first.
+    """Return the leaderboards of each backbone and task, ordered by number of adapters.
 
-    Scores are ranked together only if they are of the same metric and of the same rows.
+    Scores are ranked together only if they have the same metric and the same rows.
     """
     groups: dict[tuple[str, str], dict[tuple[str, str], list[ListedVersion]]] = {}
     for each in versions:
@@ -242,7 +241,7 @@ def registry_boards(
 
 
 def _boards(groups: dict[tuple[str, str], list[ListedVersion]]) -> list[Leaderboard]:
-    """Return the boards of a page: the ranked ones, the largest first, then unknown rows."""
+    """Return the boards of a page: ranked boards by size, then unknown rows."""
     ordered = sorted(groups, key=lambda at: (not at[1], -len(groups[at]), at))[:_MOST_BOARDS]
     most = min(max(_MOST_ROWS // len(ordered), _FEWEST_ROWS), MOST_RANKED)
     boards = [_board(*at, groups[at], most) for at in ordered]

@@ -1,4 +1,4 @@
-"""The lists of a registry's pages: one row for each version that can be found."""
+"""Lists on the pages of a registry: one row for each version that can be found."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from adapterhub.registry.reference import folder_of_id, unportable
 from adapterhub.registry.store import Entry
 
 _TITLES = ("adapter", "backbone", "task", "method", "score", "trained", "size", "published", "tags")
-_MOST_TEXT = 160  # characters of a description that a search covers
+_MOST_TEXT = 160  # characters of a description covered by the search
 
 
 @dataclass(frozen=True)
 class ListedVersion:
-    """A version as lists show it.
+    """A version as shown in lists.
 
     Attributes:
-        entry: what the registry lists.
+        entry: its entry in the registry's list.
         score: its main score.
-        signers: the ids of the keys that validly signed it.
-        is_current: whether it is the newest one of its name that is not yanked.
+        signers: the ids of the keys with a valid signature.
+        is_current: whether it is the newest version of its name that was not yanked.
     """
 
     entry: Entry
@@ -44,7 +44,7 @@ class ListedVersion:
 
 
 def listed_versions(name: PublishedName) -> list[ListedVersion]:
-    """Return the versions of a name that a search finds, the newest first."""
+    """Return the versions of a name that match a search, the newest first."""
     return [
         ListedVersion(v.entry, v.score, v.signers, v is name.current)
         for v in reversed(name.versions)
@@ -61,27 +61,27 @@ FIELDS: dict[str, tuple[str, Callable[[ListedVersion], Iterable[str]]]] = {
     "tag": ("Tag", lambda each: topics_of(each.entry)),
     "signer": ("Signer", lambda each: each.signers),
 }
-"""What a search filters by: the name in the form, its title, and the values of a version."""
+"""A search filter: the name in the form, its title, and the values of a version."""
 
 
 def field_values(field: str, versions: Iterable[ListedVersion]) -> list[str]:
-    """Return the values that a field has, the most frequent first."""
+    """Return the values of a field, the most frequent first."""
     read = FIELDS[field][1]
     counts = Counter(value for each in versions for value in read(each))
     return [value for value, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
 
 def newest_first(versions: Iterable[ListedVersion]) -> list[ListedVersion]:
-    """Sort versions by their dates; those without one come last."""
+    """Sort versions by date, the newest first; those without a date come last."""
     return sorted(versions, key=lambda v: (v.entry.published or "", v.entry.name), reverse=True)
 
 
 def listing(
     versions: Sequence[ListedVersion], root: str, path_of: Callable[[Entry], str] | None = None
 ) -> ShownTable:
-    """Return a table of versions; `root` leads from the page to the root of the site.
+    """Return a table of versions; `root` is the path from the page to the root of the site.
 
-    `path_of` returns the path of the page of a version, if not that of a file of the site.
+    `path_of` returns the path of a version's page, by default that of a file of the site.
     """
     return ShownTable(_TITLES, [_cells(v, root, path_of or adapter_page_path) for v in versions])
 
@@ -103,24 +103,24 @@ def _cells(each: ListedVersion, root: str, path_of: Callable[[Entry], str]) -> l
 
 
 def score_words(score: MainScore | None) -> str:
-    """Write a main score with the name of its metric."""
+    """Format a main score with the name of its metric."""
     return f"{score.metric} {number_text(score.value)}" if score else "-"
 
 
 def size_text(size: int) -> str:
-    """Write a number of bytes as lists show it."""
+    """Format a number of bytes for lists."""
     if size < 1000:
         return f"{size} B"
     return f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:.2f} MB"
 
 
 def adapter_page_path(entry: Entry) -> str:
-    """Return the path of the page of a name, relative to the root of a site."""
+    """Return the path of an adapter's page, relative to the root of a site."""
     return f"adapters/{folder_of_id(entry.backbone)}/{entry.name}.html"
 
 
 def file_part(text: str) -> str:
-    """Return a part of a path for a text of others; different texts have different parts."""
+    """Return a path component for untrusted text; different texts get different components."""
     part = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
     if part == text and part and not unportable(part):
         return part
@@ -128,9 +128,9 @@ def file_part(text: str) -> str:
 
 
 def rows_script(versions: Sequence[ListedVersion]) -> str:
-    """Return the script that hands the rows to `filter.js`: texts once, and their numbers.
+    """Return the script that passes the rows to `filter.js`: texts once, and their indices.
 
-    The versions of a name follow each other, the newest first.
+    The versions of a name are consecutive, the newest first.
     """
     places: dict[str, int] = {}
 
@@ -143,7 +143,7 @@ def rows_script(versions: Sequence[ListedVersion]) -> str:
     rows = [_row(each, at, number) for each in versions]
     values = {field: [at(value) for value in field_values(field, versions)] for field in FIELDS}
     data = {"strings": [*places], "rows": rows, "values": values}
-    # ASCII only, and no < that a reader of HTML might take for the end of a script.
+    # ASCII only, and without <, which an HTML parser might read as the end of a script.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f"adapterhubRows({text});\n"
 

@@ -1,4 +1,4 @@
-"""How to load a published adapter in adapterhub, in peft and in vLLM, and how to cite it."""
+"""Instructions for loading a published adapter in adapterhub, peft and vLLM, and for citing it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from adapterhub.files.manifest import Manifest, with_head
 from adapterhub.pages.published import PublishedVersion
 from adapterhub.tasks import TASKS, Task
 
-_MOST = 4_000  # characters of lines: labels may be very many
-_FOR_TEXT = "AutoModelForCausalLM"  # what vLLM serves
+_MOST = 4_000  # characters per line: there may be many labels
+_FOR_TEXT = "AutoModelForCausalLM"  # supported by vLLM
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Way:
 
 
 def ways_to_load(version: PublishedVersion, registry: str | None) -> list[Way]:
-    """Return the lines for each library; `registry` is what a reader has to name, if anything."""
+    """Return the lines for each library; `registry` is the registry to name, if any."""
     manifest, reference = version.manifest, version.entry.reference
     lines = "\n".join(loading_lines(manifest, reference, registry=registry))
     if len(lines) > _MOST:
@@ -40,7 +40,7 @@ def ways_to_load(version: PublishedVersion, registry: str | None) -> list[Way]:
 
 
 def _commands(version: PublishedVersion, registry: str | None) -> list[Way]:
-    """Return the commands that predict with an adapter, and that serve it."""
+    """Return the commands that predict with an adapter and serve it."""
     reference = f"{version.entry.reference}{_option(registry)}"
     typed = _task(version).typed_input()
     text = f"adapterhub predict {reference} {typed}\nadapterhub serve {reference}"
@@ -48,7 +48,7 @@ def _commands(version: PublishedVersion, registry: str | None) -> list[Way]:
 
 
 def _predicting(version: PublishedVersion, registry: str | None) -> str:
-    """Return the lines of Python that predict, and load the backbone themselves."""
+    """Return Python lines that load the backbone and predict."""
     where = f", registry={registry!r}" if registry else ""
     typed = _task(version).typed_input()
     given = typed if typed.startswith('"') else repr(typed)
@@ -60,7 +60,7 @@ def _task(version: PublishedVersion) -> type[Task]:
 
 
 def citation(version: PublishedVersion) -> str:
-    """Return an entry for BibTeX: name, version and digest say which bytes are meant."""
+    """Return a BibTeX entry; name, version and digest identify the bytes."""
     entry = version.entry
     key = "".join(c if c.isalnum() else "-" for c in f"{entry.name}-{entry.version}")
     year = f"\n  year = {{{entry.published[:4]}}}," if entry.published else ""
@@ -95,7 +95,7 @@ def _in_vllm(version: PublishedVersion, registry: str | None) -> Way:
 
 
 def _not_in_peft(manifest: Manifest) -> str:
-    """Return what prevents the export, as far as the manifest tells without a model."""
+    """Return the obstacle to an export, as far as it follows from the manifest alone."""
     if manifest.on:
         return "it is on top of other adapters"
     if manifest.heads:

@@ -1,6 +1,6 @@
-"""`report.html`: one file that shows a run, without network and without scripts.
+"""`report.html`: one file that shows a run, without network access and without scripts.
 
-The pages of several runs and of studies have the same frame, and a script that sorts tables.
+Pages of several runs and of studies use the same frame, and a script that sorts tables.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-WORST = 20  # examples that are shown
+WORST = 20  # examples shown
 MARKS = "Green entities are in both; dotted orange ones in one only"
-_MOST_CLASSES = 12  # of a confusion matrix; with more, the most confused pairs are listed
-_MOST_SCORES = 40  # rows of the table of classes
+_MOST_CLASSES = 12  # labels of a confusion matrix; with more, the most confused pairs are listed
+_MOST_SCORES = 40  # rows in the table of classes
 
 
 MarkedPart: TypeAlias = tuple[str, str, bool]
@@ -73,7 +73,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class ChartGroup:
-    """Charts of one kind, with a title and a sentence; `wide` ones have names in them."""
+    """Charts of one kind, with a title and a sentence; `wide` charts contain names."""
 
     title: str
     note: str
@@ -93,8 +93,8 @@ class Matrix:
 class Shown:
     """One example: its texts, and (name, text, kind of mark) for label, prediction and so on.
 
-    `marked` lists texts with entities as (name, [(text, entity or "", whether both have it)]);
-    `picture` is the address of one, data:image/png.
+    `marked` lists texts with entities as (name, [(text, entity or "", whether both have it)]).
+    `picture` is the address of an image, data:image/png.
     """
 
     texts: list[str]
@@ -105,7 +105,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a title, a sentence, and what it shows."""
+    """A section of the page: a title, a sentence, and its content."""
 
     id: str
     title: str
@@ -117,7 +117,7 @@ class Section:
 
 
 def prediction_sections(predictions: PredictionFile) -> list[Section]:
-    """Return the sections that a kind of predictions has."""
+    """Return the sections for a kind of predictions."""
     return _SECTIONS[predictions.kind](predictions)
 
 
@@ -270,7 +270,7 @@ def _sets(predictions: PredictionFile) -> list[Section]:
 
 
 def _probabilities(row: Outcome) -> str:
-    """Write the probabilities of the labels that are true or predicted."""
+    """Format the probabilities of the true and predicted labels."""
     named = dict.fromkeys([*row["label"], *row["prediction"]])
     return ", ".join(f"{label} {row['scores'].get(label, 0.0):.3f}" for label in named)
 
@@ -278,7 +278,7 @@ def _probabilities(row: Outcome) -> str:
 def marked_text(
     text: str, spans: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]
 ) -> list[MarkedPart]:
-    """Split a text at its entities; say of each whether it is among the others too.
+    """Split a text at its entities; mark each as present or absent in the other list.
 
     Entities are [kind, first character, end character].
     """
@@ -364,12 +364,12 @@ _SECTIONS: dict[str, Callable[[PredictionFile], list[Section]]] = {
 
 
 PAGE = "report.html"
-RELOAD = 10  # seconds after which a browser reloads the page of a run that goes on
+RELOAD = 10  # seconds between browser reloads for a run in progress
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that is shown large, with its name and a remark."""
+    """A prominent number, with its name and a remark."""
 
     name: str
     value: str
@@ -379,11 +379,11 @@ class Tile:
 def write_page(folder: Path, output: Path | None = None, *, live: bool = False) -> Path:
     """Write the page of a run, and return its path.
 
-    It is `report.html` in the run folder, unless `output` is another file. With `live`, the run
-    goes on, and a browser reloads the page.
+    The default is `report.html` in the run folder; `output` overrides it. With `live`, the run is
+    still in progress, and the browser reloads the page.
 
     Raises:
-        FileError: there is no run in the folder, or a file of it is broken.
+        FileError: the folder does not contain a run, or one of its files is broken.
         OSError: the file cannot be written.
     """
     path = output or folder / PAGE
@@ -392,7 +392,7 @@ def write_page(folder: Path, output: Path | None = None, *, live: bool = False) 
 
 
 def page_html(run: RunFiles, *, live: bool = False) -> str:
-    """Return the page of a run; `live` lets a browser reload it."""
+    """Return the page of a run; with `live`, the browser reloads it."""
     return render_template(
         "page.html",
         name=run.name,
@@ -408,13 +408,13 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return a page, built from a file of this room; all texts in it are escaped."""
+    """Render a template of this room; all texts are escaped."""
     return str(_environment().get_template(template).render(**values))
 
 
 @cache
 def _environment() -> Environment:
-    """Return what compiles each template once, for pages by the thousand."""
+    """Return the environment that compiles each template once, for thousands of pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -428,14 +428,14 @@ def _environment() -> Environment:
 
 
 def _safe(value: Any) -> Any:
-    """Escape what reorders or hides text; jinja2 then escapes markup."""
+    """Escape characters that reorder or hide text; jinja2 then escapes markup."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def framed_page(template: str, scripts: tuple[str, ...] = ("sort.js",), **values: Any) -> str:
-    """Return a page that is built from `frame.html`, with scripts of this room.
+    """Render a page based on `frame.html`, with scripts of this room.
 
-    They run by the hash in the page's Content-Security-Policy, so no other script can.
+    The Content-Security-Policy of the page allows scripts by hash, so no other script can run.
     """
     script, digest = _script(scripts)
     return render_template(template, script=script, script_hash=digest, **values)
@@ -443,7 +443,7 @@ def framed_page(template: str, scripts: tuple[str, ...] = ("sort.js",), **values
 
 @cache
 def _script(names: tuple[str, ...]) -> tuple[Markup, Markup]:
-    """Return several scripts as one, and its hash."""
+    """Join scripts, and return the result with its hash."""
     files = resources.files("adapterhub.pages")
     script = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in names)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -471,7 +471,7 @@ def _state(run: RunFiles) -> str:
 
 
 def _tiles(run: RunFiles) -> Iterator[Tile]:
-    """Yield the main metric first, then the others, then what the run took."""
+    """Yield the main metric, the other metrics, and the resources used by the run."""
     main, metrics = run.main_metric, run.metrics
     notes = {name: str(error) for name, error in run.errors.items()}
     if main in metrics:
@@ -494,7 +494,7 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
 
 
 def _notes(run: RunFiles) -> list[str]:
-    """Say what the scores do not tell: they are of few rows, one class, or what chose the epoch."""
+    """List caveats of the scores: few rows, a single class, or rows that also chose the epoch."""
     error = run.errors.get(run.main_metric)
     if error is None:
         return []
@@ -512,7 +512,7 @@ def _notes(run: RunFiles) -> list[str]:
 
 
 def chosen_note(evaluations: Sequence[Mapping[str, Any]], rows: int, *, tested: bool) -> str:
-    """Say that the rows of the scores chose the epoch, and what has rows that choose nothing."""
+    """State that the rows of the scores also chose the epoch, and how to get independent rows."""
     by_epoch = all(each["epoch"] == round(each["epoch"]) for each in evaluations)
     same = f"the same {rows:,} rows chose the {'epoch' if by_epoch else 'step'}"
     if tested:
@@ -521,7 +521,7 @@ def chosen_note(evaluations: Sequence[Mapping[str, Any]], rows: int, *, tested: 
 
 
 def _best_note(run: RunFiles) -> str:
-    """Say which step is the best, and what the most frequent class alone would reach."""
+    """State the best step, and the score of always predicting the most frequent class."""
     notes = [f"step {run.best['step']:,}"] if run.best else []
     if lower_is_better(run.main_metric):
         notes.append("lower is better")
@@ -533,7 +533,7 @@ def _best_note(run: RunFiles) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Write a metric with three or four digits."""
+    """Format a metric with three or four digits."""
     if value is None:
         return "-"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
@@ -573,7 +573,7 @@ def _curves(run: RunFiles) -> Iterator[Section]:
 
 
 def points_by_step(lines: Sequence[Line], value: Any) -> Points:
-    """Return a value of each line of a run's file, by step."""
+    """Return one value from each line of a run's file, by step."""
     return [(line["step"], value(line)) for line in lines]
 
 
@@ -607,7 +607,7 @@ def _speed(run: RunFiles) -> Iterator[Section]:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
-    """List what was trained on what."""
+    """List the facts of the run: method, backbone and data."""
     manifest, recipe = run.manifest, submapping(run.record, "recipe") or run.recipe
     train, data = submapping(recipe, "train"), submapping(run.record, "data")
     backbone = manifest.backbone if manifest else None
@@ -637,7 +637,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _specs(spec: Any) -> str:
-    """Write method or task specs as in a recipe, without options that are off."""
+    """Format method or task specs as in a recipe, without options that are off."""
     if isinstance(spec, list | tuple):
         return " + ".join(map(_specs, spec))
     if not isinstance(spec, Mapping):

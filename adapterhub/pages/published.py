@@ -1,6 +1,6 @@
-"""What a registry holds, as its pages show it: each version with manifest, card and signatures.
+"""The content of a registry for its pages: versions with manifest, card and signatures.
 
-The files are read once, and the tensors never. What cannot be read is kept with its error.
+Files are read once, and tensors are never read. Unreadable versions are kept with their error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from adapterhub.registry.store import Entry
 from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
 from adapterhub.registry.version_files import Contents
 
-_DATASET = "dataset:"  # before the name of a data set, in a topic
+_DATASET = "dataset:"  # prefix of a data set in a topic
 
 
 @dataclass(frozen=True)
 class MainScore:
-    """The score that a version is judged by: its metric, value and error."""
+    """The main score of a version: its metric, value and error."""
 
     metric: str
     value: float
@@ -37,14 +37,14 @@ class MainScore:
 
 @dataclass(frozen=True)
 class PublishedVersion:
-    """A version with what its page shows.
+    """A version with the content of its page.
 
     Attributes:
-        entry: what the registry lists of it.
-        manifest: its manifest without the shapes of tensors, which are long.
-        card: its card, as it was written.
-        signatures: its signatures, compared with it.
-        unchecked: why they could not be compared; "" if they were.
+        entry: its entry in the registry.
+        manifest: its manifest without tensor shapes, which are long.
+        card: the text of its card.
+        signatures: its signatures, after verification.
+        unchecked: why they could not be verified; "" if they were.
         manifest_size: the bytes of its manifest.
     """
 
@@ -57,12 +57,12 @@ class PublishedVersion:
 
     @property
     def signers(self) -> tuple[str, ...]:
-        """The ids of the keys that validly signed it."""
+        """The ids of the keys with a valid signature."""
         return tuple(dict.fromkeys(c.signature.signer.id for c in self.signatures if c.is_valid))
 
     @property
     def score(self) -> MainScore | None:
-        """The main metric of its task, or else the first of its metrics."""
+        """The main metric of its task, or else its first metric."""
         metrics = self.manifest.metrics
         chosen = "mean" if self.manifest.heads else _main_metric(self.manifest.task)
         name = chosen if chosen in metrics else min(metrics, default=None)
@@ -78,7 +78,7 @@ class PublishedVersion:
 
 @dataclass(frozen=True)
 class PublishedName:
-    """The versions of a name for one backbone, oldest first, and the errors of the broken ones."""
+    """The versions of a name for one backbone, oldest first, and the errors of broken versions."""
 
     folder: str
     name: str
@@ -87,13 +87,13 @@ class PublishedName:
 
     @property
     def current(self) -> PublishedVersion:
-        """The newest version that is not yanked, or the newest if all are."""
+        """The newest version that was not yanked, or the newest if all were."""
         available = [each for each in self.versions if each.entry.yanked is None]
         return (available or self.versions)[-1]
 
 
 def read_published(registry: Registry, found: Mapping[str, Contents]) -> Iterator[PublishedName]:
-    """Read the names that were found in a registry; of each, the versions that can be read."""
+    """Read the readable versions of the names found in a registry."""
     read = partial(_name, registry)
     if registry.storage.readers == 1:
         yield from map(read, found.items())
@@ -103,12 +103,12 @@ def read_published(registry: Registry, found: Mapping[str, Contents]) -> Iterato
 
 
 def datasets_of(entry: Entry) -> tuple[str, ...]:
-    """Return the data sets that the topics of a version name."""
+    """Return the data sets named by the topics of a version."""
     return tuple(t.removeprefix(_DATASET) for t in entry.topics if t.startswith(_DATASET))
 
 
 def topics_of(entry: Entry) -> tuple[str, ...]:
-    """Return the tags and topics of a version that name no data set."""
+    """Return the tags and topics of a version that do not name a data set."""
     return (*entry.tags, *(topic for topic in entry.topics if not topic.startswith(_DATASET)))
 
 
@@ -139,12 +139,12 @@ def version_to_show(
     signatures: tuple[CheckedSignature, ...] = (),
     unchecked: str = "",
 ) -> PublishedVersion:
-    """Return a version as its page shows it, given its manifest, which has been verified.
+    """Return a version for its page, given its verified manifest.
 
     Raises:
-        FileError: it is no manifest.
+        FileError: the manifest is invalid.
     """
-    # The digest says that these are the bytes that were listed: they need no further check.
+    # The digest identifies the listed bytes, so they need no further check.
     fields = json.loads(manifest)
     del fields["sha256"]
     fields["tensors"] = {}
@@ -157,13 +157,13 @@ def version_to_show(
 def _card(registry: Registry, path: str) -> str:
     try:
         stored = registry.storage.read(f"{path}/{CARD_FILE}", MAX_CARD_BYTES)
-    except FileError:  # a card is optional
+    except FileError:  # the card is optional
         return ""
     return stored.data.decode("utf-8", "replace") if stored else ""
 
 
 def _signatures(registry: Registry, entry: Entry) -> tuple[tuple[CheckedSignature, ...], str]:
-    """Check the signatures of a version without the keys that somebody trusts: others read it."""
+    """Verify the signatures of a version, ignoring locally trusted keys: the page is for others."""
     reference = Reference("local", entry.name, entry.version)
     subject = signed_subject(reference, entry.digest, entry.name, entry.version)
     try:

@@ -1,16 +1,15 @@
-"""Scores that are functions of sums over rows: one row of numbers per example, summed, summarized.
+"""Scores that are functions of sums over rows: one row of numbers per example.
 
-Every score has the form f(sum of columns), such as right / all. So a score without one row, or of a
-resample of the rows, needs only other sums.
+Every score has the form f(sum of columns), such as right / all. A score without one row, or of a
+resample of the rows, therefore needs only other sums.
 
-The error of a score over its rows is the jackknife's or Wilson's interval. Scores without an upper
-bound, such as losses, have an interval that is longer upwards. It is the error of one run on other
-rows of the same kind; `adapterhub bench` adds the spread over seeds (`bench/statistics.py`).
+The error of a score over its rows is given by the jackknife or Wilson's interval. Scores without an
+upper bound, such as losses, have an interval that is longer upwards. It is the error of one run on
+other rows of the same kind; `adapterhub bench` adds the spread over seeds (`bench/statistics.py`).
 
-`predictions.jsonl` in a run folder: what the best tensors predict on the evaluation data.
-
-The first line describes the file, each other line is what `Task.outcome` returns for one example.
-It contains the user's texts: it is never part of an adapter, and never published.
+`predictions.jsonl` in a run folder contains the predictions of the best tensors on the evaluation
+data. The first line describes the file; each other line is the result of `Task.outcome` for one
+example. The file contains the user's texts, so it is never part of an adapter and never published.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
 KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses", "pictures")
-PICTURE = "picture"  # the field of a picture, as the text of an address (data:)
-GROUP = "group"  # the field with the number of the group, such as a query, that a row is of
+PICTURE = "picture"  # the field of an image, as a data: address
+GROUP = "group"  # the field with the number of the row's group, such as a query
 _ADDRESS = re.compile(r"(data:image/png;base64,[A-Za-z0-9+/]+=*)?")
-_MOST_TEXT = 4000  # characters that are kept of a text
+_MOST_TEXT = 4000  # characters kept of a text
 MOST_BYTES = 4 << 30
 
 Outcome = dict[str, Any]
@@ -53,12 +52,12 @@ Outcome = dict[str, Any]
 
 @dataclass(frozen=True)
 class PredictionFile:
-    """What a predictions file holds.
+    """The content of a predictions file.
 
     Attributes:
         kind: one of `KINDS`.
         task: the task's name.
-        step: the step that the predictions are of.
+        step: the step at which the predictions were made.
         data: the sha256 of the evaluation data.
         metric: the main metric of the task.
         labels: the classes, or none.
@@ -75,7 +74,7 @@ class PredictionFile:
 
     @property
     def only_class(self) -> str | None:
-        """The class that is predicted for every row, if the rows have several."""
+        """The class predicted for every row, if the rows have several classes."""
         predicted = {row["prediction"] for row in self.rows} if self.kind == "classes" else set()
         several = len({row["label"] for row in self.rows}) > 1 if predicted else False
         return str(*predicted) if several and len(predicted) == 1 else None
@@ -95,7 +94,7 @@ def outcomes_of(
     labels: Sequence[str],
     step: int,
 ) -> PredictionFile | None:
-    """Build the predictions file of an evaluation; None if there is not one for each example."""
+    """Build the predictions file of an evaluation; None unless each example has a prediction."""
     from adapterhub.data.examples import data_hash
 
     if not task.outcomes or len(predictions) != len(examples):
@@ -113,7 +112,7 @@ def outcomes_of(
 
 
 def read_predictions(folder: Path) -> PredictionFile | None:
-    """Read the predictions file of a run folder; None if it has none.
+    """Read the predictions file of a run folder; None if it does not exist.
 
     Raises:
         FileError: the file is broken.
@@ -153,7 +152,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def _check(head: Any, rows: Sequence[Any]) -> None:
-    """Refuse a file whose lines do not have the fields of its kind."""
+    """Check that the lines of a file have the fields of its kind."""
     if head["format"] != FORMAT or head["kind"] not in KINDS or not isinstance(head["step"], int):
         raise ValueError(f"it has format {head['format']!r} and kind {head['kind']!r}")
     if head["rows"] != len(rows):
@@ -193,7 +192,7 @@ def _check_sets(row: Outcome, number: int) -> None:
 def _json_ready(value: Any) -> Any:
     """Cut long texts, and replace NaN and infinity, which JSON lacks, by the largest numbers.
 
-    NaN becomes the largest positive number: a loss of 0 would be the best.
+    NaN becomes the largest positive number, since a loss of 0 would be the best.
     """
     if isinstance(value, Mapping):
         return {k: item if k == PICTURE else _json_ready(item) for k, item in value.items()}
@@ -207,7 +206,7 @@ def _json_ready(value: Any) -> Any:
 
 
 Numbers = NDArray[np.float64]
-LARGEST = 1e60  # of a number: the fourth power of it, times the rows, is finite
+LARGEST = 1e60  # largest number: its fourth power times the number of rows is finite
 
 
 @dataclass(frozen=True)
@@ -217,11 +216,11 @@ class RowScore:
     Attributes:
         name: the metric's name.
         columns: the numbers of all examples, (rows, columns).
-        summarize: the score of sums, (..., columns) to (...).
+        summarize: maps sums, (..., columns), to scores, (...).
         low: the smallest possible score.
         high: the largest possible score.
-        pseudo_rows: rows that a few real ones may lack, right and wrong, for the interval; each
-            counts by half. None: the rows that are there say enough.
+        pseudo_rows: right and wrong rows to add for the interval, in case few real rows lack them;
+            each counts by half. None if the real rows suffice.
     """
 
     name: str
@@ -233,7 +232,7 @@ class RowScore:
 
     @property
     def is_by_class(self) -> bool:
-        """Whether the columns are those of each class, which `with_classes` completes."""
+        """Whether the columns belong to classes and are completed by `with_classes`."""
         return self.pseudo_rows is _class_pseudo_rows
 
     @property
@@ -253,7 +252,7 @@ def row_scores(kind: str) -> dict[str, RowScore]:
 
 
 def row_score(kind: str, metric: str = "") -> RowScore:
-    """Return a score of a kind of predictions, by its name, or the first one of the kind.
+    """Return a score of a kind of predictions by its name, or the first one.
 
     Raises:
         ConfigError: the score is not computed from rows of this kind.
@@ -265,7 +264,7 @@ def row_score(kind: str, metric: str = "") -> RowScore:
 
 
 def _ratio(above: Numbers, below: Numbers) -> Numbers:
-    """Divide; 0 where the divisor is 0."""
+    """Divide; return 0 where the divisor is 0."""
     quotient: Numbers = np.zeros_like(above, dtype=float)
     np.divide(above, below, out=quotient, where=below > 0)
     return quotient
@@ -304,14 +303,14 @@ def _matthews(sums: Numbers) -> Numbers:
 
 
 def _macro_f1(sums: Numbers) -> Numbers:
-    """Average F1 over the classes that are true or predicted for a row."""
+    """Average F1 over the classes that occur as a label or prediction."""
     right, _, true, given = _class_sums(sums)
     each = _ratio(2 * right, true + given)
     return _ratio(each.sum(-1), (true + given > 0).sum(-1))
 
 
 def _class_sums(sums: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return, by class, the right rows, all rows (in total), the true rows and the predicted."""
+    """Return the right rows and, by class, all rows, the true rows and the predicted rows."""
     right, true, given = np.split(sums, 3, axis=-1)
     return right, true.sum(-1), true, given
 
@@ -329,7 +328,7 @@ def _bleu(sums: Numbers) -> Numbers:
 
 
 def _each(row: Callable[[Outcome], list[Any]]) -> Callable[[Sequence[Outcome]], Numbers]:
-    """Make columns of a function of one row."""
+    """Build columns by applying a function to each row."""
     return lambda rows: np.array([row(outcome) for outcome in rows], dtype=float)
 
 
@@ -362,7 +361,7 @@ def _class_columns(rows: Sequence[Outcome]) -> Numbers:
 
 
 def _class_pseudo_rows(sums: Numbers) -> Numbers:
-    """Return a right and a wrong row of each class; wrong ones are given the others' shares."""
+    """Return a right and a wrong row of each class; wrong rows get the others' shares."""
     _, true, given = np.split(sums, 3)
     count, same = len(true), np.eye(len(true))
     shares = (1 - same) * (true + given + 1)
@@ -375,30 +374,30 @@ def _class_pseudo_rows(sums: Numbers) -> Numbers:
 
 
 def _set_pseudo_rows(sums: Numbers) -> Numbers:
-    """Return a right row, one with something wrong in addition, and one that misses something."""
+    """Return a right row, one with an additional wrong item, and one with a missing item."""
     rows: Numbers = np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     return rows
 
 
 def with_classes(columns: Numbers, count: int) -> Numbers:
-    """Return the columns of a score by class with those of classes that no row has."""
+    """Add columns for classes that do not occur in any row to a score by class."""
     parts = np.split(columns, 3, axis=1)
     more = max(count - parts[0].shape[1], 0)
     return np.concatenate([np.pad(part, ((0, 0), (0, more))) for part in parts], axis=1)
 
 
 def _numbers(rows: Sequence[Outcome], *names: str) -> Numbers:
-    """Return these fields, (rows, fields), at most `LARGEST`, which also stands for NaN."""
+    """Return these fields, (rows, fields), clipped to `LARGEST`, which also replaces NaN."""
     fields = np.array([[row[name] for name in names] for row in rows], dtype=float)
     limited: Numbers = np.nan_to_num(fields, nan=LARGEST).clip(-LARGEST, LARGEST)
     return limited
 
 
 def grouped_columns(score: RowScore, rows: Sequence[Outcome]) -> Numbers:
-    """Return the columns of a score, summed over the rows of each group that the rows name.
+    """Return the columns of a score, summed over the rows of each group.
 
-    Groups, such as queries or contexts, are what was drawn at random, so that errors and
-    comparisons are of them: a score is a function of the same sums.
+    Groups, such as queries or contexts, are the units that were sampled, so errors and comparisons
+    refer to them. The score is a function of the same sums.
     """
     columns = score.columns(rows)
     if not rows or "group" not in rows[0]:
@@ -410,7 +409,7 @@ def grouped_columns(score: RowScore, rows: Sequence[Outcome]) -> Numbers:
 
 
 def _ranking_columns(place: int, rows: Sequence[Outcome]) -> Numbers:
-    """Return a ranking metric of each query with a relevant passage, at its first row, and 1."""
+    """Return the ranking metric of each query with a relevant passage, at its first row, and 1."""
     queries: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
         queries.setdefault(row["query"], []).append(number)
@@ -436,7 +435,7 @@ def _loss_columns(rows: Sequence[Outcome]) -> Numbers:
 
 
 def _number_columns(rows: Sequence[Outcome]) -> Numbers:
-    """Return the moments of both numbers, around their means: large numbers lose no digits."""
+    """Return the moments of both numbers around their means, so that large numbers stay exact."""
     pairs = _numbers(rows, "label", "prediction")
     x, y = (pairs - pairs.mean(0)).T
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
@@ -459,7 +458,7 @@ def _rouge_columns(name: str, rows: Sequence[Outcome]) -> Numbers:
 
 
 def _word_error_columns(rows: Sequence[Outcome]) -> Numbers:
-    """Return the wrong words of each row, and the words of its text."""
+    """Return the word errors of each row, and the number of words in its text."""
     return np.array([[row["wrong_words"], row["words"]] for row in rows], dtype=float)
 
 
@@ -511,12 +510,12 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
 
 _BINS = 10
 _RESAMPLES = 2000
-FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
+FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife is reliable
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Precision, recall and F1 of one class, and how many examples have and were given it."""
+    """Precision, recall and F1 of one class, with its numbers of labels and predictions."""
 
     name: str
     right: int
@@ -525,12 +524,12 @@ class ClassScore:
 
     @property
     def precision(self) -> float:
-        """The share of its predictions that are right; 0 without any."""
+        """The share of its predictions that are right; 0 without predictions."""
         return self.right / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """The share of its examples that are found; 0 without any."""
+        """The share of its examples that are found; 0 without examples."""
         return self.right / self.support if self.support else 0.0
 
     @property
@@ -542,7 +541,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """The predictions with a probability in one interval."""
+    """The predictions whose probability lies in one interval."""
 
     low: float
     high: float
@@ -552,7 +551,7 @@ class CalibrationBin:
 
 
 def is_right(row: Outcome) -> bool:
-    """Return whether the prediction of a class or a choice is right."""
+    """Return whether the predicted class or choice is right."""
     return bool(row["right"] > 0.5) if "right" in row else bool(row["label"] == row["prediction"])
 
 
@@ -566,7 +565,7 @@ def class_scores(rows: Sequence[Outcome], labels: Sequence[str]) -> list[ClassSc
 
 
 def span_scores(rows: Sequence[Outcome]) -> list[ClassScore]:
-    """Score each kind of entity; an entity is right if its kind and both ends are."""
+    """Score each kind of entity; an entity is right if its kind and both ends match."""
     counts: dict[str, list[int]] = {}
     for row in rows:
         true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
@@ -582,7 +581,7 @@ def confusions(rows: Sequence[Outcome]) -> Counter[tuple[str, str]]:
 
 
 def calibration(rows: Sequence[Outcome]) -> tuple[list[CalibrationBin], float]:
-    """Return the bins of a reliability diagram that have examples, and the calibration error.
+    """Return the nonempty bins of a reliability diagram, and the expected calibration error.
 
     The expected calibration error is the mean distance between probability and accuracy over ten
     bins of equal width, weighted by their examples (Guo et al. 2017, section 2,
@@ -612,7 +611,7 @@ class Difference:
         high: the upper end.
         p: the exact p-value of McNemar's test, for classes.
         better: the examples on which only the second run is right.
-        worse: those on which only the first is right.
+        worse: the examples on which only the first run is right.
     """
 
     score: str
@@ -625,18 +624,18 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the runs differ at the level of 5 %."""
+        """Whether the runs differ at the 5 % level."""
         return not self.low <= 0 <= self.high if self.p is None else self.p < 0.05
 
 
 def difference(first: PredictionFile, second: PredictionFile, metric: str = "") -> Difference:
     """Compare two runs on the same evaluation data, example by example.
 
-    By a score that is a function of sums over rows: the main one of their kind, or `metric`.
+    The score is `metric` or the main score of their kind, and must be a function of sums over rows.
 
-    The interval is that of a paired bootstrap over the examples, of 2000 resamples with a fixed
-    seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value is that of McNemar's
-    exact test (McNemar 1947). Rows of groups, such as contexts, are resampled by group.
+    The interval comes from a paired bootstrap over the examples, with 2000 resamples and a fixed
+    seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value comes from McNemar's
+    exact test (McNemar 1947). Rows in groups, such as contexts, are resampled by group.
     """
     score = row_score(first.kind, metric)
     one, other = (grouped_columns(score, file.rows) for file in (first, second))
@@ -666,10 +665,10 @@ def _interval(
 
 
 LEVEL = 0.05
-_STEEPEST = 2.0  # of an interval by logarithms: two rows say next to nothing
-_PLENTY = 30  # rows, or entities, of each kind that is counted: none of them is rare
-_PSEUDO = 0.5  # rows of each class that are added, right and wrong, for the variance
-_SAME = 1e-3  # by which a metric and the score of its rows may differ: texts are cut in the file
+_STEEPEST = 2.0  # of a logarithmic interval: two rows contain almost no information
+_PLENTY = 30  # rows or entities of each counted kind: no kind is rare
+_PSEUDO = 0.5  # right and wrong rows added to each class, for the variance
+_SAME = 1e-3  # largest difference between a metric and the score of its rows: the file cuts texts
 
 
 @dataclass(frozen=True)
@@ -694,7 +693,7 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class EvaluatedRows:
-    """The rows of one task that were evaluated: how many, and what was predicted, if it is kept."""
+    """The evaluated rows of one task: their number, and the predictions if they are kept."""
 
     count: int
     predictions: PredictionFile | None = None
@@ -704,8 +703,8 @@ def influence_of_rows(score: RowScore, columns: Numbers) -> Numbers:
     """Return the influence of each row on a score, by the jackknife.
 
     (n - 1) * (mean of all scores without one row - score without row k); for a mean, the row's
-    deviation from it (Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans,
-    chapter 3).
+    deviation from it (Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapter
+    3).
     """
     without = score.summarize(columns.sum(0) - columns)
     influence: Numbers = (len(columns) - 1) * (without.mean() - without)
@@ -717,8 +716,9 @@ def score_interval(
 ) -> tuple[float, float]:
     """Return the 95 % interval of a score, inside its bounds.
 
-    Rows of a score without an upper bound are skewed, and few of them rarely have the largest. An
-    interval `of_rows` alone, not of seeds too, reaches up as that of the score's logarithm does.
+    Scores without an upper bound have skewed rows, and a few rows rarely include the largest
+    values. An interval `of_rows` alone, without seeds, therefore has the upper end of the interval
+    of the score's logarithm.
     """
     low, high = score.low, score.high
     if np.isinf(high):
@@ -731,17 +731,17 @@ def score_interval(
 
 
 def _above(part: float) -> float:
-    """Return exp(part), and from the exponent `_STEEPEST` on its tangent."""
+    """Return exp(part), continued by its tangent above the exponent `_STEEPEST`."""
     return float(np.exp(min(part, _STEEPEST)) * (1 + max(part - _STEEPEST, 0.0)))
 
 
 def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
     """Return an interval inside [0, 1], which is wider towards 1/2.
 
-    Wilson's (1927) interval, with Student's t and with the number of independent rows that would
-    have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
-    24(2)). All right or all wrong, the variance is 0, and all rows are counted.
-    Score and variance are scaled to [0, 1].
+    This is Wilson's (1927) interval, with Student's t and with the number of independent rows that
+    would have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey
+    Methodology 24(2)). If all rows are right or all are wrong, the variance is 0, and all rows are
+    counted. Score and variance are scaled to [0, 1].
     """
     spread = share * (1 - share)
     if spread > 0 and variance <= 0:
@@ -751,7 +751,7 @@ def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tup
 
 
 def _of_share(share: float, extra: float) -> tuple[float, float]:
-    """Return Wilson's interval of a share; `extra` is the square of the quantile per row."""
+    """Return Wilson's interval for a share; `extra` is the squared quantile per row."""
     half = np.sqrt(extra * (share * (1 - share) + extra / 4))
     ends = (share + extra / 2 - half) / (1 + extra), (share + extra / 2 + half) / (1 + extra)
     return max(float(ends[0]), 0.0), min(float(ends[1]), 1.0)
@@ -760,8 +760,8 @@ def _of_share(share: float, extra: float) -> tuple[float, float]:
 def score_error(score: RowScore, columns: Numbers) -> ScoreError:
     """Return the error of a score of one run.
 
-    There is no interval of one row, nor of rows without what is counted, nor where no row changes a
-    score between its bounds: the rows then do not tell how much it varies.
+    An interval cannot be given for one row, for rows without counted items, or if no row changes a
+    score between its bounds. The rows then do not show how much the score varies.
     """
     rows = len(columns)
     if rows < 2 or not columns.any() or not np.abs(columns).max(initial=0.0) < LARGEST / rows:
@@ -778,12 +778,13 @@ def score_error(score: RowScore, columns: Numbers) -> ScoreError:
 
 
 def rare_interval(score: RowScore, columns: Numbers) -> tuple[float, float]:
-    """Return the 95 % interval of a score that rare classes decide; else the score twice.
+    """Return the 95 % interval of a score that depends on rare classes; else the score twice.
 
-    Of a class with two rows that are both right, the jackknife finds no error at all. So each class
-    has half a right and half a wrong row more, as in the intervals of shares of Agresti & Coull
-    1998 (https://doi.org/10.1080/00031305.1998.10480550), to estimate the variance: the interval is
-    Wilson's with the number of rows that would have it.
+    For a class with two rows that are both right, the jackknife finds no error at all. To estimate
+    the variance, each class therefore gets an extra half of a right row and half of a wrong row, as
+    in the intervals for shares by Agresti & Coull 1998
+    (https://doi.org/10.1080/00031305.1998.10480550). The interval is Wilson's, with the number of
+    rows that would have this variance.
     """
     value, rows = float(score.summarize(columns.sum(0))), len(columns)
     if score.pseudo_rows is None or columns.sum(0).min(initial=_PLENTY) >= _PLENTY:
@@ -808,8 +809,8 @@ def score_errors(
 ) -> dict[str, ScoreError]:
     """Return the error of each metric of an evaluation.
 
-    `parts` has the rows of each task by what precedes the names of its metrics: "" for one task
-    alone. A metric that is not a score of summed rows has their number, and no interval.
+    `parts` maps the prefix of each task's metrics to its rows; the prefix is "" for a single task.
+    A metric that is not a score of summed rows gets their number, without an interval.
     """
     found = {}
     for name, value in metrics.items():
@@ -820,10 +821,10 @@ def score_errors(
 
 
 def spearman_error(value: float, rows: Sequence[Outcome]) -> ScoreError:
-    """Return the error of a correlation of ranks, which is no function of sums over rows.
+    """Return the error of a rank correlation, which is not a function of sums over rows.
 
-    By Fisher's z, whose variance for ranks is (1 + r^2 / 2) / (n - 3) (Bonett & Wright 2000,
-    Psychometrika 65(1)). Rows of groups are not drawn one by one, and have no interval.
+    It uses Fisher's z, whose variance for ranks is (1 + r^2 / 2) / (n - 3) (Bonett & Wright 2000,
+    Psychometrika 65(1)). Rows in groups are not sampled one by one, and get no interval.
     """
     count = len(rows)
     if count < 5 or not abs(value) < 1 or "group" in rows[0]:
@@ -848,7 +849,7 @@ def _error_of(name: str, value: float, part: EvaluatedRows) -> ScoreError:
         return ScoreError(part.count)
     try:
         columns = grouped_columns(score, file.rows)
-    except KeyError:  # an older file has not what it is computed from
+    except KeyError:  # older files lack the fields for its computation
         return ScoreError(part.count)
     groups = len(columns) if len(columns) < len(file.rows) else None
     if score.is_by_class:

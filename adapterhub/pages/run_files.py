@@ -1,4 +1,4 @@
-"""The files of a run folder that a report and a comparison are made from."""
+"""Reads the files of a run folder that reports and comparisons are made from."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from adapterhub.pages.row_scores import (
 )
 
 Line = dict[str, Any]
-BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: what `WordsComparison.record` returns
+BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: the result of `WordsComparison.record`
 _MOST_BYTES = 1 << 12  # of a comparison
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What is known of a run from its folder.
+    """The content of a run folder.
 
     Attributes:
         folder: the run folder.
         recipe: the recipe, or {}.
-        manifest: that of the adapter, once it is saved.
+        manifest: the manifest of the adapter, once it is saved.
         training: the lines of metrics.jsonl with the loss.
         evaluations: the lines of metrics.jsonl with metrics.
         timings: the lines of timings.jsonl.
@@ -54,7 +54,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The adapter's name, or that of the folder if it has none of its own."""
+        """The adapter's name, or the folder's name for an unnamed adapter."""
         named = self.manifest and not self.manifest.is_unnamed
         return self.manifest.name if self.manifest and named else self.folder.resolve().name
 
@@ -65,14 +65,14 @@ class RunFiles:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the adapter, or so far of the best evaluation."""
+        """The metrics of the adapter or, before it is saved, of the best evaluation so far."""
         if self.manifest:
             return dict(self.manifest.metrics)
         return dict(self.best["metrics"]) if self.best else {}
 
     @cached_property
     def errors(self) -> dict[str, ScoreError]:
-        """How sure each metric is: as recorded, else by the predictions of the best evaluation."""
+        """The error of each metric: as recorded, else from predictions of the best evaluation."""
         recorded = recorded_errors(self.record.get(ERRORS))
         if recorded or self.predictions is None:
             return recorded
@@ -109,13 +109,13 @@ class RunFiles:
 
     @property
     def trained(self) -> int:
-        """The number of trained parameters, with the head."""
+        """The number of trained parameters, including the head."""
         tensors = self.manifest.tensors.values() if self.manifest else ()
         return sum(_count(info.shape) for info in tensors)
 
     @property
     def size(self) -> int:
-        """The bytes of the adapter's files."""
+        """The total size of the adapter's files, in bytes."""
         return sum(f.stat().st_size for f in self.adapter.iterdir()) if self.adapter else 0
 
 
@@ -128,7 +128,7 @@ def read_run(folder: str | Path) -> RunFiles:
     """Read the files of a run, or of an adapter alone.
 
     Raises:
-        FileError: there is no run and no adapter, or a file is broken.
+        FileError: the folder contains neither a run nor an adapter, or a file is broken.
     """
     folder = Path(folder)
     if folder.name == "adapter" and is_file(folder.parent / "recipe.yaml"):
@@ -152,7 +152,7 @@ def read_run(folder: str | Path) -> RunFiles:
 
 
 def submapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a mapping inside a mapping, {} if there is none."""
+    """Return a mapping inside a mapping, {} if it is missing."""
     value = parent.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -167,7 +167,7 @@ _TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
 
 
 def _lines(path: Path, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Line]:
-    """Yield the lines of a metrics file; the last one may be cut, by a kill."""
+    """Yield the lines of a metrics file; the last one may be truncated if the run was killed."""
     if not is_file(path) or path.is_symlink() or not path.stat().st_size:
         return
     try:
@@ -212,16 +212,16 @@ def _count(shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class WordsComparison:
-    """An adapter beside a bag of words, which needs no backbone, on the same rows.
+    """Comparison of an adapter with a bag of words, which needs no backbone, on the same rows.
 
     Attributes:
         score: the name of the score.
-        value: that of the bag of words.
+        value: the score of the bag of words.
         rows: the number of rows.
-        difference: the score of the adapter minus that of the bag of words.
-        low: the lower end of the 95 % interval of the difference; None where rows are too few.
+        difference: the score of the adapter minus the score of the bag of words.
+        low: the lower end of the 95 % interval of the difference; None if there are too few rows.
         high: the upper end.
-        skipped: why nothing was compared; "" if it was.
+        skipped: why no comparison was made; "" if it was.
     """
 
     score: str = ""
@@ -234,7 +234,7 @@ class WordsComparison:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What is told, in two lines: the score, and whether the adapter is better."""
+        """The message in two lines: the score, and whether the adapter is better."""
         if self.skipped:
             return "no bag of words was fitted:", self.skipped
         rows = f"on the same {counted(self.rows, 'row')}"
@@ -248,7 +248,7 @@ class WordsComparison:
         return first, f"adapter: {verdict}, {self.difference:+.3f} ({interval})"
 
     def record(self) -> dict[str, Any]:
-        """Return what is recorded, numbers in six digits."""
+        """Return the comparison as a record, with numbers in six digits."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: float(f"{value:.6g}") if isinstance(value, float) else value
@@ -258,7 +258,7 @@ class WordsComparison:
 
 
 def recorded_words(folder: Path) -> WordsComparison | None:
-    """Read the comparison of a run with a bag of words; None without one, or of another form."""
+    """Read a run's comparison with a bag of words; None if it is missing or has another form."""
     path = folder / BAG_OF_WORDS
     try:
         small = not path.is_symlink() and path.stat().st_size <= _MOST_BYTES

@@ -1,14 +1,15 @@
-"""`adapterhub registry site`: the pages of a registry as files, for any web server or none.
+"""`adapterhub registry site`: the pages of a registry as static files.
 
     index.html, rows.js            browse and search; the rows that the search reads
-    backbones/B/index.html         what exists for a backbone, newest and best
+    backbones/B/index.html         adapters of a backbone, newest and best
     adapters/B/NAME.html           an adapter
     leaderboards/B/TASK.html       scores of the same metric on the same rows
     compare/B/TASK.html            adapters side by side
-    datasets/D/index.html          what was trained on a data set
+    datasets/D/index.html          adapters trained on a data set
     studies/STUDY/TASK.html        the results of a study, with their intervals
 
-The folder appears in one step, and replaces only what this command wrote before.
+The files work with any web server or without one. The folder appears in one step, and replaces only
+files that this command wrote before.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ _FRONT, _ROWS, _BOARDS, _DATASETS, _PROBLEMS = (
 _PLAIN = ".nojekyll"
 _FOLDERS = ("adapters", "backbones", "compare", "datasets", "leaderboards", "studies")
 _OWN = {_FRONT, _ROWS, _BOARDS, _DATASETS, _PROBLEMS, _PLAIN, *_FOLDERS}
-_ON_A_PAGE = 150  # rows of a list
-_MOST_LINES = 300  # rows of other tables
+_ON_A_PAGE = 150  # rows per list
+_MOST_LINES = 300  # rows in other tables
 _MOST_FRONT_BOARDS = 30
 _MOST_LINKS = 60
 
@@ -92,11 +93,11 @@ class StudyBoard:
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """What a site is made with.
+    """The options of a site.
 
     Attributes:
         title: the name of the registry.
-        address: what a reader types after `--registry`; None for their own registry.
+        address: the reader's value of `--registry`; None for their own registry.
         studies: the boards of studies.
         command_of: returns the command of a manifest's recipe, or None.
     """
@@ -109,7 +110,7 @@ class SiteOptions:
 
 @dataclass(frozen=True)
 class WrittenSite:
-    """What was written: the front page, and the numbers of adapters, backbones, pages, problems."""
+    """The front page, and the numbers of adapters, backbones, pages and problems."""
 
     page: Path
     adapters: int
@@ -124,7 +125,7 @@ def write_site(registry: Registry, output: Path, options: SiteOptions) -> Writte
     Raises:
         ConfigError: markdown-it-py or nh3 is not installed.
         RegistryError: the registry cannot be read.
-        OutputError: the folder has other files, or cannot be written.
+        OutputError: the folder contains other files, or cannot be written.
     """
     check_card_libraries()
     with _new_site(output) as folder:
@@ -141,7 +142,7 @@ def write_site(registry: Registry, output: Path, options: SiteOptions) -> Writte
 
 @dataclass
 class _Site:
-    """The pages on their way to a folder, and what is known of the registry so far."""
+    """The pages being written to a folder, and the content of the registry read so far."""
 
     folder: Path
     options: SiteOptions
@@ -154,7 +155,7 @@ class _Site:
     pages: int = 0
 
     def write_adapters(self, registry: Registry) -> None:
-        """Write a page for each name, and remember the rows of the lists."""
+        """Write a page for each name, and collect the rows of the lists."""
         by_digest = {e.digest: e for c in self.contents.values() for e in c.entries}
         places = Counter(
             (each[-1].backbone, each[-1].task or "")
@@ -262,12 +263,12 @@ class _Site:
             )
 
     def write_problems(self) -> None:
-        """Write the page of what cannot be read."""
+        """Write the page of unreadable versions."""
         if self.broken:
             self._write(_PROBLEMS, problems_page(self._place(_PROBLEMS), self.broken))
 
     def write_front(self) -> None:
-        """Write the page that browses and searches, and its rows."""
+        """Write the front page for browsing and searching, and its rows."""
         counts = Counter(each.entry.backbone for each in self.listed if each.is_current)
         ordered = newest_first(self.listed)
         page = front_page(
@@ -283,7 +284,7 @@ class _Site:
         self._write(_PLAIN, "")
 
     def written(self, output: Path) -> WrittenSite:
-        """Return what was written."""
+        """Return a summary of the written files."""
         current = [each.entry.backbone for each in self.listed if each.is_current]
         broken = len(self.broken)
         return WrittenSite(output / _FRONT, len(current), len({*current}), self.pages, broken)
@@ -316,7 +317,7 @@ class _Site:
     def _around(
         self, version: PublishedVersion, places: Mapping[Place, int]
     ) -> Iterator[tuple[str, str]]:
-        """Yield the pages that an adapter's page leads to."""
+        """Yield the pages linked from an adapter's page."""
         entry = version.entry
         at = entry.backbone, entry.task or ""
         if places[at]:
@@ -329,7 +330,7 @@ class _Site:
             yield f"data set {dataset}", f"datasets/{file_part(dataset)}/index.html"
 
     def _compare(self, version: PublishedVersion) -> None:
-        """Keep a version for the page that compares; not all of thousands."""
+        """Keep a version for the comparison page, up to a limit."""
         at = version.entry.backbone, version.entry.task or ""
         kept = self.compared.setdefault(at, [])
         kept.append(version)
@@ -396,7 +397,7 @@ class _Site:
         links: Sequence[tuple[str, str]],
         leaders: Sequence[tuple[Leaderboard, Place]],
     ) -> None:
-        """Write the pages of a list, so many rows each; the best are on the first."""
+        """Write the pages of a list, a fixed number of rows each; the best are on the first."""
         place = self._place(path)
         chunks = [versions[i : i + _ON_A_PAGE] for i in range(0, len(versions), _ON_A_PAGE)]
         files = ["index.html", *(f"{number}.html" for number in range(2, len(chunks) + 1))]
@@ -423,7 +424,7 @@ class _Site:
 
 @contextmanager
 def _new_site(output: Path) -> Iterator[Path]:
-    """Yield a folder that becomes the site at the end; an error leaves the old one."""
+    """Yield a temporary folder that replaces the site at the end; an error keeps the old site."""
     if output.is_dir():
         others = sorted(path.name for path in output.iterdir() if path.name not in _OWN)
     else:
@@ -474,7 +475,7 @@ def _leaders(boards: Sequence[tuple[Leaderboard, Place]], root: str) -> ShownTab
 
 
 def _newest(versions: Sequence[ListedVersion], root: str, *, is_short: bool) -> ListPart:
-    """Return the rows of a list; all of one backbone if it is short."""
+    """Return a list of versions; a short list has one backbone and omits its column."""
     table = listing(versions, root)
     if is_short:
         table = table.without("backbone")
@@ -494,7 +495,7 @@ def _withdrawn(names: Sequence[PublishedName], root: str) -> ShownTable:
 
 
 def _near(numbers: Sequence[tuple[str, str]], current: int, most: int = 9) -> list[tuple[str, str]]:
-    """Return the first and the last page, and those near the current one."""
+    """Return the first and the last page, and the pages near the current one."""
     half = most // 2
     return [
         each

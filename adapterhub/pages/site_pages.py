@@ -1,4 +1,4 @@
-"""The pages of a registry: what is known of it in, HTML out. site.py writes them as files."""
+"""HTML pages of a registry; site.py writes them to files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from adapterhub.registry.trust import CheckedSignature
 SORTS_SHOWN = ("newest", "score", "size", "name")
 MOST_VERSIONS_COMPARED = 12
 MOST_COMPARED = 24
-_MOST_SHOWN = 60  # rows of the front page
-_MOST_VALUES = 60  # of a field in a form, before the script adds the others
+_MOST_SHOWN = 60  # rows on the front page
+_MOST_VALUES = 60  # values of a form field, before the script adds the others
 _MOST_BACKBONES = 60
 _MOST_VERSIONS_SHOWN = 60
 _MOST_TEXT = 300  # characters of a value in a table
@@ -46,15 +46,15 @@ Links = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class SitePlace:
-    """Where a page is in a site.
+    """The place of a page in a site.
 
     Attributes:
-        root: what leads from the page to the root.
-        navigation: the pages that every page leads to.
-        registry: what a reader names to find the registry; None for their own.
-        is_answered: whether a server answers forms; otherwise a script does.
-        adapter_path: returns the path of the page of an adapter, if it is no file of a site.
-        backbone_page: the same, of a backbone.
+        root: the path from the page to the root.
+        navigation: the pages linked from every page.
+        registry: the name of the registry for readers; None for their own.
+        is_answered: whether a server handles forms; otherwise a script does.
+        adapter_path: returns the path of an adapter's page, if it is not a file of the site.
+        backbone_page: returns the path of a backbone's page, likewise.
     """
 
     root: str
@@ -78,7 +78,7 @@ class ListPart:
 
 @dataclass(frozen=True)
 class AdapterLinks:
-    """What the page of an adapter leads to, and the command of its recipe."""
+    """The links on the page of an adapter, and the command of its recipe."""
 
     links: Links = ()
     command: str | None = None
@@ -98,20 +98,20 @@ def front_page(
     links: Links = (),
     first: str = "",
 ) -> str:
-    """Return the page that browses and searches.
+    """Return the page for browsing and searching.
 
     Args:
-        place: where it is.
+        place: the place of the page.
         title: the name of the registry.
-        versions: what is found, in order; all rows where a script searches.
+        versions: the versions found, in order; all versions if a script searches.
         counts: the number of adapters of each backbone, by its folder and id.
         boards: titles, paths and remarks of leaderboards.
-        rows: the address of the script with the rows; "" where a server searches.
-        chosen: the fields of the form that are set.
-        choices: the values of the fields of the form; those of the versions, if not given.
-        count: what is said of the number of those shown.
-        links: other pages of what is found.
-        first: the commands that push a first adapter, where there is none.
+        rows: the address of the script with the rows; "" if a server searches.
+        chosen: the form fields that are set.
+        choices: the values of the form fields; by default, those of the versions.
+        count: the text about the number of versions shown.
+        links: links to other pages of results.
+        first: the commands that push a first adapter to an empty registry.
     """
     current = [each for each in versions if each.is_current]
     shown = (current if rows else versions)[:_MOST_SHOWN]
@@ -144,7 +144,7 @@ def front_page(
 
 
 def backbone_table(place: SitePlace, counts: Mapping[str, int], most: int) -> ShownTable:
-    """Return a table of backbones with their numbers of adapters, the most frequent first."""
+    """Return a table of backbones and their numbers of adapters, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
     rows = [
         (
@@ -174,7 +174,7 @@ def list_page(
 ) -> str:
     """Return a page of tables, and a card below them.
 
-    `numbers` are the pages that it is one of, itself without a path.
+    `numbers` are the pages of the list; the current page has no path.
     """
     return _page(
         "site_list.html",
@@ -230,7 +230,7 @@ def compare_page(
     fields = differing_fields([version.manifest for version in versions])
     kept = {path: values for path, values in fields.items() if not skipped.match(path)}
     rows = [[name, *values] for name, values in facts.items()]
-    # What few of them have comes last: their columns may not be shown.
+    # Fields that few versions have come last, since their columns may be hidden.
     for path in sorted(kept, key=lambda path: kept[path].count(None)):
         rows.append(field_row(path, kept[path], _MOST_TEXT))
     return _page(
@@ -287,7 +287,7 @@ def form_page(
     table: ShownTable | None = None,
     subtitle: str = "",
 ) -> str:
-    """Return a page with one button, a field for a secret if it has a name, and a table."""
+    """Return a page with one button, a table, and a field for a secret if it has a name."""
     return _page(
         "site_form.html",
         place,
@@ -303,7 +303,7 @@ def form_page(
 
 
 def problems_page(place: SitePlace, broken: Mapping[str, str], most: int = 400) -> str:
-    """Return the page of the versions that cannot be read, with their errors."""
+    """Return the page of unreadable versions, with their errors."""
     rows = [(path, one_line(text, _MOST_TEXT)) for path, text in [*broken.items()][:most]]
     part = ListPart("Versions that cannot be read", ShownTable(("version", "problem"), rows))
     note = f"{len(broken):,} of them; adapterhub registry verify lists all problems"
@@ -327,7 +327,7 @@ def _page(
 
 
 def _tiles(version: PublishedVersion) -> list[Tile]:
-    """Return the scores, the main one first, and what it weighs."""
+    """Return the scores, the main one first, and the size of the adapter."""
     main = version.score.metric if version.score else ""
     names = sorted(version.manifest.metrics, key=lambda name: (name != main, name))
     errors = version.errors
@@ -426,7 +426,7 @@ def _versions(name: PublishedName) -> ShownTable:
 
 
 def _differences(name: PublishedName) -> ShownTable | None:
-    """Return the fields in which the versions differ, a column for each of them."""
+    """Return the fields in which the versions differ, with a column for each version."""
     versions = name.versions[-MOST_VERSIONS_COMPARED:][::-1]
     fields = differing_fields([version.manifest for version in versions])
     rows = [field_row(path, values, _MOST_TEXT) for path, values in fields.items()]

@@ -1,4 +1,4 @@
-"""Faster ways to compute what a model computes, each tried before it is used.
+"""Faster ways to compute a model, each checked before it is used.
 
-What tries them is loop/speedups.py.
+loop/speedups.py performs the checks.
 """

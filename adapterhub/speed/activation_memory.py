@@ -1,19 +1,19 @@
-"""Activation memory: what the backward pass keeps of a batch, extrapolated from small batches.
+"""Activation memory: the tensors saved for the backward pass, extrapolated from small batches.
 
 Every tensor that autograd saves is counted once; tensors of the model are not counted. A batch of B
 rows of T tokens takes
 
     p(T) + B q(T)      bytes
 
-with polynomials p and q of degree 2: p covers the trained parameters in the dtype of the
-computation and relative positions; the quadratic term of q is attention without a fused kernel.
-Both are measured on this model, method and attention implementation, and are exact for any B and T
-if sizes follow the polynomials. With gradient checkpointing, the inputs of all layers are kept, and
-everything of one layer at a time.
+with polynomials p and q of degree 2. p covers the trained parameters in the compute dtype and
+relative positions; the quadratic term of q is attention without a fused kernel. Both are measured
+on this model, method and attention implementation. They are exact for any B and T if sizes follow
+the polynomials. With gradient checkpointing, the inputs of all layers are kept, and all saved
+tensors of one layer at a time.
 
-The logits of a language model, with their fp32 loss, take LOGIT_BYTES each besides. Temporary
-buffers within single operations are not counted; on a CPU, freed ones leave gaps between the
-tensors that are kept, by which the process grows up to HEAP times as much.
+The logits of a language model, with their fp32 loss, take another LOGIT_BYTES each. Temporary
+buffers within single operations are not counted. On a CPU, freed buffers leave gaps between the
+saved tensors, so that the process grows by up to HEAP times as much.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from adapterhub.backbones.probe import probe_batch
 from adapterhub.loop.engine import recompute
 from adapterhub.tasks.common.losses import model_inputs
 
-LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
+LOGIT_BYTES = 12.5  # measured: transformers keeps two fp32 copies, and their gradient
 HEAP = 1.5  # measured with glibc: 1.5 with lora, 1.2 with full, for 16 and 64 rows of 64 tokens
 LONGEST = 24  # tokens per row of the small batches
 
@@ -41,10 +41,10 @@ LONGEST = 24  # tokens per row of the small batches
 def activation_bytes(
     adapter: Adapter, rows: int, tokens: int, recomputed: bool = False, offloaded: bool = False
 ) -> int:
-    """Predict the bytes that the backward pass keeps of a batch, without its logits.
+    """Predict the bytes saved for the backward pass of a batch, without its logits.
 
-    The model is not changed. `recomputed`: with gradient checkpointing; `offloaded`: and with the
-    inputs of all layers but one in the memory of the host.
+    The model is not changed. `recomputed`: with gradient checkpointing; `offloaded`: also with the
+    inputs of all layers but one in host memory.
     """
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
@@ -55,7 +55,7 @@ def activation_bytes(
 
 
 def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
-    """Estimate what an evaluation of a batch takes at most, without its logits: one layer's."""
+    """Estimate the peak bytes of evaluating a batch, without its logits: those of one layer."""
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
     return round(total / _layers(adapter))
@@ -94,7 +94,7 @@ def _extrapolated(adapter: Adapter, rows: int, tokens: int, recomputed: bool) ->
 
 
 def _polynomial(points: dict[int, int], at: int) -> float:
-    """Evaluate the polynomial of least degree through `points` (Lagrange)."""
+    """Evaluate the polynomial of lowest degree through `points` (Lagrange)."""
     return sum(
         value * math.prod((at - other) / (x - other) for other in points if other != x)
         for x, value in points.items()
@@ -102,7 +102,7 @@ def _polynomial(points: dict[int, int], at: int) -> float:
 
 
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
-    """Measure the bytes that autograd saves of a batch of random tokens."""
+    """Measure the bytes that autograd saves for a batch of random tokens."""
     made = probe_batch(adapter.model, rows=rows, tokens=tokens)
     return _saved(adapter, made, recomputed)
 
@@ -113,7 +113,7 @@ def batch_bytes(
     recomputed: bool,
     rows: int,
 ) -> int:
-    """Measure the bytes that autograd saves of so many copies of the first row."""
+    """Measure the bytes that autograd saves for a batch of copies of the first row."""
     device = device_of(adapter.model)
     inputs = {name: t.to(device) for name, t in model_inputs(batch([0] * rows)).items()}
     with _train_mode(adapter):
@@ -129,7 +129,7 @@ def _saved(adapter: Adapter, inputs: Mapping[str, Any], recomputed: bool) -> int
     def record(tensor: Tensor) -> Tensor:
         for storage in _storages(tensor):
             if storage.data_ptr() not in model_storages:
-                saved[storage.data_ptr()] = storage  # kept alive, so that no address is reused
+                saved[storage.data_ptr()] = storage  # kept alive, so that addresses are not reused
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
@@ -149,7 +149,7 @@ def _saved(adapter: Adapter, inputs: Mapping[str, Any], recomputed: bool) -> int
 
 
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of a tensor; for a torchao tensor, those of the tensors that it wraps."""
+    """Yield the storages of a tensor; for a torchao tensor, the storages of its inner tensors."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))

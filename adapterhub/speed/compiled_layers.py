@@ -1,14 +1,15 @@
-"""Compiled layers: torch.compile translates the layers of a backbone (`train.compile`).
+"""Compiled layers: compile the layers of a backbone with torch.compile (`train.compile`).
 
-Each layer is compiled by itself, with the hooks and modules of adapters in it: equal layers share
-one compilation, where a whole model would be translated layer by layer. Rows and tokens are
-symbols, so that batches of all lengths share it too. The rest of the model computes as ever.
+Each layer is compiled separately, with the hooks and modules of its adapters. Equal layers share
+one compilation; a whole model would be compiled layer by layer. The numbers of rows and tokens are
+symbolic, so that batches of all lengths share the compilation too. The rest of the model is not
+compiled.
 
-Before the first step, and when a stage begins, loss, gradients and outputs of one batch are
-computed both ways. Where they are not equal, or a layer cannot be compiled, nothing is compiled
-and one line says why. The generated code depends on the sizes of the batch that a layer is compiled
-for: that is always the first of the run, with and without padding, so that a resumed run computes
-the same bytes.
+Before the first step, and when a stage begins, the loss, gradients and outputs of one batch are
+computed with and without compilation. If they differ, or a layer cannot be compiled, nothing is
+compiled and one line reports the reason. The generated code depends on the sizes of the batch that
+a layer is compiled for. That batch is always the first of the run, with and without padding, so
+that a resumed run computes the same bytes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from adapterhub.recipe.options import RunOptions
 
 BACKEND = "inductor"
 OFF = "train.compile=false"
-_VARIANTS = 64  # of one layer: with and without gradients or mask, one row, one token, ...
-_COMPILED = "_compiled_call_impl"  # what torch.nn.Module calls in place of forward and hooks
+_VARIANTS = 64  # per layer: with and without gradients or mask, one row, one token, ...
+_COMPILED = "_compiled_call_impl"  # called by torch.nn.Module instead of forward and hooks
 
 
 def compiled_layers(
@@ -40,7 +41,7 @@ def compiled_layers(
     trial: Callable[[], Trial],
     note: Callable[[str], None],
 ) -> CompiledLayers | None:
-    """Return the layers of a model to compile, if they are to be."""
+    """Return the layers of a model to compile, or None if compilation is off."""
     if not options.compile:
         return None
     reasons = {
@@ -57,22 +58,22 @@ def compiled_layers(
 
 @contextmanager
 def _settings(sizes: str) -> Iterator[None]:
-    """Set inside what the compiler may assume, for batches of these sizes."""
+    """Apply the compiler settings for batches of these sizes inside the context."""
     import torch._inductor.config
     import torch.compiler.config
     import torch.fx.experimental._config
 
     dynamo: Any = torch._dynamo.config
     with ExitStack() as stack:
-        # A float that is no symbol, such as LoRA's scale, is compiled in one pass instead of two.
+        # Floats that are not symbolic, such as LoRA's scale, need one compilation instead of two.
         stack.enter_context(dynamo.patch(recompile_limit=_VARIANTS, specialize_float=True))
-        # As many rows as tokens in the first batch do not mean that all batches are square.
+        # Equal numbers of rows and tokens in the first batch do not imply square batches.
         fx: Any = torch.fx.experimental._config
         stack.enter_context(fx.patch(use_duck_shape=False))
-        # Dropout draws the numbers that it draws where it is not compiled.
+        # Dropout draws the same numbers as without compilation.
         inductor: Any = torch._inductor.config
         stack.enter_context(inductor.patch(fallback_random=True))
-        # Its cache would return code that was generated for other sizes.
+        # The cache would return code generated for other sizes.
         cache: Any = torch.compiler.config
         stack.enter_context(cache.patch(cache_key_tag=sizes))
         yield
@@ -92,8 +93,8 @@ class CompiledLayers(Speedup):
         self.action, self.start = "", 0.0
 
     def patch(self, engine: Engine) -> Undo | None:
-        """Compile the layers that are computed now."""
-        # A layer whose own forward was replaced does not compute what its class does.
+        """Compile the layers that are active now."""
+        # A layer with a replaced forward does not compute what its class does.
         layers = [layer for layer in self.layers if "forward" not in vars(layer)]
         if self.failed or not layers:
             return None
@@ -107,7 +108,7 @@ class CompiledLayers(Speedup):
             return stack.pop_all().close
 
     def said(self) -> str:
-        """Return how long compiling took."""
+        """Report the compilation time."""
         if self.failed or not self.used:
             raise NotUsed(self.failed or "they are called with a cache, or with one row")
         self.tried, seconds = True, perf_counter() - self.start
@@ -115,7 +116,7 @@ class CompiledLayers(Speedup):
         return f"{count} compiled in {seconds:.0f} s; {OFF} computes them as they are"
 
     def _fail(self, reason: str) -> None:
-        """Compile nothing from now on; in a trial, `said` tells why."""
+        """Turn compilation off from now on; in a trial, `said` reports the reason."""
         self._restore()
         if self.tried and not self.failed:
             self.note(f"{self.refusal}: {reason}")
@@ -126,7 +127,7 @@ class CompiledLayers(Speedup):
             layer.__dict__.pop(_COMPILED, None)
 
     def _compiled(self, layer: nn.Module) -> Callable[..., Any]:
-        """Return what is called in place of a layer with its hooks."""
+        """Return the function to call instead of a layer with its hooks."""
         call_impl: Any = layer._call_impl
         compiled: Any = torch.compile(call_impl, backend=BACKEND, dynamic=True, fullgraph=True)
 
@@ -145,8 +146,8 @@ class CompiledLayers(Speedup):
 def _is_usual(*arguments: Any) -> bool:
     """Return whether a call of a layer is compiled.
 
-    A cache grows with each token that is generated. One row, or one token, would be compiled apart,
-    at some time in the run.
+    A cache grows with each generated token. Calls with one row or one token would need a separate
+    compilation at some point in the run.
     """
     if any(isinstance(value, Cache) for value in arguments):
         return False

@@ -1,27 +1,23 @@
-"""What is frozen is computed once: the outputs of frozen lower layers, kept over epochs and runs.
+"""Cache of frozen computations: outputs of frozen lower layers, kept over epochs and runs.
 
-Before the first step, and when a stage begins, a pass with gradients shows which layers are below
-everything that trains. They compute all rows once, in evaluation mode, sorted by length; from then
-on their outputs are replayed. The stored values, in bf16, are used from the first step on, and
-depend on the rows alone, not on batches: a resumed run records the same values again.
+Before the first step, and when a stage begins, a pass with gradients finds the layers below
+everything that trains. These layers compute all rows once, in evaluation mode, sorted by length;
+from then on their outputs are replayed. The stored bf16 values are used from the first step on.
+They depend on the rows alone, not on batches, so a resumed run records the same values again.
 
-A plan is used only if the model's outputs are the same with it, for padded rows, from states that
-were recorded without padding. What is not recorded is NaN there, so that a module that reads it is
-noticed even where it does not change an output yet.
+A plan is used only if it leaves the model's outputs unchanged for padded rows, using states that
+were recorded without padding. Values that are not recorded are NaN during this check. A module that
+reads them is detected even if it does not change an output yet.
 
-Recorded outputs of layers, of many rows: where each row is, and its batch on demand.
+Recorded rows are stored one after the other, without padding, in bf16. A batch is assembled by its
+own mask, so rows may be padded on either side and to any length.
 
-Rows are one behind the other, without padding, in bf16. A batch is assembled by its own mask, so
-that rows may be padded on either side and to any length.
+The forward functions of transformers are not copied. The layers are called as usual, with their
+hooks, and their own forward is skipped while a call is replayed. Rows are identified by their
+tokens, regardless of batch, order and padding side.
 
-The lower layers of a stack return outputs that were recorded before, instead of computing them.
-
-No forward of transformers is copied: the layers are called as ever, with their hooks, and while a
-call is replayed their own forward is skipped. Rows are recognized by their tokens, so that it does
-not matter which batch they are in, in which order, and on which side they are padded.
-
-Which layers are frozen is read from autograd: a layer below everything that trains has an output
-that requires no gradient.
+Frozen layers are found through autograd: a layer below everything that trains has an output that
+does not require a gradient.
 """
 
 from __future__ import annotations
@@ -67,13 +63,13 @@ from adapterhub.tasks import Encoded
 from adapterhub.tasks.common.encoding import Row
 from adapterhub.tasks.common.losses import model_inputs
 
-# What the states of a row may depend on besides the weights; other tensors are not recorded.
+# Inputs besides the weights that may affect the states of a row; other tensors are not recorded.
 ROW_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
 _MASK = "attention_mask"
 
 
 class StackRows(NamedTuple):
-    """The rows that one call of a stack computes.
+    """The rows computed by one call of a stack.
 
     Attributes:
         keys: a digest of each row's tokens, without padding.
@@ -89,7 +85,7 @@ class StackRows(NamedTuple):
 def stack_rows(inputs: Mapping[str, Any]) -> StackRows | None:
     """Return the rows of a call; None if its inputs are not only rows of tokens.
 
-    `inputs` are the arguments of the module that embeds the tokens, by name.
+    `inputs` are the arguments of the embedding module, by name.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     tensors = {name: given.pop(name) for name in list(given) if isinstance(given[name], Tensor)}
@@ -110,7 +106,7 @@ def stack_rows(inputs: Mapping[str, Any]) -> StackRows | None:
 
 
 def _is_contiguous(valid: np.ndarray[Any, Any]) -> bool:
-    """Return whether each row has tokens, without padding between them."""
+    """Return whether each row has tokens and no padding between them."""
     begins = valid[:, 0] + (valid[:, 1:] & ~valid[:, :-1]).sum(1)
     return bool((begins == 1).all())
 
@@ -123,7 +119,7 @@ def _key(columns: list[tuple[str, np.ndarray[Any, Any]]]) -> bytes:
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer: its number, its output, and the hidden states among that."""
+    """One call of a layer: its number, its output, and the hidden states in that output."""
 
     number: int
     output: Any
@@ -138,12 +134,12 @@ class Recorded(Protocol):
 
 
 class _Reached(Exception):
-    """A recorded call ends here: nothing above is needed."""
+    """Ends a recorded call, since nothing above is needed."""
 
 
 @dataclass
 class _Watch:
-    """Notes the calls of the layers; ends the call of the model after so many of them, if given."""
+    """Records the calls of the layers; ends the model's call after a given number of them."""
 
     until: int | None = None
     calls: list[LayerCall] = field(default_factory=list)
@@ -159,19 +155,19 @@ class _Watch:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Which layers are not computed, and what they return.
+    """Layers that are skipped, and the values they return instead.
 
     Attributes:
         below: the layers below this one are replayed.
-        calls: how often they are called; a shared layer is called several times.
+        calls: the number of calls; a shared layer is called several times.
         layers: those whose output is recorded: the last one of them, or all.
-        form: the type in which a layer returns its hidden states and others: tuple or list; None:
+        form: the type in which a layer returns its hidden states and others, tuple or list; None if
             it returns a tensor.
-        others: what it returns behind the hidden states; None for tensors.
-        computes_first: whether the first layer is computed, for the tensors that it hands on to
-            others (relative positions).
+        others: the values returned after the hidden states; None for tensors.
+        computes_first: whether the first layer is computed, for tensors that it passes to other
+            layers (relative positions).
         dtype: the dtype of the hidden states.
-        width: their size, d.
+        width: the size of the hidden states, d.
         options: the other arguments of the calls that may be replayed.
     """
 
@@ -189,7 +185,7 @@ class ReplayPlan:
 def plans_of_calls(calls: list[LayerCall], rows: StackRows) -> list[ReplayPlan]:
     """List the ways to replay all layers below everything that trains, the fastest first.
 
-    The calls are those of one pass with gradients, of these rows.
+    The calls come from one pass over these rows with gradients.
     """
     frozen = calls[: _frozen_calls(calls)]
     below = len({call.number for call in frozen})
@@ -212,7 +208,7 @@ def _form_of(output: Any) -> type | None:
 
 
 def _frozen_calls(calls: list[LayerCall]) -> int:
-    """Count the first calls without a gradient, of layers that are not called again after them."""
+    """Count the leading calls without a gradient whose layers are not called again later."""
     count = next((n for n, c in enumerate(calls) if c.hidden.requires_grad), len(calls))
     while True:
         later = {call.number for call in calls[count:]}
@@ -239,7 +235,7 @@ class _Replay:
 
 
 class StackReplay:
-    """The layers of one stack of a model, while they may be replayed: see `replayable`."""
+    """The layers of one stack of a model while they may be replayed (see `replayable`)."""
 
     def __init__(self, anatomy: Anatomy, stack: str) -> None:
         model = anatomy.model
@@ -255,16 +251,16 @@ class StackReplay:
         self._watch: _Watch | None = None
         self._call: _Watch | _Replay | None = None
         self._poison = False
-        self.patches = [Patch() for _ in self.layers]  # of their forwards
+        self.patches = [Patch() for _ in self.layers]  # of the layers' forward functions
 
     def wrap(self) -> None:
-        """Call `forward` in place of the forward of each layer."""
+        """Call `forward` instead of the forward of each layer."""
         for number, layer in enumerate(self.layers):
             wrapped = partial(self.forward, number, layer.forward)
             self.patches[number].override(layer, "forward", wrapped)
 
     def unwrap(self, first: int = 0) -> None:
-        """Restore the forward of the layers from a number on."""
+        """Restore the forward of the layers from this number on."""
         for patch in reversed(self.patches[first:]):
             patch.undo()
 
@@ -273,7 +269,7 @@ class StackReplay:
     ) -> tuple[list[LayerCall], Any]:
         """Run the model without replay, and return the calls of the layers and the model's output.
 
-        `until` ends it after so many calls of layers; the output is then None.
+        With `until`, the run ends after this many calls of layers, and the output is None.
         """
         self._watch = _Watch(until)
         try:
@@ -285,7 +281,7 @@ class StackReplay:
         return watch.calls, output
 
     def try_out(self, run: Callable[[], Any], plan: ReplayPlan, recorded: Recorded) -> Any:
-        """Run the model with a plan; outputs not recorded are NaN, to see who reads them."""
+        """Run the model with a plan; unrecorded outputs are NaN, to detect their readers."""
         before = self.plan, self.recorded
         self.plan, self.recorded, self._poison = plan, [recorded], True
         try:
@@ -298,13 +294,13 @@ class StackReplay:
         return call.hidden.transpose(0, 1) if self.batch_dim else call.hidden
 
     def forward(self, number: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute a layer or replay it: in place of its forward."""
+        """Compute or replay a layer; replaces its forward."""
         call = self._call
         computed = partial(compute, *args, **kwargs)
         return computed() if call is None else call(number, computed)
 
     def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Choose what the layers do in this call: a pre-hook of the stack."""
+        """Choose the mode of the layers for this call (pre-hook of the stack)."""
         self._call = self._watch
         replays = self.plan is not None and self.recorded and self.applies()
         if self._watch is None and not replays:
@@ -330,13 +326,13 @@ class StackReplay:
         return _Replay(plan, typed, torch.full_like(last, torch.nan) if self._poison else last)
 
     def end(self, root: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Let the layers compute again: a hook of the stack."""
+        """Return the layers to normal computation (hook of the stack)."""
         self._call = None
 
 
 @contextmanager
 def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
-    """Let the layers of a stack be replayed inside; afterwards they are as before."""
+    """Make the layers of a stack replayable inside the context; restore them afterwards."""
     replay = StackReplay(anatomy, stack)
     with Patch() as patch:
         patch.push(replay.unwrap)
@@ -349,7 +345,7 @@ def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
 DTYPE = torch.bfloat16
 GB = 10**9
 Places: TypeAlias = dict[bytes, tuple[int, int]]
-"""The first token and the number of tokens of each row, by its key."""
+"""The first token and the number of tokens of each row, by key."""
 
 
 @dataclass
@@ -384,7 +380,7 @@ class RecordedStates:
 
 
 class StateRecorder:
-    """Records what the layers of a stack return for rows that the model computes."""
+    """Records the outputs of a stack's layers for the rows that the model computes."""
 
     def __init__(
         self,
@@ -400,8 +396,8 @@ class StateRecorder:
         self.tokens = 0
 
     def add(self, calls: Iterable[LayerCall], rows: StackRows) -> None:
-        """Add the rows of one call; rows that are there already are left out."""
-        outputs = {c.number: c for c in calls}  # of a shared layer, the last call
+        """Add the rows of one call; skip rows that are already recorded."""
+        outputs = {c.number: c for c in calls}  # for a shared layer, the last call
         states = torch.stack([self.replay.states(outputs[n]) for n in self.layers], 2)
         kept, before = torch.zeros_like(rows.mask), self.tokens
         for row, key in enumerate(rows.keys):
@@ -413,7 +409,7 @@ class StateRecorder:
         self._write(before, states.detach()[kept].cpu())
 
     def _write(self, start: int, states: Tensor) -> None:
-        """Keep the states of further tokens: (tokens, layers, d)."""
+        """Store the states of more tokens: (tokens, layers, d)."""
         if self.states is None:
             self.states = torch.empty(self.expected, *states.shape[1:], dtype=self.dtype)
         if (lacking := self.tokens - len(self.states)) > 0:
@@ -422,17 +418,17 @@ class StateRecorder:
         self.states[start : self.tokens] = states
 
     def recorded(self) -> RecordedStates:
-        """Return what was recorded."""
+        """Return the recorded states."""
         assert self.states is not None
         return RecordedStates(self.layers, self.states[: self.tokens], self.places)
 
 
 class KeptActivations:
-    """Recorded outputs of several runs on one loaded backbone: the latest ones that fit."""
+    """Recorded outputs of the latest runs on one loaded backbone, within a memory limit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = memory_limit() if limit is None else limit
-        # With its rows: a key names them by their address, which holds as long as they are there.
+        # Stored with the rows: a key contains their address, which is valid while they exist.
         self.states: dict[Hashable, tuple[Sequence[Row], RecordedStates]] = {}
 
     def get(self, key: Hashable) -> RecordedStates | None:
@@ -440,7 +436,7 @@ class KeptActivations:
         return self.states[key][1] if key in self.states else None
 
     def keep(self, key: Hashable, rows: Sequence[Row], recorded: RecordedStates) -> None:
-        """Keep outputs, in place of the oldest ones if there is no room for all."""
+        """Store outputs; evict the oldest ones if space is short."""
         self.states[key] = rows, recorded
         while sum(each.states.nbytes for _, each in self.states.values()) > self.limit:
             del self.states[next(iter(self.states))]
@@ -452,26 +448,26 @@ def memory_limit() -> int:
         most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows
         most = 8 * GB
-    with contextlib.suppress(OSError, ValueError):  # of a container
+    with contextlib.suppress(OSError, ValueError):  # in a container
         most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return most // 4
 
 
-ROWS = 64  # of a pass that records, at most
-TOKENS = {"cpu": 1024}  # of such a pass: what a processor's caches hold; elsewhere:
+ROWS = 64  # of a recording pass, at most
+TOKENS = {"cpu": 1024}  # of such a pass: fits a processor's caches; elsewhere:
 MOST_TOKENS = 8192
 OFF = "train.frozen_cache=off"
 
 Run = Callable[[], Any]
-"""Runs the model on some rows, and returns its output."""
+"""Run the model on some rows, and return its output."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What of a run is recorded: its rows, unless the training rows are drawn of a stream.
+    """Inputs for recording a run: its rows, unless the training rows come from a stream.
 
-    The seed of the run draws what the backbone lacks; `kept` is what runs on the same backbone have
-    recorded.
+    The seed of the run initializes weights that the backbone lacks; `kept` holds the recordings of
+    runs on the same backbone.
     """
 
     train: Encoded
@@ -484,7 +480,7 @@ class RecordedRun:
 def frozen_layers(
     adapter: Adapter, options: RunOptions, recorded: RecordedRun, note: Callable[[str], None]
 ) -> Speedup | None:
-    """Return what of a run may be computed once: frozen layers, or encoders of a pipeline."""
+    """Return the computations of a run to cache: frozen layers, or encoders of a pipeline."""
     if options.frozen_cache == "off":
         return None
     if reason := _reason_against(adapter, options, recorded):
@@ -497,19 +493,19 @@ def frozen_layers(
 
 
 def _limit(options: RunOptions) -> int:
-    """Return the most that is kept, in bytes."""
+    """Return the limit of the cache, in bytes."""
     gigabytes = options.frozen_cache_gb
     return memory_limit() if gigabytes is None else int(gigabytes * GB)
 
 
 def _applies_alone(adapter: Adapter) -> bool:
-    """Return whether an adapter applies to all rows, with those below it and no other."""
+    """Return whether an adapter applies to all rows, alone or with the adapters below it."""
     applied = {name for each in adapter.state.compositions for name in adapter_names(each)}
     return applied == {adapter.name, *(below.name for below in adapters_below(adapter))}
 
 
 def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun) -> str | None:
-    """Return why nothing is cached; None if something may be."""
+    """Return the reason why nothing is cached; None if caching is possible."""
     task = recorded.train.task
     reasons = {
         "train.dropout=true changes what frozen layers return": options.dropout,
@@ -530,14 +526,14 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
 
 
 def _below_at_places(adapter: Adapter) -> bool:
-    """Return whether frozen layers depend on labels, which show where prompts end."""
+    """Return whether frozen layers depend on labels, which mark the ends of prompts."""
     below = (placed for each in adapters_below(adapter) for placed in each.placed)
     return any(placed.module.token_sets for placed in below)
 
 
 @dataclass
 class _Rows:
-    """The rows of training or evaluation, and what was recorded of them."""
+    """The rows of training or evaluation, and their recorded outputs."""
 
     encoded: Encoded
     recorded: RecordedStates | None = None
@@ -546,11 +542,11 @@ class _Rows:
         return sum(map(_tokens, self.encoded.rows))
 
     def groups(self, tokens: int) -> Iterator[list[int]]:
-        """Yield the indices of rows of similar length, with so many tokens at a time."""
+        """Yield the indices of rows of similar length, up to a number of tokens at a time."""
         rows = self.encoded.rows
         lengths = [_tokens(row) for row in rows]
         group: list[int] = []
-        # By tokens: the same rows in another order are recorded in the same passes.
+        # Sorted by tokens, so that the same rows in another order are recorded in the same passes.
         for index in sorted(range(len(rows)), key=lambda n: (lengths[n], rows[n]["input_ids"])):
             if group and (len(group) == ROWS or (len(group) + 1) * lengths[index] > tokens):
                 yield group
@@ -561,16 +557,16 @@ class _Rows:
 
 
 def _tokens(row: Row) -> int:
-    """Count the tokens of a row, which may consist of rows: the choices of multiple choice."""
+    """Count the tokens of a row; a row of multiple choice consists of one row per choice."""
     lists = [value for value in row.values() if isinstance(value, list) and value]
     inner = [each for value in lists if isinstance(value[0], dict) for each in value]
     return sum(map(_tokens, inner)) if inner else len(row["input_ids"])
 
 
 class FrozenLayers(Speedup):
-    """The frozen lower layers of one run, and what was recorded of them.
+    """The frozen lower layers of one run, and their recorded outputs.
 
-    Passes in which other adapters apply compute all layers: only those of this run are recorded.
+    Passes with other adapters compute all layers: only passes of this run are recorded.
     """
 
     refusal = "frozen layers are computed at each step"
@@ -592,7 +588,7 @@ class FrozenLayers(Speedup):
         return options.max_steps is None or options.max_steps * examples >= rows
 
     def patch(self, engine: Engine) -> Undo | None:
-        """Find out what is frozen now, record it, and replay it from now on."""
+        """Find the frozen layers, record their outputs, and replay them from now on."""
         anatomy, self.line = self.adapter.anatomy, ""
         if not self.rows:
             return None
@@ -610,16 +606,16 @@ class FrozenLayers(Speedup):
                 self._record(replay, plan)
             replay.plan = plan
             replay.recorded = [each.recorded for each in self.rows if each.recorded]
-            replay.unwrap(plan.below)  # the others compute as ever, also compiled
+            replay.unwrap(plan.below)  # the other layers compute as usual, possibly compiled
             return stack.pop_all().close
         return None
 
     def said(self) -> str:
-        """Return what was recorded, if something was."""
+        """Report the recorded outputs, if any."""
         return self.line
 
     def _plan(self, replay: StackReplay) -> ReplayPlan | None:
-        """Return what can be replayed; None if nothing is frozen."""
+        """Return a replay plan; None if no layer is frozen."""
         encoded = self.rows[0].encoded
         indices = _shortest_and_longest(encoded)
         singles = [self._run(encoded, [index]) for index in indices]
@@ -637,7 +633,7 @@ class FrozenLayers(Speedup):
     # Recording
 
     def _record(self, replay: StackReplay, plan: ReplayPlan) -> None:
-        """Record all rows that are not recorded yet."""
+        """Record all rows that have not been recorded yet."""
         layers = tuple(range(plan.below)) if self.staged else plan.layers
         new = [each for each in self.rows if not _has(each.recorded, plan.layers)]
         wheres = {self._record_rows(each, replay, plan, layers) for each in new}
@@ -647,7 +643,7 @@ class FrozenLayers(Speedup):
     def _record_rows(
         self, rows: _Rows, replay: StackReplay, plan: ReplayPlan, layers: tuple[int, ...]
     ) -> str:
-        """Record rows, or take what an earlier run recorded; return where they are kept.
+        """Record rows, or reuse those of an earlier run; return where they are stored.
 
         Raises:
             NotUsed: they do not fit.
@@ -656,7 +652,7 @@ class FrozenLayers(Speedup):
         rows.recorded = None if key is None else self.kept.get(key)
         if rows.recorded is not None:
             return "in memory, from an earlier run"
-        # In all stages: a resumed run must decide the same.
+        # Counted for all stages, so that a resumed run decides the same.
         count = len(replay.layers) if self.staged else len(layers)
         size = rows.tokens() * count * plan.width * DTYPE.itemsize
         if not self._fits(size):
@@ -673,7 +669,7 @@ class FrozenLayers(Speedup):
     def _key(
         self, rows: _Rows, replay: StackReplay, plan: ReplayPlan, layers: tuple[int, ...]
     ) -> Hashable:
-        """Return what the outputs depend on beside the loaded backbone; None if on the adapter."""
+        """Return the outputs' key on the loaded backbone; None if they depend on the adapter."""
         anatomy, autocast = self.adapter.anatomy, torch.is_autocast_enabled
         above = [
             path
@@ -692,7 +688,7 @@ class FrozenLayers(Speedup):
         return id(rows.encoded.rows), plan.below, layers, dtype, seed
 
     def _runs(self, rows: _Rows) -> Iterator[Run]:
-        """Yield runs of the model on all rows, and show how many are done."""
+        """Yield runs of the model on all rows, and show progress."""
         with counting(len(rows.encoded.rows), "recording") as done:
             for indices in rows.groups(TOKENS.get(self.device.type, MOST_TOKENS)):
                 yield self._run(rows.encoded, indices)
@@ -704,7 +700,7 @@ class FrozenLayers(Speedup):
 
 
 def _line(plan: ReplayPlan, rows: list[_Rows], wheres: list[str]) -> str:
-    """Describe what was recorded."""
+    """Describe the recorded outputs."""
     size = sum(each.recorded.states.nbytes for each in rows if each.recorded)
     count = sum(len(each.encoded.rows) for each in rows)
     layers = f"{plan.below} frozen layer{'s' * (plan.below > 1)}"
@@ -719,7 +715,7 @@ def _has(recorded: RecordedStates | None, layers: tuple[int, ...]) -> bool:
 
 
 def _shortest_and_longest(encoded: Encoded) -> list[int]:
-    """Return the indices of a short, a middle and a long row, between which much is padded."""
+    """Return the indices of a short, a middle and a long row, to get much padding between them."""
     order = sorted(range(len(encoded.rows)), key=lambda index: _tokens(encoded.rows[index]))
     return sorted({order[0], order[len(order) // 2], order[-1]})
 
@@ -727,10 +723,9 @@ def _shortest_and_longest(encoded: Encoded) -> list[int]:
 def find_plan(
     model: nn.Module, replay: StackReplay, run: Run, singles: Sequence[Run]
 ) -> ReplayPlan | None:
-    """Return which layers are replayed, and which outputs that needs; None if no layer is frozen.
+    """Return the layers to replay, and the outputs to record; None if no layer is frozen.
 
-    `run` runs the model, in the mode in which it trains, on a padded batch, and `singles` on one
-    row of it each.
+    `run` runs the model in training mode on a padded batch; `singles` run it on one row each.
 
     Raises:
         NotUsed: layers are frozen, and replaying them changes the outputs.
@@ -757,7 +752,7 @@ class _Check:
         self.within = within
 
     def changes_nothing(self, plan: ReplayPlan, trained: list[LayerCall], rows: StackRows) -> bool:
-        """Return whether outputs are the same with a plan.
+        """Return whether a plan leaves the outputs unchanged.
 
         Raises:
             NotUsed: no plan is possible.
@@ -777,7 +772,7 @@ class _Check:
         try:
             replayed = self.replay.try_out(self.run, plan, recorded)
         except (TypeError, ValueError, AttributeError, RuntimeError):
-            return False  # a layer needs what others hand on
+            return False  # a layer needs tensors passed on by others
         computed = _tensors(expected, rows) | {"states": states[plan.calls - 1][rows.mask]}
         found = _tensors(replayed, rows) | {"states": outputs[plan.below - 1][rows.mask]}
         return all(
@@ -789,9 +784,9 @@ class _Check:
 def record_runs(
     recorder: StateRecorder, runs: Iterable[Run], plan: ReplayPlan
 ) -> RecordedStates | None:
-    """Compute the frozen layers for the rows of some runs; None if none has rows of tokens.
+    """Compute the frozen layers for the rows of some runs; return None without rows of tokens.
 
-    Each run of the model, in evaluation mode, is ended behind the frozen layers.
+    Each run of the model, in evaluation mode, ends after the frozen layers.
     """
     replay = recorder.replay
     for run in runs:
@@ -802,7 +797,7 @@ def record_runs(
 
 
 def _tensors(output: Any, rows: StackRows) -> dict[str, Tensor]:
-    """Return the tensors of a model's output, without the positions of padding."""
+    """Return the tensors of a model's output, without padding positions."""
     return {
         name: value[rows.mask] if value.shape[:2] == rows.mask.shape else value
         for name, value in output.items()

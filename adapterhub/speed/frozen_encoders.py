@@ -1,8 +1,8 @@
-"""What is frozen is computed once: the prompts and pictures of a pipeline, encoded.
+"""Cache of frozen encoders: the encoded prompts and images of a pipeline.
 
-The VAE is always frozen, and text encoders are unless an adapter is in them. The same prompts and
-pictures come again in each epoch and in each draw of an evaluation. How their values stay the same
-in a resumed run: `adapterhub.backbones.denoising.Kept`.
+The VAE is always frozen, and text encoders are frozen unless they contain an adapter. The same
+prompts and images are used again in each epoch and each sample of an evaluation.
+`adapterhub.backbones.denoising.Kept` describes how their values stay the same in a resumed run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from adapterhub.hooks.slot import Slot
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.speedups import Speedup, Undo
 
-_ENCODER = "text_encoder"  # begins the names of the parts that read prompts
+_ENCODER = "text_encoder"  # prefixes of the names of the parts that read prompts
 
 
 class FrozenEncoders(Speedup):
-    """The encoders of a pipeline that are frozen, of one run.
+    """The frozen encoders of a pipeline in one run.
 
     Args:
-        parts: of the pipeline, with adapters attached.
-        limit: the most that is kept, in bytes.
-        off: the option that keeps nothing.
+        parts: the parts of the pipeline, with adapters attached.
+        limit: the limit of the cache, in bytes.
+        off: the option that turns the cache off.
     """
 
     def __init__(self, parts: PipelineParts, limit: int, off: str) -> None:
@@ -34,7 +34,7 @@ class FrozenEncoders(Speedup):
         self.kept = Kept(limit)
 
     def patch(self, engine: Engine) -> Undo | None:
-        """Keep what is encoded from now on; nothing is left of what was kept before."""
+        """Keep encoded values from now on; drop those kept before."""
         encoders = [part for name, part in self.parts.items() if name.startswith(_ENCODER)]
         compute = self.parts.compute
         if compute is None:
@@ -44,12 +44,12 @@ class FrozenEncoders(Speedup):
         return partial(setattr, self.parts, "compute", compute)
 
     def said(self) -> str:
-        """Return what is encoded once."""
+        """Report which encodings are computed once."""
         what = "each prompt and each picture" if self.kept.prompts else "each picture"
         return f"{what}: encoded once, and kept in memory; {self.off} encodes them at each step"
 
 
 def _is_changed(encoder: nn.Module) -> bool:
-    """Return whether an encoder trains, or an adapter is in it."""
+    """Return whether an encoder is trained or contains an adapter."""
     trains = any(parameter.requires_grad for parameter in encoder.parameters())
     return trains or any(isinstance(module, Slot) for module in encoder.modules())

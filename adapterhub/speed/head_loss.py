@@ -1,4 +1,4 @@
-"""The loss of a frozen language-model head, a chunk of tokens at a time.
+"""The loss of a frozen language-model head, one chunk of tokens at a time.
 
     loss       = 1/n sum_t (logsumexp(z_t) - z_t[y_t])           z_t = W h_t + b
     dloss/dh_t = 1/n W^T (softmax(z_t) - onehot(y_t))
@@ -6,13 +6,13 @@
     h_t: (d,), the state of a token that is learned, below the head    n: their number
     W: (vocabulary, d), b: (vocabulary,), frozen                       y_t: the token to predict
 
-A model computes the logits z of all tokens, and keeps them for the backward pass: 12.5 bytes for
-each token and entry of the vocabulary with the fp32 loss of transformers. Here the logits of one
-chunk are there at a time, and only the gradient of h is kept, since W has none. Tokens that are not
-learned (prompts, padding) have no logits at all. The products are those of the usual forward and
-backward pass.
+A model computes the logits z of all tokens and keeps them for the backward pass: 12.5 bytes for
+each token and vocabulary entry with the fp32 loss of transformers. Here only the logits of one
+chunk exist at a time, and only the gradient of h is kept, since W is frozen. Logits are not
+computed for tokens that are not learned (prompts, padding). The matrix products are the same as in
+the usual forward and backward pass.
 
-Where a model scales or bounds its logits, or adds another loss, its own is used.
+If a model scales or bounds its logits, or adds another loss, its own loss is used.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 class HeadLoss(Speedup):
     """The loss of the batches of one run.
 
-    It is tried on a row of few tokens: the model keeps all of their logits. With `shifted`, each
-    token is predicted from those before it; `saving` says in words what it saves.
+    It is tried on a row of few tokens, for which the model keeps all logits. With `shifted`, each
+    token is predicted from those before it. `saving` describes the memory saved.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class HeadLoss(Speedup):
         self.trial, self.saving = Trial([few]), saving
 
     def patch(self, engine: Engine) -> Undo | None:
-        """Compute the losses of a run in chunks, unless the head trains now."""
+        """Compute the losses of a run in chunks, unless the head is being trained."""
         if not _is_frozen(self.head):
             return None
         engine.below_head = self
         return partial(setattr, engine, "below_head", None)
 
     def said(self) -> str:
-        """Return what it saves, once."""
+        """Report the memory saved, once."""
         line, self.saving = self.saving, ""
         return line
 
     def __call__(self, batch: Batch) -> Tensor | None:
-        """Return the loss of a batch; None where the head is not called."""
+        """Return the loss of a batch; None if the head is not called."""
         states = states_below(self.adapter.model, self.head, batch)
         if states is None:
             return None
@@ -101,7 +101,7 @@ def head_loss(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss, and its gradient with respect to the states, computed in the forward pass."""
+    """The loss and its gradient for the states, both computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -129,13 +129,13 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Scale the gradient: after the product, so that it does not vanish in fp16."""
+        """Scale the gradient after the product, so that it does not vanish in fp16."""
         (gradient,) = ctx.saved_tensors
         return gradient * (outer / max(len(gradient), 1)), None, None, None, None
 
 
 def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear | None:
-    """Return the head of a language model, if its loss may be computed in chunks; else None."""
+    """Return the head of a language model if its loss can be computed in chunks; else None."""
     known = task.head in _WRITES_TEXT
     head = plain_head(adapter.model) if known else None
     if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
@@ -146,7 +146,7 @@ def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear 
 def choose_head_loss(
     adapter: Adapter, task: Task, options: RunOptions, row: Callable[[], Batch]
 ) -> HeadLoss | None:
-    """Return the loss in chunks, where it spares much memory and the head returns the logits."""
+    """Return the chunked loss, if it saves much memory and the head returns the logits."""
     head, tokens = frozen_head(adapter, task, options), options.batch_size * options.max_length
     at_once = logits_at_once(head, tokens)
     if head is None or at_once == tokens:

@@ -1,8 +1,9 @@
-"""Liger's kernels (`train.liger`), by the integration that transformers has for its Trainer.
+"""Liger kernels (`train.liger`), through the integration that transformers has for its Trainer.
 
-Some of their backward passes write over what the forward pass has kept. An adapter that has kept
-the same tensor would get a wrong gradient, which autograd does not notice: like every speedup, they
-are tried first. Liger's losses are left out: `head_loss` computes them where the head is frozen.
+The backward passes of some kernels overwrite tensors saved by the forward pass. An adapter that
+saved the same tensor would get a wrong gradient, and autograd would not detect it. Like every
+speedup, the kernels are therefore tried first. Liger's losses are left out: `head_loss` computes
+the loss where the head is frozen.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _ABSENT = object()
 
 
 def check_installed(options: TrainOptions) -> None:
-    """Check that Liger can be imported, if it is to be used.
+    """Check that Liger can be imported, if it is enabled.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Liger is not installed.
     """
     if options.liger and importlib.util.find_spec("liger_kernel") is None:
         raise ConfigError(
@@ -46,7 +47,7 @@ def liger_kernels(
     trial: Callable[[], Trial],
     note: Callable[[str], None],
 ) -> LigerKernels | None:
-    """Return Liger's kernels, if they are to be used."""
+    """Return the Liger kernels, if they are enabled."""
     if not options.liger:
         return None
     reasons = {
@@ -60,7 +61,7 @@ def liger_kernels(
 
 
 class LigerKernels(Speedup):
-    """The kernels in one model. While they are there, others of its class may use them too."""
+    """Liger kernels in one model; while active, other models of its class may use them too."""
 
     refusal = "Liger's kernels are not used"
 
@@ -68,7 +69,7 @@ class LigerKernels(Speedup):
         self.model, self.trial, self.count = adapter.model, trial, 0
 
     def patch(self, engine: Engine) -> Undo:
-        """Let Liger change the model, its classes and the files that define these."""
+        """Let Liger patch the model, its classes and their source modules."""
         from transformers.integrations.liger import apply_liger_kernel
 
         before = [(owner, dict(vars(owner))) for owner in _owners(self.model)]
@@ -85,12 +86,12 @@ class LigerKernels(Speedup):
         return partial(_restore, changes)
 
     def said(self) -> str:
-        """Return how many modules have kernels."""
+        """Report the number of modules with kernels."""
         return f"{self.count} modules compute by Liger's kernels; {OFF} for their own"
 
 
 def _owners(model: nn.Module) -> list[Any]:
-    """Return what Liger may change: modules, their classes in transformers, and their files."""
+    """Return the objects that Liger may change: modules, their classes and source modules."""
     modules = list(model.modules())
     bases = {base for module in modules for base in type(module).__mro__}
     classes = [base for base in bases if base.__module__.startswith("transformers.models.")]
@@ -98,7 +99,7 @@ def _owners(model: nn.Module) -> list[Any]:
 
 
 def _changes(before: list[tuple[Any, dict[str, Any]]]) -> list[tuple[Any, str, Any]]:
-    """Return what has another value now: its owner, its name and the value before."""
+    """Return the changed attributes: owner, name and previous value."""
     return [
         (owner, name, old.get(name, _ABSENT))
         for owner, old in before

@@ -1,4 +1,4 @@
-"""One training run: data, backbone, preparation, and the files that are left.
+"""One training run: data, backbone, preparation, and the resulting files.
 
-What a row, a prediction or a metric is belongs in tasks/; the loop itself is in loop/.
+Rows, predictions and metrics are defined in tasks/; the training loop is in loop/.
 """

@@ -1,4 +1,4 @@
-"""A pass over training rows before the first step, from which an adapter starts.
+"""Initialization of an adapter by a pass over training rows before the first step.
 
     eva       A = the first eigenvectors of the covariance of x                  (any LoRA)
     eva-ranks the same, with more of them where they explain more of the variance
@@ -9,12 +9,13 @@
     x: (tokens, d_in), the inputs of a site without padding    A: (rank, d_in), rows of length 1
     C: (d_in, d_in), the mean of x xᵀ    Q(W): the quantized weight, W that of the checkpoint
 
-EVA is a LoRA like any other afterwards; B is zero, so outputs are unchanged. With `eva-ranks` the
-sum of the ranks of a method stays, and no rank is more than twice what it was (rho = 2): the next
-rank is where the next eigenvector explains most of the variance of its site. Each site keeps one.
+After EVA, the adapter is an ordinary LoRA; B is zero, so outputs are unchanged. With `eva-ranks`,
+the sum of the ranks of a method stays the same, and no rank more than doubles (rho = 2). Each next
+rank is placed where the next eigenvector explains most of the variance of its site. Each site keeps
+at least one rank.
 
-LoftQ reads no rows, and changes the outputs towards those of the weights before they were
-quantized, which it loads once more from the folder of the backbone, on the CPU.
+LoftQ reads no rows. It moves the outputs towards those of the unquantized weights, which it loads
+again from the folder of the backbone, on the CPU.
 
 A pass keeps d_in² numbers for each different input, or d_in d_out for each site, in fp32 on its
 device. Paischer et al. 2024, "Parameter Efficient Fine-tuning via Explained Variance Adaptation",
@@ -63,22 +64,23 @@ from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.tasks.common.forward import on_device
 from adapterhub.tasks.common.losses import model_inputs
 
-ROWS = 256  # rows of a run that are read
-_RHO = 2  # most ranks of a site after eva-ranks, in units of those before; 2 in the paper
-_DAMPING = 0.01  # of the mean of the diagonal of C, as in the authors' code
+ROWS = 256  # rows read per run
+_RHO = 2  # maximum rank of a site after eva-ranks, relative to before; 2 in the paper
+_DAMPING = 0.01  # stacks whose attention mask gives the padding
 _WITH_TEXT = ("encoder", "decoder", "language")  # stacks whose padding the attention mask tells
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a pass has found.
+    """The result of a pass.
 
     Attributes:
         init: eva, eva-ranks, lora-ga, corda or loftq.
-        rows: how many rows were read.
-        explained: by site, the share of the variance of its inputs in the directions of A (eva), or
-            of the squared norm of its gradient in those of A and B (lora-ga), or of that of W C in
-            the components that train (corda), or of what quantization changed (loftq).
+        rows: the number of rows read.
+        explained: the explained share, by site. For eva: of the variance of its inputs, in the
+            directions of A. For lora-ga: of the squared norm of its gradient, in the directions of
+            A and B. For corda: of the squared norm of W C, in the trained components. For loftq: of
+            the quantization error.
     """
 
     init: Init
@@ -100,20 +102,21 @@ def calibrate(
     *,
     loss: LossOfBatch = model_loss,
 ) -> Calibration:
-    """Start a new adapter from batches of training data; outputs do not change but by loftq.
+    """Initialize a new adapter from batches of training data; only loftq changes outputs.
 
     Args:
         adapter: an adapter that was attached, is active, and has not been trained.
-        batches: inputs of the model, on any device; for lora-ga with labels, for loftq none.
+        batches: inputs of the model, on any device; with labels for lora-ga, none for loftq.
         init: eva, eva-ranks, lora-ga, corda or loftq.
         loss: computes the loss from the output of the model and the batch.
 
     Returns:
-        The share of the variance, or of the gradient, that the new directions have.
+        The share of the variance, or of the gradient, explained by the new directions.
 
     Raises:
-        ConfigError: no module of the adapter can start like this, the model is sharded, the
-            padding of an input is unknown, or the model is not quantized or has no folder (loftq).
+        ConfigError: no module of the adapter supports this initialization, the model is sharded,
+            the padding of an input is unknown, or the model is not quantized or has no folder
+            (loftq).
         TrainingError: there are no batches, too few tokens, or no loss.
     """
     return _calibrated(adapter, batches, init, loss, checkpointing=False)
@@ -122,7 +125,7 @@ def calibrate(
 def calibrate_run(
     adapter: Adapter, epoch: BatchList, init: Init, loss: LossOfBatch, *, checkpointing: bool
 ) -> Calibration:
-    """Start the adapter of a run from the first rows of its first epoch."""
+    """Initialize the adapter of a run from the first rows of its first epoch."""
     try:
         with doing(f"reading rows for init={init}"):
             return _calibrated(adapter, _first(epoch), init, loss, checkpointing)
@@ -171,10 +174,10 @@ def _calibrated(
 
 
 def _fitting(adapter: Adapter, init: Init) -> list[PlacedModule]:
-    """Return the modules that can start like this.
+    """Return the modules that support this initialization.
 
     Raises:
-        ConfigError: there are none, the adapter is not active, or no start has this name.
+        ConfigError: there are none, the adapter is not active, or the initialization is unknown.
     """
     if init not in STARTS:
         raise unknown("init", init, STARTS)
@@ -198,11 +201,11 @@ class _Watch:
     """Watches the modules of an adapter during a pass.
 
     Attributes:
-        explains: what the report of a pass is about.
-        methods: the methods with modules that can start like this.
+        explains: the subject of the pass's report.
+        methods: the methods with modules that support this initialization.
         subtracts: whether the initial product is subtracted from the output.
         reads: whether it reads batches.
-        allots: whether it changes ranks, so that a resumed run has to start like this again.
+        allots: whether it changes ranks, so that a resumed run must repeat the initialization.
     """
 
     explains: ClassVar[str]
@@ -217,20 +220,20 @@ class _Watch:
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Return whether a module can start like this; the B of MiCA is not zero."""
+        """Return whether a module supports this initialization; the B of MiCA is not zero."""
         plain = isinstance(module, LoRALayer) and not isinstance(module, MinorComponents)
         return plain and isinstance(module, PiSSALayer) == cls.subtracts
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Watch inside."""
+        """Watch the modules inside the context."""
         with Patch() as patch:
             for each in self.placed:
                 patch.hook(each.module.register_forward_hook, _Seen(self, each))
             yield
 
     def seen(self, placed: PlacedModule, x: Tensor, y: Tensor) -> None:
-        """Take the input and output of a module: (..., d_in) and (..., d_out)."""
+        """Process the input and output of a module: (..., d_in) and (..., d_out)."""
         raise NotImplementedError
 
     def read(self, model: nn.Module, batch: Batch, loss: LossOfBatch) -> None:
@@ -241,13 +244,13 @@ class _Watch:
         """Change the ranks of the adapter."""
 
     def begin(self, placed: PlacedModule) -> float:
-        """Set the start of a module, and return the share that it explains."""
+        """Initialize a module, and return the explained share."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """Calls a watch with what a module has computed."""
+    """Passes the inputs and outputs of a module to a watch."""
 
     watch: _Watch
     placed: PlacedModule
@@ -258,7 +261,7 @@ class _Seen:
 
 @dataclass
 class Moments:
-    """Sums over the inputs of a site: how many, x, and x xᵀ, (d_in, d_in)."""
+    """Sums over the inputs of a site: their number, x, and x xᵀ, (d_in, d_in)."""
 
     count: int = 0
     first: Tensor | float = 0.0
@@ -284,7 +287,7 @@ class Moments:
 
 
 class Inputs(_Watch):
-    """The second moments of the inputs; sites in a row that read the same tensor share them."""
+    """The second moments of the inputs; consecutive sites that read the same tensor share them."""
 
     explains: ClassVar[str] = "the variance of the inputs"
     methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus", "lora-fa", "dora")
@@ -303,7 +306,7 @@ class Inputs(_Watch):
         self.latest = None
 
     def seen(self, placed: PlacedModule, x: Tensor, y: Tensor) -> None:
-        """Add the inputs that are not padding."""
+        """Add the inputs other than padding."""
         site = placed.site
         latest, known = self.latest or (None, "")
         owner = self.owner.setdefault(site.id, known if latest is x else site.id)
@@ -331,8 +334,8 @@ class Inputs(_Watch):
         """Return the moments of the inputs of a module.
 
         Raises:
-            ConfigError: which of its inputs are padding is unknown.
-            TrainingError: there are too few for its rank.
+            ConfigError: the padding of its inputs is unknown.
+            TrainingError: there are too few inputs for its rank.
         """
         site, rank = placed.site, self.rank(placed)
         moments = self.moments.get(self.owner.get(site.id, site.id))
@@ -353,7 +356,7 @@ class AllottedInputs(Inputs):
     allots: ClassVar[bool] = True
 
     def allot(self, adapter: Adapter) -> None:
-        """Give each method its ranks; its option says them afterwards."""
+        """Give each method its ranks, and record them in its option."""
         for method in adapter.methods:
             if not (own := [p for p in self.placed if p.method is method]):
                 continue
@@ -366,7 +369,7 @@ class AllottedInputs(Inputs):
                 each.module.scale = changed.scale(ranks[each.site.id])
 
     def ranks(self, placed: Sequence[PlacedModule]) -> dict[str, int]:
-        """Return a rank of at least one by site: in sum, what they are now."""
+        """Return a rank of at least one by site; the sum of the ranks does not change."""
         ranks = {each.site.id: 1 for each in placed}
         others: list[tuple[float, str]] = []
         for each in placed:
@@ -383,30 +386,30 @@ class AllottedInputs(Inputs):
 
 
 def _resize(module: Any, rank: int) -> None:
-    """Give a LoRA another rank, and zeros."""
+    """Change the rank of a LoRA, and set its tensors to zero."""
     a, b = module.A.new_zeros(rank, module.A.shape[1]), module.B.new_zeros(len(module.B), rank)
     module.A = nn.Parameter(a) if isinstance(module.A, nn.Parameter) else a
     module.B = nn.Parameter(b)
 
 
 class Components(Inputs):
-    """The components of W C, where C are the second moments of the inputs."""
+    """The components of W C, where C is the matrix of second moments of the inputs."""
 
     explains: ClassVar[str] = "the outputs of the weights"
     methods: ClassVar[tuple[str, ...]] = ("pissa", "lora-ga")
     subtracts: ClassVar[bool] = True
 
     def begin(self, placed: PlacedModule) -> float:
-        """Begin at the largest components of W C, times the inverse of C."""
+        """Initialize with the largest components of W C, times the inverse of C."""
         module, moments = placed.module, self.moments_of(placed)
         assert isinstance(module, PiSSALayer)
         rank, second = len(module.A), moments.second_moments()
         weight = weight_at(placed.site, self.anatomy).to(second)
-        # In directions without inputs C has no inverse.
+        # C is singular in directions without inputs.
         damped = second + _DAMPING * second.diagonal().mean() * torch.eye(len(second)).to(second)
         u, s, vh = leading(weight @ damped, rank)
         right = s[:, None] / module.scale * torch.linalg.solve(damped, vh.T).T
-        root = right.norm(dim=1).sqrt()  # each component has one norm in A and B, as in PiSSA
+        root = right.norm(dim=1).sqrt()  # A and B have equal norms in each component, as in PiSSA
         module.begin(u * root, right / root[:, None])
         return float(s.square().sum() / (weight @ damped).square().sum())
 
@@ -425,11 +428,11 @@ class Gradients(_Watch):
         self.recording = False
 
     def read(self, model: nn.Module, batch: Batch, loss: LossOfBatch) -> None:
-        """Add the gradients of a batch; parameters get none."""
+        """Add the gradients of a batch; parameters do not receive gradients."""
         self.calls, self.recording = [], True
         with torch.enable_grad():
             computed = loss(model(**model_inputs(batch)), batch)
-            self.recording = False  # layers may be computed again
+            self.recording = False  # layers may be recomputed
             if computed is None:
                 raise TrainingError("the model returned no loss", expected="labels in each batch")
             outputs = [y for _, _, y in self.calls]
@@ -440,7 +443,7 @@ class Gradients(_Watch):
                 self.sums[site] = self.sums[site] + own if site in self.sums else own
 
     def seen(self, placed: PlacedModule, x: Tensor, y: Tensor) -> None:
-        """Keep a call; padding has no part in the loss, and no gradient."""
+        """Keep a call; padding does not contribute to the loss, and its gradient is zero."""
         if self.recording:
             self.calls.append((placed.site.id, x, y))
 
@@ -456,7 +459,7 @@ class Gradients(_Watch):
 
 
 class Quantization(_Watch):
-    """What quantization changed of the weights."""
+    """The change of the weights by quantization."""
 
     explains: ClassVar[str] = "what quantization changed"
     methods: ClassVar[tuple[str, ...]] = ("lora", "rslora", "lora-plus")
@@ -476,11 +479,11 @@ class Quantization(_Watch):
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Return whether a module can start like this: its update is s B A alone."""
+        """Return whether a module supports this initialization: its update is s B A alone."""
         return type(module) is LoRALayer
 
     def begin(self, placed: PlacedModule) -> float:
-        """Begin at the largest components of W - Q(W)."""
+        """Initialize with the largest components of W - Q(W)."""
         module, site = placed.module, placed.site
         assert isinstance(module, LoRALayer)
         quantized = weight_at(site, self.anatomy)
@@ -501,7 +504,7 @@ STARTS: Mapping[Init, type[_Watch]] = {
 
 
 def _unpadded(x: Tensor, batch: Batch, site: Site, anatomy: Anatomy) -> Tensor | None:
-    """Return the inputs of a site that are not padding: (tokens, d_in); None if that is unknown.
+    """Return the inputs of a site without padding: (tokens, d_in); None if padding is unknown.
 
     x: (batch, tokens, d_in), or flattened, with or without padding.
     """
@@ -522,7 +525,7 @@ def _unpadded(x: Tensor, batch: Batch, site: Site, anatomy: Anatomy) -> Tensor |
 
 
 def _masks(batch: Batch, site: Site, anatomy: Anatomy) -> Iterator[Tensor]:
-    """Yield the masks that may be of a site, the most specific first."""
+    """Yield the possible masks of a site, the most specific first."""
     if site.stack not in _WITH_TEXT:
         return
     answers = site.stack == "decoder" and anatomy.model.config.is_encoder_decoder

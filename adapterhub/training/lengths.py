@@ -1,4 +1,4 @@
-"""The maximum length of a run: chosen from the data, and what it truncates."""
+"""The maximum length of a run: chosen from the data, with a report of the truncation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adapterhub.training.run_data import RunData
 from adapterhub.training.stream import ExampleStream, stream_rows
 from adapterhub.training.task_mixture import MixedRows, TaskRows, TaskSwitch
 
-LEAST = 128  # tokens: longer texts may come at prediction, and short rows are not padded to it
+LEAST = 128  # tokens: prediction may use longer texts, and short rows are not padded to it
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class FittedRows:
         train: the training rows.
         evaluation: the evaluation rows; none without evaluation data.
         test: the test rows; None without test data.
-        lost: what truncation removes from the training rows.
-        notes: the length and the truncation in words.
+        lost: the loss by truncation in the training rows.
+        notes: sentences about the length and the truncation.
     """
 
     max_length: int
@@ -47,10 +47,10 @@ class FittedRows:
 def fit_rows(
     data: RunData, setting: Setting, chosen: int | None, trained: int | None = None
 ) -> FittedRows:
-    """Encode the examples of a run, with a maximum length that is `chosen`, or follows the data.
+    """Encode the examples of a run, with a maximum length that is `chosen` or follows the data.
 
-    The `max_length` of the setting is what the backbone reads; `trained` is the length that it was
-    trained with, if it is recorded.
+    The `max_length` of the setting is the limit of the backbone; `trained` is the length that it
+    was trained with, if it is recorded.
     """
     fitted = _fitted(data, setting, chosen, trained)
     if chosen is None or not data.task.limits(setting):
@@ -63,7 +63,7 @@ def fit_rows(
 
 
 def _fitted(data: RunData, setting: Setting, chosen: int | None, trained: int | None) -> FittedRows:
-    """Encode the examples as `fit_rows`, with at most as many tokens as the backbone reads."""
+    """Encode the examples as in `fit_rows`, up to the backbone's limit of tokens."""
     if isinstance(data.train, ExampleStream):
         return _streamed_rows(data, data.train, setting, chosen)
     if data.streams:
@@ -108,7 +108,7 @@ def _unlimited(
 
 
 def _remarks(data: RunData, whole: dict[str, Encoded]) -> tuple[str, ...]:
-    """Return what the task says of the rows of training and evaluation."""
+    """Return the task's remarks on the training and evaluation rows."""
     remarks = [(name, data.task.remarks(rows)) for name, rows in whole.items()]
     return tuple(f"{name}: {line}" for name, lines in remarks for line in lines)
 
@@ -143,7 +143,7 @@ def _with_texts(windows: Encoded, setting: Setting) -> Encoded:
 def _streamed_rows(
     data: RunData, stream: ExampleStream, setting: Setting, chosen: int | None
 ) -> FittedRows:
-    """Return rows that are encoded when they are drawn, cut to what is read at most."""
+    """Return rows that are encoded on access, cut to the maximum length."""
     limited, length = setting, LEAST
     if data.task.limits(setting):
         length = min(chosen or data.task.most_tokens, limit_of(setting))
@@ -195,7 +195,7 @@ def _beyond(trained: int | None, longest: int) -> list[str]:
 
 
 def mix_rows(rows: Mapping[str, FittedRows], mixture: Task, switch: TaskSwitch) -> FittedRows:
-    """Return the rows of several tasks as those of one run."""
+    """Merge the rows of several tasks into the rows of one run."""
     train = {name: each.train for name, each in rows.items()}
     evaluation = {name: each.evaluation for name, each in rows.items() if each.evaluation.rows}
     test = {name: each.test for name, each in rows.items() if each.test}

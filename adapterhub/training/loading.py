@@ -1,15 +1,15 @@
-"""The backbone of a run, its dtype and attention: measured, then loaded alone or for several runs.
+"""The backbone of a run, with measured dtype and attention, loaded for one run or several.
 
 bf16 halves the time of matrix products on processors with instructions for it, and multiplies it on
-others; torch's fused attention is the faster one in fp32 and, on a CPU, the slower one in bf16. So
-both are chosen together, by `layer_timing` on the shapes of the run, once per machine. Runs too
-short to gain from it keep fp32. A GPU is not measured: it computes in bf16 where it supports it.
-What is bf16 for another reason, such as a quantized backbone, is fp32 on a processor that takes
-several times as long in bf16, or a note if the recipe asks for bf16. What trains stays in fp32 in
-all cases, and so does the loss.
+others. torch's fused attention is faster in fp32 and, on a CPU, slower in bf16. Both are therefore
+chosen together, by `layer_timing` on the shapes of the run, once per machine. Runs too short to
+gain from it keep fp32. A GPU is not measured: it computes in bf16 where it supports it. If bf16 has
+another reason, such as a quantized backbone, a processor that is several times slower in bf16 uses
+fp32, or a note is given if the recipe requires bf16. Trained parameters and the loss stay in fp32
+in all cases.
 
-A run on a shared backbone ends with the same bytes as alone: its adapter is detached when it ends,
-which restores the backbone, and its head is drawn with the numbers that loading would draw.
+A run on a shared backbone ends with the same bytes as alone. Its adapter is detached when it ends,
+which restores the backbone, and its head is drawn with the same random numbers as after loading.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ KEPT_ROWS = 4  # encoded data sets
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backbone that is ready to train, with its processor, and the kernels that it computes with.
+    """A backbone that is ready to train, with its processor and its kernels.
 
-    Torch's generator is where the loading left it. `activations` are outputs of its frozen layers,
-    which the runs on it share.
+    Torch's generator keeps its state after loading. `activations` are outputs of its frozen layers,
+    shared by the runs on it.
     """
 
     model: PreTrainedModel
@@ -94,7 +94,7 @@ class BackboneLoader:
 
 @dataclass
 class _Kept:
-    """A loaded backbone, and whether its head can be drawn anew without loading."""
+    """A loaded backbone, and whether its head can be drawn again without loading."""
 
     loaded: Loaded
     draws: bool
@@ -113,7 +113,7 @@ class SharedLoader(BackboneLoader):
     latest: tuple[str, RunData] | None = None
 
     def data(self, recipe: Recipe) -> RunData:
-        """Return the data that the latest run has read, if they are equal, or read them.
+        """Return the latest run's data if the sources are equal, or read them.
 
         Raises:
             ConfigError: an option of the recipe does not fit the data.
@@ -128,8 +128,8 @@ class SharedLoader(BackboneLoader):
         return data
 
     def backbone(self, recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
-        """Return a backbone that another run has loaded, with a new head, or load it."""
-        if recipe.new_tokens:  # they are removed from the tokenizer with the run's adapter
+        """Return a backbone loaded by another run, with a new head, or load it."""
+        if recipe.new_tokens:  # removed from the tokenizer with the run's adapter
             return super().backbone(recipe, data, kernels)
         key = _backbone_key(recipe, data, kernels)
         kept = self.kept.get(key)
@@ -145,7 +145,7 @@ class SharedLoader(BackboneLoader):
     def rows(
         self, data: RunData, setting: Setting, chosen: int | None, trained: int | None
     ) -> FittedRows:
-        """Return rows that another run has encoded, or encode them: the seed changes none."""
+        """Return rows encoded by another run, or encode them; they do not depend on the seed."""
         seedless = replace(setting, seed=0, processor=None)
         task = str(dump_task(data.task))
         hashes = (data_hash(data.train), data_hash(data.evaluation), data_hash(data.test))
@@ -160,12 +160,12 @@ class SharedLoader(BackboneLoader):
         return replace(rows, train=train, evaluation=evaluation, test=test)
 
     def release(self, model: PreTrainedModel) -> None:
-        """Detach the adapter of a run that has ended: the backbone is as it was loaded."""
+        """Detach the adapter of a run that has ended, restoring the loaded backbone."""
         if adapters(model):
             detach(model)
 
     def _make_room(self, key: Hashable) -> None:
-        """Forget backbones, unless another one fits into memory beside them."""
+        """Drop backbones, unless another one fits into memory in addition to them."""
         self.kept.pop(key, None)
         size = sum(_size(kept.loaded.model) for kept in self.kept.values())
         if own_device().type != "cpu" or len(self.kept) > 1 or 2 * size > memory_limit():
@@ -202,10 +202,10 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
 
 
 def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
-    """Move a model to the device of this process, unless it is sharded there; disable its cache.
+    """Move a model to this process's device, unless it is sharded there; disable its cache.
 
-    Training and evaluation do not use the cache, and with it transformers does not detect packed
-    texts.
+    Training and evaluation do not use the cache, and transformers does not detect packed texts with
+    it.
     """
     if is_pipeline(model):
         model.to(own_device())
@@ -217,7 +217,7 @@ def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
 
 
 def _draws_the_same(model: PreTrainedModel, seed: int) -> bool:
-    """Return whether drawing the head of a model that was just loaded changes nothing."""
+    """Return whether drawing the head of a newly loaded model again changes nothing."""
     after, before = torch.get_rng_state(), _new_tensors(model)
     set_seed(seed)
     Backbone.of(model).initialize_again()
@@ -245,21 +245,21 @@ def _size(model: PreTrainedModel) -> int:
 
 
 SHORTEST = 2e12
-"""Floating point operations of a run that is worth a measurement: about 20 s on two cores."""
-_GAIN = 0.9  # another choice than fp32 and sdpa must take at most this share of their time
+"""Minimum floating point operations of a run that is worth measuring: about 20 s on two cores."""
+_GAIN = 0.9  # maximum share of the time of fp32 and sdpa that another choice must take
 _MOST_SCORES = 1 << 30  # bytes of attention scores that eager attention keeps in a step
-_SAMPLE = 64  # examples that tell the usual length
+_SAMPLE = 64  # examples used to estimate the usual length
 _INNER = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "d_ff", "n_inner")
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """What a backbone is loaded with, and why.
+    """The dtype and attention of a backbone, and the reason.
 
     Attributes:
         dtype: fp32, bf16, fp16, or None: the default of `load_backbone`.
-        attention: the attention implementation, or None: that of transformers.
-        note: the choice in words, for the user; empty if nothing was chosen.
+        attention: the attention implementation, or None: the default of transformers.
+        note: a sentence about the choice for the user; empty if nothing was chosen.
     """
 
     dtype: str | None
@@ -267,7 +267,7 @@ class KernelChoice:
     note: str = ""
 
     def is_new_dtype(self, given: str | None) -> bool:
-        """Return whether bf16 was chosen here, where the recipe leaves the dtype open."""
+        """Return whether bf16 was chosen here because the recipe leaves the dtype open."""
         return given is None and self.dtype == "bf16" and bool(self.note)
 
 
@@ -289,18 +289,18 @@ class Workload:
 
     @property
     def work(self) -> float:
-        """Floating point operations of the run, about."""
+        """Approximate floating point operations of the run."""
         batch = self.shape.rows * self.shape.tokens
         return self.tokens / batch * self.layers * self.shape.work
 
     @property
     def scores(self) -> int:
-        """Bytes of attention scores that eager attention keeps for a backward pass, about."""
+        """Approximate bytes of attention scores that eager attention keeps for a backward pass."""
         return 8 * self.layers * self.shape.rows * self.shape.heads * self.longest**2
 
 
 def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> KernelChoice:
-    """Choose dtype and attention implementation, where the recipe leaves them open."""
+    """Choose dtype and attention implementation if the recipe leaves them open."""
     given = KernelChoice(recipe.dtype, recipe.attention)
     is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
     if recipe.train.shard:
@@ -319,7 +319,7 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
 
 
 def _conversion(recipe: Recipe) -> str:
-    """Return what loading in another dtype than that of the files costs each process, or ""."""
+    """Describe the cost of loading in another dtype than the files have, or return ""."""
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     try:
         stored = AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
@@ -335,7 +335,7 @@ def _conversion(recipe: Recipe) -> str:
 
 
 def _slowness(recipe: Recipe) -> str:
-    """Say that this processor is slow in bf16, and what follows, if the run would compute in it."""
+    """Describe the slowness of bf16 on this processor, if the run would compute in it."""
     asked = "bf16" in (recipe.dtype, recipe.train.mixed_precision)
     if (not asked and (recipe.dtype or not recipe.quantize)) or without_slow_bf16("bf16") == "bf16":
         return ""
@@ -346,7 +346,7 @@ def _slowness(recipe: Recipe) -> str:
 
 
 def can_compute(model: PreTrainedModel) -> bool:
-    """Return whether a model computes in its dtype: some classes create tensors in fp32."""
+    """Return whether a model can compute in its dtype: some classes create tensors in fp32."""
     try:
         probe(model)
     except RuntimeError:
@@ -355,7 +355,7 @@ def can_compute(model: PreTrainedModel) -> bool:
 
 
 def without_bf16(recipe: Recipe) -> KernelChoice:
-    """Return the choice for a backbone whose class of transformers does not compute in bf16."""
+    """Return the choice for a backbone whose transformers class does not compute in bf16."""
     note = f"{recipe.backbone} stays in fp32: its class in transformers does not compute in bf16"
     return KernelChoice("fp32", recipe.attention, note)
 
@@ -419,7 +419,7 @@ def _workload(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> Workl
 
 
 def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[int]:
-    """Return the number of tokens of some rows of the training data."""
+    """Return the number of tokens of some training rows."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     most = recipe.train.max_length or min(most, data.task.most_tokens)
     if data.task.packs or isinstance(data.train, TextStream):
@@ -432,7 +432,7 @@ def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[in
 
 
 def layer_shape(config: PreTrainedConfig, rows: int, tokens: int) -> LayerShape | None:
-    """Return the shape of a backbone's layers with a batch, if its config names the sizes."""
+    """Return the shape of a backbone's layers with a batch, if its config specifies the sizes."""
     config = config.get_text_config()
     width, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
     if not width or not heads or width % heads or not getattr(config, "num_hidden_layers", None):

@@ -1,7 +1,7 @@
-"""A run before its first step: what will train, the memory that it takes, and its first rows.
+"""A run before its first step: trained parameters, memory, and first rows.
 
-On a GPU, the memory is that of its tensors. On a CPU, it is that of the process: what it takes now,
-with Python, torch and the data, and what training adds to it.
+On a GPU, the memory of the tensors is counted. On a CPU, the memory of the process is counted: its
+current memory, with Python, torch and the data, plus the memory added by training.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from adapterhub.training.task_mixture import MixedRows, steps_of_tasks
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One of several tasks: its rows, its share of the steps and the steps that it is drawn for."""
+    """One of several tasks: its rows, its share of the steps, and its number of steps."""
 
     name: str
     task: str
@@ -71,11 +71,11 @@ class PlannedTask:
 class TrainingPlan:
     """The plan of a run.
 
-    `sites` lists (site or parameter group, method, parameters); `backbone`, `trainable` and `head`
-    count parameters, `tokens` those of an epoch, `longest` those of the longest example; `rates`
-    are the peak learning rates of the parameter groups, `labels` counts the training data's labels,
-    `truncated` its examples that are cut to the maximum length; `memory` is in bytes; `tasks` are
-    those of a run with several.
+    `sites` lists (site or parameter group, method, parameters). `backbone`, `trainable` and `head`
+    count parameters. `tokens` counts the tokens of an epoch, `longest` those of the longest
+    example. `rates` are the peak learning rates of the parameter groups. `labels` counts the labels
+    of the training data, `truncated` its examples that are cut to the maximum length. `memory` is
+    in bytes. `tasks` is set for a run with several tasks.
     """
 
     sites: tuple[tuple[str, str, int], ...]
@@ -96,7 +96,7 @@ class TrainingPlan:
 def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
     """Compute the plan of a prepared run.
 
-    `process` is the memory of the process before any step; None: what it takes now.
+    `process` is the memory of the process before any step; by default, its current memory.
     """
     adapter, options, encoded = prepared.adapter, prepared.options, prepared.train
     trainable = sum(p.numel() for p in adapter.parameters())
@@ -104,7 +104,7 @@ def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
         len(encoded.rows), options.batch_size, options.gradient_accumulation
     )
     groups = AdapterTrainee(adapter).param_groups(options)
-    lengths = encoded.lengths  # of a stream, those of its first rows
+    lengths = encoded.lengths  # for a stream, of its first rows
     known = not prepared.data.streams
     return TrainingPlan(
         sites=tuple(_sites(adapter)),
@@ -125,13 +125,13 @@ def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a few steps of a run took: its longest batch, and usual ones.
+    """The cost of a few steps of a run: its longest batch, and usual ones.
 
     Attributes:
-        steps: how many were made.
+        steps: the number of steps made.
         step_seconds: the time of a usual step.
-        seconds: the time of the whole run, if all its steps and evaluations take as long.
-        peak_memory: in bytes, measured as the run measures it.
+        seconds: the time of the whole run, if all steps and evaluations take as long.
+        peak_memory: in bytes, measured as in the run.
     """
 
     steps: int
@@ -144,15 +144,15 @@ _LONGEST, _USUAL = 2, 3  # steps of a rehearsal: the optimizer has its state fro
 
 
 class _NoRoom(Exception):
-    """By the step of one row, a whole batch does not fit into the memory that is free."""
+    """A whole batch does not fit into the free memory, judging by a step of one row."""
 
 
 def rehearse(prepared: PreparedRun) -> Rehearsal | None:
-    """Make a few steps and an evaluation as the run does, in a folder that is deleted.
+    """Make a few steps and an evaluation as in the run, in a temporary folder.
 
-    The first step has one row. The adapter is changed by them: the run itself has to be prepared
-    anew. None where a batch does not fit into the memory that is free by what that row takes, or
-    where several processes share the run.
+    The first step has one row. The steps change the adapter, so the run itself must be prepared
+    again. Return None if a batch would not fit into the free memory, judging by that row, or if
+    several processes share the run.
 
     Raises:
         AdapterhubError: a step fails, as it would in the run.
@@ -223,7 +223,7 @@ def _rehearsal(prepared: PreparedRun) -> Rehearsal:
 
 
 def _room(device: torch.device) -> float:
-    """Return the bytes that are free; infinity if the system does not tell."""
+    """Return the free bytes; infinity if the system does not report them."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:
@@ -235,7 +235,7 @@ def _room(device: torch.device) -> float:
 
 
 def _largest_rows(prepared: PreparedRun) -> Encoded | None:
-    """Return the evaluation rows of the longest examples, one batch of them; None without any."""
+    """Return one batch of the longest evaluation rows; None without evaluation rows."""
     rows = prepared.evaluation
     if rows is None or prepared.data.parts or not len(rows.examples):
         return None
@@ -256,7 +256,7 @@ def _largest_rows(prepared: PreparedRun) -> Encoded | None:
 
 
 def _tasks(prepared: PreparedRun, total: int) -> Iterator[PlannedTask]:
-    """Yield what each of several tasks gets of a run of so many steps."""
+    """Yield the share of each of several tasks in a run of so many steps."""
     rows, recipe = prepared.train, prepared.recipe
     if not isinstance(rows, MixedRows):
         return
@@ -269,13 +269,13 @@ def _tasks(prepared: PreparedRun, total: int) -> Iterator[PlannedTask]:
 
 
 def _memory(prepared: PreparedRun, now: int | None) -> dict[str, int]:
-    """Estimate the bytes that the run takes, by part."""
+    """Estimate the memory of the run in bytes, by part."""
     adapter, options = prepared.adapter, prepared.options
     rows, tokens = options.batch_size, max(prepared.train.lengths)
     on_cpu = device_of(adapter.model) == torch.device("cpu")
     offloaded = options.offload_activations and not on_cpu
     recomputed = options.gradient_checkpointing
-    if adapter.backbone.foreign:  # its batches are no texts, which could be made up
+    if adapter.backbone.foreign:  # its batches are not texts, which could be made up
         batch = partial(batch_bytes, adapter, prepared.train.batch, recomputed)
         layers = batch(1) + (rows - 1) * (batch(2) - batch(1))
         extra = round((HEAP - 1) * layers) if on_cpu else 0
@@ -302,7 +302,7 @@ def _parts_of_memory(
         "backbone weights": weight_bytes(adapter),
         "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
     }
-    # Measured after the small batches, which load the rest of the libraries.
+    # Measured after the small batches, which load the remaining libraries.
     now = process_memory() if now is None else now
     process = max(now - sum(weights.values()), 0) if on_cpu else 0
     return {
@@ -316,7 +316,7 @@ def _parts_of_memory(
 
 
 def _largest_evaluation(prepared: PreparedRun, on_cpu: bool) -> tuple[int, int] | None:
-    """Return the rows and tokens of the largest batch of an evaluation, if there is one."""
+    """Return the rows and tokens of the largest evaluation batch, or None without evaluation."""
     if prepared.evaluation is None:
         return None
     most, longest = prepared.options.eval_batch_size, max(prepared.evaluation.lengths)
@@ -326,8 +326,8 @@ def _largest_evaluation(prepared: PreparedRun, on_cpu: bool) -> tuple[int, int] 
 def weight_bytes(adapter: Adapter) -> int:
     """Count the bytes of the frozen backbone.
 
-    They include the backbone's own head and the original parameters that the adapter has copies of;
-    tied parameters count once.
+    They include the backbone's own head and the original parameters that the adapter copied; tied
+    parameters count once.
     """
     trained = {id(t) for t in adapter.tensors().values()}
     parameters = [p for p in adapter.model.parameters() if id(p) not in trained]
@@ -359,16 +359,16 @@ def _sites(adapter: Adapter) -> Iterator[tuple[str, str, int]]:
 
 @dataclass(frozen=True)
 class RowPreview:
-    """One row: its title, and what it holds by name."""
+    """One row: its title, and its content by name."""
 
     title: str
     facts: dict[str, str]
 
 
 def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[str, ...]]:
-    """Return the first training rows of a recipe, and the notes that the run begins with.
+    """Return the first training rows of a recipe, and the notes at the start of its run.
 
-    Virtual tokens of a method are not in them.
+    Virtual tokens of a method are not included.
 
     Raises:
         AdapterhubError: as in a run, up to its first step.
@@ -381,7 +381,7 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     names |= {"revision": recipe.revision, "family": recipe.family}
     head, tokens = data.task.head, recipe.new_tokens
     processor = load_processor(recipe.backbone, head, recipe.revision, tokens)
-    is_model = is_pipeline(processor)  # of diffusers, which is its own processor
+    is_model = is_pipeline(processor)  # a diffusers pipeline is its own processor
     model = Backbone.of(processor).model if is_model else meta_model(recipe.backbone, **names)
     positions = max_positions(model)
     setting = Setting(processor, positions, data.labels, recipe.seed, positions)
@@ -425,7 +425,7 @@ def _length(row: Row, rows: list[Row], encoded: Encoded) -> str:
 
 
 def _texts(encoded: Encoded, index: int) -> dict[str, str]:
-    if not encoded.owners:  # packed: a row has several texts
+    if not encoded.owners:  # packed: a row contains several texts
         return {}
     task = encoded.task
     first, *others = task.shown(encoded.examples[encoded.owners[index]])
@@ -435,7 +435,7 @@ def _texts(encoded: Encoded, index: int) -> dict[str, str]:
 
 
 def _cut(encoded: Encoded, index: int) -> dict[str, str]:
-    """Describe what truncation removes from the example of a row."""
+    """Describe the part of a row's example that truncation removes."""
     if not encoded.owners:
         return {}
     owner, setting = encoded.owners[index], encoded.setting

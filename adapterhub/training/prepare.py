@@ -1,9 +1,8 @@
-"""From a recipe to a run that is ready to start: data, backbone, attached adapter, encoded rows.
+"""Prepare a run from its recipe: data, backbone, attached adapter, encoded rows.
 
-The adapters that a run starts from, or trains on top of: found, verified, and recorded.
-
-Those below are active below the new adapter, in line; or a method that is built from others, such
-as adapterfusion, copies them.
+The adapters that a run starts from, or trains on top of, are found, verified and recorded. Those
+below are active below the new adapter. A method that is built from other adapters, such as
+adapterfusion, copies them instead.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from adapterhub.training.task_mixture import TaskSwitch
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """A trained adapter whose files are here and verified: its name in a recipe, its methods."""
+    """A trained adapter with local, verified files: its name in a recipe, and its methods."""
 
     reference: str
     found: Foundation
@@ -62,14 +61,14 @@ class StartingPoint:
 
     @property
     def digest(self) -> str:
-        """The sha256 of its manifest, which has those of its tensors."""
+        """The sha256 of its manifest, which contains the digests of its tensors."""
         return self.found.ref.digest
 
     def give(self, adapter: Adapter) -> str:
         """Copy its tensors into a new adapter, and return a sentence about its head.
 
         Raises:
-            MismatchError: it is for another backbone, or has another method, sizes or sites.
+            MismatchError: the backbone, method, sizes or sites differ.
         """
         started = start_from(adapter, self.found.saved)
         text = f"starts from {self.reference}"
@@ -84,9 +83,9 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
     """Find the adapter that a recipe starts from, download it if necessary, and verify it.
 
     Raises:
-        ConfigError: no such reference.
-        RegistryError: it cannot be resolved.
-        FileError: its files are broken, or those of another library.
+        ConfigError: the reference is invalid.
+        RegistryError: the reference cannot be resolved.
+        FileError: its files are broken, or belong to another library.
     """
     if recipe.from_ is None:
         return None
@@ -97,14 +96,14 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
 
 
 def _found(text: str, recipe: Recipe) -> Foundation:
-    """Find and verify an adapter that a recipe names."""
+    """Find and verify an adapter that is named in a recipe."""
     parsed = read_reference(text)
     fetched = pull_verified(parsed, backbone=_backbone_of(parsed, recipe))
     return foundation_of(fetched.reference or parsed, fetched.own())
 
 
 def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:
-    """Return the fingerprint of the backbone where a name has adapters of several, else None."""
+    """Return the backbone's fingerprint if a name has adapters for several backbones, else None."""
     if reference.kind != "local":
         return None
     versions = registry_at(None).versions(reference.name)
@@ -118,9 +117,9 @@ class RunOrigins:
     """The trained adapters that a run starts from or trains on top of.
 
     Attributes:
-        start: the one whose tensors the new one begins with.
-        below: those below the new one.
-        copied: those that its method is built from.
+        start: the adapter whose tensors initialize the new one.
+        below: the adapters below the new one.
+        copied: the adapters that its method is built from.
     """
 
     start: StartingPoint | None = None
@@ -131,24 +130,24 @@ class RunOrigins:
         """Attach the adapters below, frozen, and return their names on the model.
 
         Raises:
-            MismatchError: one is for another backbone, or cannot be below others.
+            MismatchError: an adapter is for another backbone, or cannot be below others.
         """
         return [bring_foundation(model, each).name for each in self.below]
 
     def notes(self) -> Iterator[str]:
-        """Yield what the user should read before the run starts."""
+        """Yield notes for the user to read before the run starts."""
         if self.below:
             yield f"trains on top of {_named(self.below)}, frozen"
         if self.copied:
             yield f"built from copies of {_named(self.copied)}"
 
     def record(self) -> dict[str, Any]:
-        """Return what a manifest records of the adapters that were started from or copied."""
+        """Return the manifest's record of the adapters that were started from or copied."""
         on = [asdict(each.ref) for each in self.copied]
         return {**self._from(), **({"on": on} if on else {})}
 
     def identity(self) -> dict[str, Any]:
-        """Return what a checkpoint records: a run on others is another run."""
+        """Return the checkpoint's record; a run on other adapters is a different run."""
         on = [each.ref.digest for each in (*self.below, *self.copied)]
         return {**self._from(), **({"on": on} if on else {})}
 
@@ -162,13 +161,13 @@ class RunOrigins:
 def run_origins(recipe: Recipe) -> tuple[RunOrigins, tuple[Method, ...]]:
     """Find the adapters that a recipe starts from and trains on; return them with its methods.
 
-    The methods are those of the adapter that it starts from where the recipe has none. One that is
-    built from trained adapters gets those that the recipe trains on.
+    If the recipe has no methods, those of the adapter that it starts from are used. A method that
+    is built from trained adapters gets the adapters that the recipe trains on.
 
     Raises:
-        ConfigError: no such reference.
-        RegistryError: one cannot be resolved.
-        FileError: the files of one are broken, or those of another library.
+        ConfigError: a reference is invalid.
+        RegistryError: a reference cannot be resolved.
+        FileError: the files of an adapter are broken, or belong to another library.
     """
     start = starting_point(recipe)
     if recipe.method is None and start is not None:
@@ -190,9 +189,9 @@ def _named(foundations: Sequence[Foundation]) -> str:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is ready to start; nothing is written yet.
+    """A run that is ready to start; nothing has been written yet.
 
-    `notes` are what the user should read before it starts. `activations` are kept outputs of frozen
+    `notes` are for the user to read before it starts. `activations` are cached outputs of frozen
     layers.
     """
 
@@ -221,7 +220,7 @@ class PreparedRun:
 
     @property
     def recorded(self) -> RecordedRun:
-        """What of the run may be recorded, of frozen layers."""
+        """The inputs for recording frozen layers in this run."""
         streams, seed = self.data.streams, self.recipe.seed
         return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
 
@@ -232,7 +231,7 @@ class PreparedRun:
 
     @cached_property
     def data_record(self) -> dict[str, Any]:
-        """What an adapter records of its rows; scores on the same rows have the same digest."""
+        """The adapter's record of its rows; scores on the same rows have the same digest."""
         data, digests = self.data, self.digests
         record = {
             "sha256": hashlib.sha256("".join(digests.values()).encode()).hexdigest(),
@@ -246,13 +245,13 @@ class PreparedRun:
 
     @cached_property
     def own_loss(self) -> Loss | None:
-        """The loss of a batch in place of the model's; None: the model's own. It runs the model."""
+        """The function that computes the loss, or None for the model's loss. It runs the model."""
         task = self.data.task
         return task.loss(self.train) or corrected_loss(self.model, task.head)
 
     @property
     def options(self) -> RunOptions:
-        """The options of the run, complete."""
+        """The complete options of the run."""
         assert isinstance(self.recipe.train, RunOptions)
         return self.recipe.train
 
@@ -265,7 +264,7 @@ def prepare(
 ) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
-    The data are read, and the kernels of the backbone chosen, unless they are given.
+    Data and kernels that are not passed in are read and chosen here.
     """
     check_installed(recipe.train)
     loader = loader or BackboneLoader()
@@ -319,10 +318,10 @@ def _rows(
     adapter: Adapter,
     processor: Any,
 ) -> FittedRows:
-    """Encode the examples; for several tasks, give the adapter a head for each first."""
+    """Encode the examples; with several tasks, first give the adapter a head for each."""
     reads = text_positions(adapter.model, [adapter])
     setting = Setting(processor, reads, adapter.labels, recipe.seed, reads)
-    origin = adapter.backbone.folder  # a pipeline of diffusers has none
+    origin = adapter.backbone.folder  # diffusers pipelines do not have one
     trained = trained_length(Path(origin)) if origin else None
 
     some = () if data.streams else data.train
@@ -339,7 +338,7 @@ def _rows(
 
 
 def _check_one_model(data: RunData) -> None:
-    """Refuse tasks that one model cannot have, and several processes with several heads.
+    """Check that one model can serve the tasks, and that several heads use a single process.
 
     Raises:
         ConfigError: the tasks need different classes of model, or pool differently, or several
@@ -387,10 +386,10 @@ def _enter_tasks(adapter: Adapter, data: RunData, seed: int) -> TaskSwitch:
 def _with_shards(
     rows: FittedRows, adapter: Adapter, options: RunOptions, *, started: bool
 ) -> FittedRows:
-    """Shard the model if the options say so, and return the rows with their reference.
+    """Shard the model if the options require it, and return the rows with their reference.
 
-    A sharded model computes the reference, unless the adapter replaces parts of the backbone: these
-    cannot be exchanged any more when they are sharded.
+    The sharded model computes the reference, unless the adapter replaces parts of the backbone.
+    Such parts cannot be exchanged after sharding.
     """
     sharded_first = bool(options.shard) and not adapter.replaces
     if not sharded_first:
@@ -405,11 +404,11 @@ def _with_shards(
 def _with_reference(
     rows: FittedRows, adapter: Adapter, options: RunOptions, *, started: bool, sharded: bool
 ) -> FittedRows:
-    """Return rows with their reference, if their task compares with one.
+    """Return rows with their reference, if their task uses one.
 
-    It is that of the model with the new adapter off, and those below it on; or, if the adapter was
-    started from another one, that of the model with it. A resumed run computes it again, before the
-    tensors of its checkpoint are loaded.
+    The reference is computed by the model with the new adapter off and those below it on. If the
+    adapter was started from another one, the model with that adapter computes it. A resumed run
+    computes it again, before the tensors of its checkpoint are loaded.
     """
     task, model, size = rows.train.task, adapter.model, options.eval_batch_size
     if not task.compares_with_reference:
@@ -428,7 +427,7 @@ def _with_reference(
 
 
 def _for_model(data: RunData, model: PreTrainedModel) -> RunData:
-    """Return the data of a run with the options of its tasks that follow from the backbone."""
+    """Return the data of a run with the task options that depend on the backbone."""
     parts = {name: _for_model(part, model) for name, part in data.parts.items()}
     task = data.task.for_model(model)
     if not (parts or data.streams):
@@ -438,7 +437,7 @@ def _for_model(data: RunData, model: PreTrainedModel) -> RunData:
 
 
 def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:
-    """Return the options of a recipe that follow from its data, complete."""
+    """Return the complete options of a recipe, including those that depend on its data."""
     if not data.parts:
         return {"data": data.options, "task": dump_task(data.task)}
     tasks = {
@@ -449,10 +448,10 @@ def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:
 
 
 def _with_init(options: RunOptions, recipe: Recipe, *, started: bool) -> RunOptions:
-    """Return the options without a start from the data, if the adapter starts from another one.
+    """Return the options without a data-based initialization if another adapter is the start.
 
     Raises:
-        ConfigError: the recipe names both, or a start of a model that is sharded.
+        ConfigError: the recipe names both, or such an initialization of a sharded model.
     """
     if started and recipe.train.init:
         raise ConfigError(

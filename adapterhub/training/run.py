@@ -1,12 +1,12 @@
-"""A training run from its recipe to its files: prepare, train, save. Several share a backbone.
+"""A training run from its recipe to its files: prepare, train, save. Several runs share a backbone.
 
-A run reports to trackers, in predictions.jsonl and report.html, and in words.
+A run reports to trackers, in predictions.jsonl and report.html, and as text.
 
-Trackers (Weights & Biases, MLflow, Trackio and others, through accelerate's) get the loss, the
-learning rates, the speed and the metrics, and the recipe without paths of this machine; never texts
-of the data. `trackers.json` in the run folder has the ids of the run, so that a resumed run
-continues where it was tracked. A failure to write predictions or the page during the run is only
-noted.
+Trackers (Weights & Biases, MLflow, Trackio and others supported by accelerate) receive the loss,
+the learning rates, the speed and the metrics, and the recipe without local paths. They never
+receive texts of the data. `trackers.json` in the run folder stores the ids of the run, so that a
+resumed run continues in the trackers. If predictions or the page cannot be written during the run,
+a note is reported.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, TaskRows, mixed_order
 from adapterhub.training.word_baseline import compare_with_words
 
-MOST_STEPS = 10**9  # of a run, as its record is checked before it begins
+MOST_STEPS = 10**9  # per run: its record is checked before it begins
 
 
 @dataclass(frozen=True)
 class RunOutcome:
     """The outcome of a run: the adapter's folder, metrics and sizes, a verdict and the report.
 
-    `words` compares it with a bag of words, where that is a baseline of the task. `tested` has the
-    metrics of the test rows, and `errors` how sure each metric is: there those of `tested` are
-    called "test/NAME".
+    `words` compares the run with a bag of words, if that is a baseline of the task. `tested`
+    contains the metrics of the test rows. `errors` contains the error of each metric; metrics in
+    `tested` are called "test/NAME" there.
     """
 
     folder: Path
@@ -116,7 +116,7 @@ def run(
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
-    editors, `metrics.jsonl`, `timings.jsonl`, `checkpoints/`, and `report.html` with what it shows,
+    editors, `metrics.jsonl`, `timings.jsonl`, `checkpoints/`, and `report.html` with its data,
     `predictions.jsonl` and `bag_of_words.json`. With several processes, the first one writes them.
     `ended` is called while the model still has the adapter with its best tensors.
 
@@ -146,7 +146,7 @@ def run(
 
 @dataclass(frozen=True)
 class Ended:
-    """A run of several that has ended: with its outcome, or with an error."""
+    """A finished run of several, with its outcome or an error."""
 
     recipe: Recipe
     outcome: RunOutcome | None = None
@@ -156,12 +156,12 @@ class Ended:
 def run_several(
     recipes: Sequence[Recipe], reporter: Callable[[Recipe], Reporter], *, resume: bool = False
 ) -> Iterator[Ended]:
-    """Train one recipe after the other; what they share is loaded, read and computed once.
+    """Train recipes one after the other; load, read and compute shared parts once.
 
-    The backbone, the data and the encoded rows are shared, and so are the outputs of frozen layers
-    (`train.frozen_cache`). Each run has an output folder of its own, ends with the same bytes as
-    alone, and is continued if it had begun and `resume` says so. One that fails is yielded with its
-    error, and the next one begins. A note is given once.
+    The runs share the backbone, the data, the encoded rows and the outputs of frozen layers
+    (`train.frozen_cache`). Each run has a separate output folder and ends with the same bytes as
+    alone. With `resume`, a run that had begun is continued. If a run fails, it is yielded with its
+    error, and the next one begins. Each note is given once.
 
     Yields:
         Each run when it has ended.
@@ -172,7 +172,7 @@ def run_several(
     loader, said = SharedLoader(), set[str]()
     with catch_stop_signals() as stop:
         for done, recipe in enumerate(recipes):
-            if stop.requested:  # at the end of the run before, which it did not stop
+            if stop.requested:  # at the end of the previous run, without stopping it
                 raise Stopped(
                     f"stopped by a signal after {done} of {len(recipes)} runs",
                     hint="run the same command with --resume to continue",
@@ -190,7 +190,7 @@ def run_several(
 
 
 class _SaidOnce(Several):
-    """Forwards a note that an earlier run has given to nobody."""
+    """Forwards each note once, even if several runs give it."""
 
     def __init__(self, reporters: list[Reporter], said: set[str]) -> None:
         super().__init__(reporters)
@@ -203,16 +203,16 @@ class _SaidOnce(Several):
 
 
 def _latest(prepared: PreparedRun) -> LatestPredictions | None:
-    """Return where the first process keeps the predictions of the latest evaluation."""
+    """Return the store of the latest predictions in the first process, else None."""
     return LatestPredictions(prepared.data.task, prepared.rows.evaluation) if is_main() else None
 
 
 def _reports(
     prepared: PreparedRun, reporter: Reporter, resume: bool, latest: LatestPredictions | None
 ) -> tuple[Reporter, RunPage | None]:
-    """Return a reporter that trackers share, and the writer of the report, unless it is turned off.
+    """Return the reporter with trackers, and the report writer unless it is turned off.
 
-    Both are of the first process.
+    Only the first process has them.
     """
     if latest is None:
         return reporter, None
@@ -224,7 +224,7 @@ def _reports(
 
 
 def _kernels_of(recipe: Recipe) -> KernelChoice | None:
-    """Return the kernels that a run to resume was started with, if it was started."""
+    """Return the kernels with which a run to resume was started, if it was started."""
     path = Path(recipe.output) / RECIPE
     if not path.exists():
         return None
@@ -236,12 +236,12 @@ def _kernels_of(recipe: Recipe) -> KernelChoice | None:
 
 
 def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
-    """Write a recipe in the first process, with its kernels, unless the file says the same already.
+    """Write a recipe in the first process, with its kernels, unless the file is the same already.
 
-    It is the recipe as given, without what follows from the data.
+    The recipe is written as passed in, without options derived from the data.
 
     Raises:
-        OutputError: there is another recipe and no checkpoint, or the folder cannot be written.
+        OutputError: the folder has another recipe and no checkpoint, or cannot be written.
     """
     chosen, output = prepared.recipe, Path(recipe.output)
     recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
@@ -261,7 +261,7 @@ def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
 
 
 def _is_recipe(path: Path, recipe: Recipe) -> bool:
-    """Return whether a file has this recipe; the folder may have been moved."""
+    """Return whether a file contains this recipe; the folder may have been moved."""
     try:
         return read(path, flags={"output": recipe.output}) == recipe
     except ConfigError:
@@ -276,9 +276,9 @@ def training_session(
     page: RunPage | None = None,
     latest: LatestPredictions | None = None,
 ) -> loop.TrainingSession:
-    """Return the session of a prepared run; notes for the user are reported.
+    """Return the session of a prepared run, and report notes for the user.
 
-    `checked` is called when all checks have passed, before anything is written.
+    `checked` is called after all checks have passed, before anything is written.
     """
     recipe, data = prepared.recipe, prepared.data
     _check_savable(prepared)
@@ -319,13 +319,13 @@ def training_session(
 def _error_records(
     latest: LatestPredictions | None, metrics: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Return what is recorded of how sure the scores of the latest evaluation are."""
+    """Return records of the errors of the latest evaluation's scores."""
     errors = latest.errors(metrics) if latest else {}
     return {name: error.record() for name, error in errors.items()}
 
 
 def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
-    """Return the speedups that may be used in a run, in the order in which they are."""
+    """Return the possible speedups of a run, in the order in which they are applied."""
     adapter, options, data = prepared.adapter, prepared.options, prepared.data
     has_own, row = bool(prepared.own_loss or data.parts), partial(prepared.train.batch, [0])
     trial = partial(first_batches, prepared)
@@ -341,7 +341,7 @@ def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
 def _evaluation(
     prepared: PreparedRun, latest: LatestPredictions | None
 ) -> Callable[[], dict[str, float]] | None:
-    """Return what evaluates a run, and keeps its predictions for the report; None: no rows."""
+    """Return the evaluation of a run, which keeps predictions for the report; None without rows."""
     evaluation = prepared.evaluation
     return None if evaluation is None else partial(_evaluate, prepared, evaluation, latest)
 
@@ -360,7 +360,7 @@ def _evaluate(
 def _tested(
     prepared: PreparedRun,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]], PredictionFile | None]:
-    """Evaluate the best tensors on the test rows: the metrics, their errors, what is predicted."""
+    """Evaluate the best tensors on the test rows: metrics, their errors, and predictions."""
     rows = prepared.rows.test
     if rows is None:
         return {}, {}, None
@@ -372,7 +372,7 @@ def _tested(
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
-    """Return what a checkpoint records of a run: one of another run is not continued."""
+    """Return the record of a run in its checkpoints; checkpoints of other runs are not resumed."""
     adapter = prepared.adapter
     pooling = {"pooling": adapter.pooling.how} if adapter.pooling else {}
     parts = prepared.data.parts or {prepared.data.task.name: prepared.data}
@@ -387,19 +387,19 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _stops(prepared: PreparedRun) -> dict[str, list[int]]:
-    """Return the tokens behind a learned text, if the backbone does not stop at them itself."""
+    """Return the tokens that end a learned text, if the backbone does not stop at them itself."""
     stops = prepared.data.task.stops(prepared.train.setting)
     new = prepared.adapter.state.new_stops(stops)
     return {STOPS: new} if new else {}
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
-    """Return the part of the recipe that determines the adapter's bytes: no paths of a machine."""
+    """Return the part of the recipe that determines the adapter's bytes, without local paths."""
     fields = to_dict(recipe) | {
         "method": list(dump_methods(parse_methods(recipe.method))),  # type: ignore[arg-type]
-        "task": dump_task(parse_task(recipe.task or DEFAULT)),  # of several tasks, each has its own
+        "task": dump_task(parse_task(recipe.task or DEFAULT)),  # each of several tasks has its own
     }
-    # Older versions refuse options that they lack, also with a value that changes nothing.
+    # Older versions refuse unknown options, even with a value that changes nothing.
     fields["data"] = _portable(fields["data"])
     if recipe.tasks:
         mixed = fields.pop("tasks")
@@ -407,7 +407,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         fields["mixing"] = dump_mixing(parse_mixing(recipe.mixing))
     else:
         del fields["tasks"], fields["mixing"]
-    if recipe.name is None:  # that of a folder, which may be moved
+    if recipe.name is None:  # a folder's value, since the folder may be moved
         del fields["name"]
     if recipe.family is None:
         del fields["family"]
@@ -419,7 +419,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 
 def _portable(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of data that change a result, without paths of a machine."""
+    """Return the data options that change a result, without local paths."""
     usual = to_dict(DataOptions())
     return {
         k: v
@@ -435,10 +435,10 @@ def _describe(
     errors: Mapping[str, Any],
     stretches: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Give the adapter the record of its run after so many steps, with metrics and their errors."""
+    """Add the record of the run at a step to the adapter, with metrics and their errors."""
     adapter, recipe = prepared.adapter, prepared.recipe
     adapter.metadata.metrics = dict(metrics)
-    # A method built from trained adapters records their names, not the folders they came from.
+    # A method built from trained adapters records their names, not their original folders.
     method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
     adapter.metadata.training = {
         "recipe": _identity(recipe) | method,
@@ -460,7 +460,7 @@ def _save_checkpoint(
     progress: RunProgress,
     stretches: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the folder of the adapter as it is after a step, with the metrics of that step."""
+    """Write the adapter's current state after a step, with the metrics of that step."""
     evaluated = bool(progress.history) and progress.history[-1]["step"] == progress.step
     metrics = progress.metrics(progress.step) if evaluated else {}
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -473,7 +473,7 @@ def _check_savable(prepared: PreparedRun) -> None:
     """Check that the adapter of a run can be saved at its end, with a score of each metric.
 
     Raises:
-        OutputError: it cannot; every reason is listed.
+        OutputError: the adapter cannot be saved; every reason is listed.
     """
     data = prepared.data
     names = data.task.metric_names(data.evaluation) if data.evaluation else ()
@@ -495,7 +495,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     _describe(prepared, result.steps, metrics | named, errors, result.stretches)
     folder = Path(recipe.output) / "adapter"
     shared = prepared.options.shard or prepared.options.tensor_parallel
-    if is_main() or shared:  # all processes gather what is sharded
+    if is_main() or shared:  # all processes gather sharded tensors
         adapter.save(folder, overwrite=True)
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())
@@ -531,7 +531,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
 
 
 def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:
-    """Return the batches of a run whose rows are streamed, from the first one on."""
+    """Return the batches of a run on a stream, starting with the first one."""
     if not isinstance(prepared.train, StreamedRows):
         return None
     data = prepared.data.options
@@ -547,7 +547,7 @@ def drawn_batches(prepared: PreparedRun) -> StreamBatches | None:
 
 
 def epoch_batches(prepared: PreparedRun, epoch: int) -> BatchList:
-    """Return the batches of an epoch; of a stream, those from its beginning on."""
+    """Return the batches of an epoch; for a stream, the batches from its beginning."""
     if stream := drawn_batches(prepared):
         return stream
     options, encoded, seed = prepared.options, prepared.train, prepared.recipe.seed
@@ -561,7 +561,7 @@ def epoch_batches(prepared: PreparedRun, epoch: int) -> BatchList:
 
 
 def begun_epochs(prepared: PreparedRun) -> int:
-    """Return how many epochs a run begins."""
+    """Return the number of epochs that a run begins."""
     options = prepared.options
     if options.max_steps is None:
         return options.epochs
@@ -571,32 +571,32 @@ def begun_epochs(prepared: PreparedRun) -> int:
 
 
 def first_batches(prepared: PreparedRun) -> Trial:
-    """Return what a speedup is tried on: the first rows, also in a resumed run."""
+    """Return the batches for trying a speedup: the first rows, also in a resumed run."""
     evaluation = prepared.evaluation
     few = {} if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
     training = with_and_without_padding(epoch_batches(prepared, 0)[0])
     return Trial(training, with_and_without_padding(few) if few else ())
 
 
-_FIRST = 1.0  # seconds that the first page is expected to take, with the import of matplotlib
-_SHARE = 0.05  # of the run's time, which its pages may take
+_FIRST = 1.0  # estimated seconds of the first page, including the import of matplotlib
+_SHARE = 0.05  # maximum share of the run's time for its pages
 
 
 @dataclass
 class LatestPredictions:
-    """The predictions of the latest evaluation: of one task, or of several, one after the other."""
+    """The predictions of the latest evaluation, of one task or of several tasks in order."""
 
     task: Task
     data: Encoded
     predictions: list[Prediction] = field(default_factory=list)
 
     def file(self, step: int) -> PredictionFile | None:
-        """Return them as the predictions file of a step."""
+        """Return the predictions file of a step."""
         labels = self.data.setting.labels
         return outcomes_of(self.task, self.data.examples, self.predictions, labels, step)
 
     def errors(self, metrics: Mapping[str, float]) -> dict[str, ScoreError]:
-        """Return the errors of the scores of the evaluation."""
+        """Return the errors of the scores of the latest evaluation."""
         parts, start = dict[str, EvaluatedRows](), 0
         complete = len(self.predictions) == len(self.data.examples)
         for part in self.data.parts:
@@ -612,8 +612,8 @@ class LatestPredictions:
 class RunPage(Reporter):
     """Keeps predictions.jsonl at the best evaluation, and report.html up to date.
 
-    The page is made anew after an evaluation if all pages together take less than a twentieth of
-    the run's time, and always at the end.
+    The page is rebuilt after an evaluation if all pages together take less than a twentieth of the
+    run's time, and always at the end.
     """
 
     def __init__(
@@ -627,7 +627,7 @@ class RunPage(Reporter):
         self.began = time.perf_counter()
 
     def start(self, total: int, done: int) -> None:
-        """Delete predictions of a step after the checkpoint; the run gets there again."""
+        """Delete predictions of a step after the checkpoint; the run will reach it again."""
         path = self.folder / PREDICTIONS
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(path, "rb") as file:
@@ -642,7 +642,7 @@ class RunPage(Reporter):
             self._attempt(lambda: self._write_predictions(line.step))
 
     def flush(self) -> None:
-        """Make the page anew, from the files that the other reporters wrote."""
+        """Rebuild the page from the files that the other reporters wrote."""
         elapsed = time.perf_counter() - self.began
         if self.due and self.spent + self.cost <= _SHARE * elapsed:
             self._attempt(lambda: write_page(self.folder, live=True))
@@ -657,9 +657,9 @@ class RunPage(Reporter):
         found: PredictionFile | None,
         best_step: int | None,
     ) -> None:
-        """Compare what is predicted for some rows with a bag of words, and record it.
+        """Compare the predictions for some rows with a bag of words, and record the comparison.
 
-        `found` are the predictions; None: those of the best evaluation, in the run folder.
+        `found` are the predictions; by default, those of the best evaluation in the run folder.
         """
 
         def compare() -> None:
@@ -677,7 +677,7 @@ class RunPage(Reporter):
         self._attempt(compare)
 
     def finish(self) -> Path | None:
-        """Write the page of the finished run; return its path, or None if that failed."""
+        """Write the page of the finished run; return its path, or None on failure."""
         page: list[Path] = []
         self._attempt(lambda: page.append(write_page(self.folder)))
         return page[0] if page else None
@@ -688,7 +688,7 @@ class RunPage(Reporter):
             replace_file(self.folder / PREDICTIONS, file.to_bytes())
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Run an action; what goes wrong must not end the run, so it is one note."""
+        """Run an action; report a failure as a note, since it must not end the run."""
         try:
             action()
         except Exception as error:
@@ -705,7 +705,7 @@ def verdict(
     *,
     stopped_early: bool,
 ) -> list[str]:
-    """Say which evaluation was the best, whether the run was stopped early, and what may help."""
+    """Return sentences about the best evaluation, early stopping, and possible improvements."""
     if best_step is None or not history:
         return []
     best = next(record for record in history if record["step"] == best_step)
@@ -720,7 +720,7 @@ def verdict(
 
 
 def one_class(label: str | None) -> list[str]:
-    """Say what may help if the best evaluation gave every row the same label."""
+    """Suggest improvements if the best evaluation predicted the same label for every row."""
     if label is None:
         return []
     return [
@@ -757,7 +757,7 @@ class TrackedRun:
     id: str
 
     def arguments(self, tracker: str, is_new: bool) -> dict[str, Any]:
-        """Return the arguments of accelerate's tracker, which continue a run that is not new."""
+        """Return arguments for accelerate's tracker that continue an existing run."""
         if tracker == "wandb":
             project = os.environ.get("WANDB_PROJECT", PROJECT)
             # Its console log would send everything that the program prints.
@@ -774,7 +774,7 @@ class TrackedRun:
 
 
 class Tracked(Reporter):
-    """Forwards losses and metrics to trackers; one that fails later is noted and left out."""
+    """Forwards losses and metrics to trackers; one that fails later is dropped with a note."""
 
     def __init__(
         self, folder: Path, trackers: Mapping[str, Any], ids: Mapping[str, str], console: Reporter
@@ -783,8 +783,8 @@ class Tracked(Reporter):
         self.console = console
 
     def start(self, total: int, done: int) -> None:
-        """Write the ids of the run, for a resume."""
-        with contextlib.suppress(OSError):  # then a resumed run is tracked as a new one
+        """Write the ids of the run, for resuming."""
+        with contextlib.suppress(OSError):  # otherwise a resumed run is tracked as a new one
             data = json.dumps(self.ids, indent=1, sort_keys=True)
             replace_file(self.folder / TRACKED, f"{data}\n".encode())
 
@@ -811,13 +811,13 @@ class Tracked(Reporter):
     def _attempt(self, name: str, action: Any) -> None:
         try:
             action(self.trackers[name])
-        except Exception as error:  # a network that fails must not end the run
+        except Exception as error:  # network failures must not end the run
             del self.trackers[name]
             self.console.note(f"{name} gets no more values: {type(error).__name__}: {error}")
 
 
 def start_trackers(recipe: Recipe, console: Reporter, *, resume: bool) -> Reporter:
-    """Start the trackers of a recipe; call it before anything is written.
+    """Start the trackers of a recipe; must be called before anything is written.
 
     Raises:
         ConfigError: a tracker cannot start.
@@ -838,11 +838,11 @@ def start_trackers(recipe: Recipe, console: Reporter, *, resume: bool) -> Report
 def _started(name: str, run: TrackedRun, *, is_new: bool) -> Any:
     from accelerate import PartialState, tracking
 
-    # accelerate's trackers log, which needs its state; `Engine` makes its own.
+    # accelerate's trackers write logs, which require its state; `Engine` creates its own state.
     PartialState(cpu=own_device().type == "cpu")
     try:
         tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**run.arguments(name, is_new))
-        getattr(tracker, "start", lambda: None)()  # before 1.11, the constructor starts
+        getattr(tracker, "start", lambda: None)()  # before 1.11, the constructor starts it
     except Exception as error:
         raise ConfigError(
             f"{name} cannot start: {type(error).__name__}: {error}",
@@ -852,7 +852,7 @@ def _started(name: str, run: TrackedRun, *, is_new: bool) -> Any:
 
 
 def _id_of(name: str, tracker: Any) -> str | None:
-    """Return the id that MLflow chose; the others take ours."""
+    """Return the id chosen by MLflow; other trackers use our id."""
     return str(tracker.tracker.info.run_id) if name == "mlflow" else None
 
 
@@ -865,7 +865,7 @@ def _read_ids(path: Path) -> dict[str, str]:
 
 
 def configuration(recipe: Recipe) -> dict[str, Any]:
-    """Return the options of a recipe by dotted name, without paths of this machine."""
+    """Return the options of a recipe by dotted name, without local paths."""
     options = to_dict(recipe)
     for own in (options, *options["tasks"].values()):
         for name in DATA_SOURCES:

@@ -47,19 +47,19 @@ from adapterhub.training.task_mixture import TaskMixture
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
 _NOT_EVALUATED = "no evaluation: the adapter has the tensors of the last step"
-STREAM_BATCH = 32  # rows: what suits data of any larger size
+STREAM_BATCH = 32  # rows: suits data of any larger size
 
 
 @dataclass(frozen=True)
 class RunData:
     """The examples of a run, its task and its labels.
 
-    `task` and `options` are those of the recipe, with the form and the columns of the data where
-    the recipe leaves them open; `notes` are for the user, a line each. Without evaluation,
-    `evaluation` is empty; `test` are rows that choose nothing, or none. Of several tasks, `parts`
-    has the data by name; the examples are those of all, one task after the other, and `labels`
-    those of the first. `spec` is the task of the recipe, or what was chosen in its place;
-    `backbone`, what was chosen if it names none; `chosen` has a line about each of them.
+    `task` and `options` come from the recipe; missing forms and columns are filled in from the
+    data. `notes` are for the user, one line each. Without evaluation, `evaluation` is empty; `test`
+    contains rows that choose nothing, or none. With several tasks, `parts` contains the data by
+    name; the examples are those of all tasks in order, and `labels` belong to the first task.
+    `spec` is the task of the recipe or its replacement. `backbone` is set if the recipe does not
+    name one. `chosen` has a line about each choice.
     """
 
     task: Task
@@ -75,7 +75,7 @@ class RunData:
     test: Sequence[Any] = ()
 
     def completed(self, recipe: Recipe) -> Recipe:
-        """Return the recipe of these data with the task and backbone that it leaves open."""
+        """Return the recipe completed by the task and backbone chosen for these data."""
         tasks = {
             name: replace(own, task=self.parts[name].spec) if own.task is None else own
             for name, own in recipe.tasks.items()
@@ -90,13 +90,13 @@ class RunData:
 
     @property
     def batch_size(self) -> int | None:
-        """The default of the batch size, where the number of rows does not tell it."""
+        """The default batch size, if the number of rows does not determine it."""
         return STREAM_BATCH if isinstance(self.train, ExampleStream) else None
 
     def notes_on_scores(self, source: str = "--{} FILE") -> tuple[str, ...]:
-        """Say where the rows that are scored are too few, or of one class.
+        """Return notes on scored rows that are too few or of a single class.
 
-        `source` is what is typed for a file of such rows.
+        `source` is the command-line text for a file of such rows.
         """
         own = {name: f"tasks.{name}.data.{{}}=FILE" for name in self.parts}
         if own:
@@ -113,18 +113,18 @@ class RunData:
         )
 
     def some(self, most: int) -> Sequence[Any]:
-        """Return about so many training examples: of all of them, or the first ones of a stream."""
+        """Return about `most` training examples; for a stream, the first ones."""
         if isinstance(self.train, ExampleStream):
             return self.train.head[:most]
         return self.train[:: max(1, len(self.train) // most)]
 
 
 def read_data(recipe: Recipe) -> RunData:
-    """Read the examples of a recipe; without evaluation data, hold out some.
+    """Read the examples of a recipe; hold out some rows without evaluation data.
 
     Raises:
-        ConfigError: an option needs an evaluation, and there is none; or it does not go with a
-            stream, or is missing for one.
+        ConfigError: an option needs an evaluation, which is off; or it is invalid or missing for a
+            stream.
         DataError: the data is missing or broken, or does not fit the task.
     """
     data = _read(recipe)
@@ -135,7 +135,7 @@ def _read(recipe: Recipe) -> RunData:
     if recipe.tasks:
         data = _read_tasks(recipe)
     elif recipe.data.stream:
-        if recipe.task is None:  # what is beyond the first rows cannot be looked at
+        if recipe.task is None:  # rows after the first ones cannot be inspected
             recipe = replace(recipe, task=DEFAULT)
         text = parse_task(recipe.task).streams and not is_many_files(str(recipe.data.train))
         data = (_streamed_text if text else _streamed_rows)(recipe)
@@ -146,7 +146,7 @@ def _read(recipe: Recipe) -> RunData:
 
 
 def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
-    """Choose a backbone: that of the adapter to start from or to be on top of, or by the task."""
+    """Choose a backbone: that of the adapter to start from or build on, or one for the task."""
     if trained := [name for name in (recipe.from_, *recipe.on) if name]:
         folder = pull(trained[0])
         backbone, place = backbone_of_adapter(folder, Saved.at(folder).manifest)[0], trained[0]
@@ -158,7 +158,7 @@ def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
 
 
 def _table_data(recipe: Recipe) -> RunData:
-    """Read the examples of a recipe into memory; without evaluation data, hold out some."""
+    """Read the examples of a recipe into memory; hold out some without evaluation data."""
     reader = _Reader(recipe.task, recipe.data)
     read = reader.read(recipe.data.train, "train")
     train = sample_rows(reader.task, read, recipe.data.rows, recipe.seed)
@@ -181,7 +181,7 @@ def _table_data(recipe: Recipe) -> RunData:
 
 
 def _streamed_text(recipe: Recipe) -> RunData:
-    """Open the raw text of a recipe as a stream; without evaluation data, hold out some of it."""
+    """Open the raw text of a recipe as a stream; hold out some of it without evaluation data."""
     _check_stream_test(recipe)
     options, notes = recipe.data, []
     train = open_stream(str(options.train), options)
@@ -245,10 +245,10 @@ def _first_rows(source: str, options: DataOptions, task: Task, most: int | None)
 
 
 def _check_stream_test(recipe: Recipe) -> None:
-    """Refuse a share of a stream to test on.
+    """Check that a recipe does not hold out a share of a stream for testing.
 
     Raises:
-        ConfigError: the recipe has one.
+        ConfigError: the recipe does.
     """
     if recipe.data.test_share:
         raise ConfigError(
@@ -259,10 +259,10 @@ def _check_stream_test(recipe: Recipe) -> None:
 
 
 def _check_stream(recipe: Recipe) -> None:
-    """Refuse a recipe that leaves open what the number of rows would tell, or needs all of them.
+    """Check that a recipe for a stream neither depends on the number of rows nor needs all rows.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the recipe does.
     """
     task, train, data = parse_task(recipe.task), recipe.train, recipe.data
     problems = {
@@ -286,7 +286,7 @@ def _check_stream(recipe: Recipe) -> None:
 
 
 def _read_tasks(recipe: Recipe) -> RunData:
-    """Read the data of several tasks, each as for a run of its own."""
+    """Read the data of several tasks, each as for a separate run."""
     if streamed := [name for name, own in recipe.tasks.items() if own.data.stream]:
         raise ConfigError(
             f"data.stream=true for {', '.join(streamed)} in a run with several tasks",
@@ -310,10 +310,10 @@ def _read_tasks(recipe: Recipe) -> RunData:
 
 
 def check_options(recipe: Recipe, data: RunData) -> None:
-    """Refuse training options that the data do not allow.
+    """Check that the data allow the training options.
 
     Raises:
-        ConfigError: an unknown metric, or an option that needs an evaluation, and there is none.
+        ConfigError: a metric is unknown, or an option needs an evaluation, which is off.
     """
     if not data.evaluation:
         _check_no_evaluation(recipe)
@@ -324,7 +324,7 @@ def check_options(recipe: Recipe, data: RunData) -> None:
 def _with_evaluation(
     reader: _Reader, recipe: Recipe, train: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the examples to train on and those to evaluate on, read or held out."""
+    """Return the training and evaluation examples, read or held out."""
     source = _evaluation_source(reader.options)
     if source is not None:
         evaluation = reader.read(source, "eval")
@@ -340,7 +340,7 @@ def _with_evaluation(
 def _with_test(
     reader: _Reader, recipe: Recipe, train: list[Any], total: int
 ) -> tuple[list[Any], list[Any]]:
-    """Return the examples to train on and those that only test: of a file, or a share of `total`.
+    """Return the training and test examples; test rows come from a file or are held out of `total`.
 
     They are held out after the evaluation rows, which are the same with and without them.
 
@@ -368,7 +368,7 @@ def _with_test(
 
 
 def _test_split(options: DataOptions) -> str:
-    """Return the split of test data that has splits: "test", if there is one."""
+    """Return the split of test data that has splits: "test" if it exists."""
     source = str(options.test_file)
     has_test = is_on_hub(source, options) and has_split(source, options, "test")
     return "test" if has_test else "eval"
@@ -385,14 +385,14 @@ def divide(
     flag: str = "--eval",
     total: int = 0,
 ) -> tuple[list[Any], list[Any], str]:
-    """Hold out whole groups: what is left, what is held out, and the sentence about it.
+    """Hold out whole groups; return the remaining rows, the held-out rows and a note.
 
-    The groups are those of the data (`data.group`) or of the task, such as queries. Where a task
-    has too few of them, rows of equal content are groups, and the sentence says so.
+    Groups are defined by the data (`data.group`) or the task, such as queries. If a task has too
+    few groups, rows of equal content form groups, and the note reports it.
 
     Raises:
-        TooFewGroups: there are too few rows; or too few groups, which the data name or whose rows
-            are ranked.
+        TooFewGroups: there are too few rows, or too few groups that are named by the data or
+            ranked.
     """
     strata = strata_of(examples) if task.labels(examples) else [None] * len(examples)
     take = partial(hold_out, examples, seed, strata, share, rows=rows, flag=flag)
@@ -418,7 +418,7 @@ def divide(
 
 
 def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the labels in the order of the logits: that of their names, if they have some."""
+    """Return the labels in the order of the logits; named labels keep the order of their names."""
     if names and not task.has_labels:
         raise ConfigError(
             f"{task.name} has no labels to name", hint="leave out --labels (data.labels)"
@@ -447,7 +447,7 @@ class _Reader:
     def read(self, source: str | None, split: str) -> list[Any]:
         if BUILTIN in (source, self.options.train):
             self.spec = self.spec or DEFAULT
-            # They have no columns; these are the usual names, for data to predict on.
+            # The built-in rows have no columns; these are the usual names, for data to predict on.
             self.options = replace(
                 self.options, text=self.options.text_column, label=self.options.label_column
             )
@@ -472,7 +472,7 @@ class _Reader:
 
 
 def _evaluation_source(options: DataOptions) -> str | None:
-    """Return the source of evaluation data: what is given, or a dataset on the Hub with a split."""
+    """Return the evaluation source: the `eval` option, or the split of a dataset on the Hub."""
     if options.eval not in (None, NO_EVALUATION):
         return options.eval
     train = str(options.train)
@@ -495,7 +495,7 @@ def _fewer(task: Task, evaluation: list[Any], recipe: Recipe, notes: list[str]) 
 
 
 def sample_rows(task: Task, examples: list[Any], most: int | None, seed: int) -> list[Any]:
-    """Draw so many examples; where the rows of a group are ranked, whole groups, at least one.
+    """Sample examples; if rows are ranked within groups, sample whole groups, at least one.
 
     Raises:
         DataError: `most` is less than 1.
@@ -511,10 +511,10 @@ def sample_rows(task: Task, examples: list[Any], most: int | None, seed: int) ->
 
 
 def _check_no_evaluation(recipe: Recipe) -> None:
-    """Refuse options that need evaluations.
+    """Check that no option needs evaluations.
 
     Raises:
-        ConfigError: the recipe has some.
+        ConfigError: some options do.
     """
     train = recipe.train
     needed = {"train.patience": train.patience, "train.best_metric": train.best_metric,
@@ -528,9 +528,9 @@ def _check_no_evaluation(recipe: Recipe) -> None:
 
 
 def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
-    """Check a recipe and its files, and return its data; write nothing and import no torch.
+    """Check a recipe and its files, and return its data; write nothing and do not import torch.
 
-    In a `dry` run nothing will be written, so that the output folder does not matter.
+    With `dry`, nothing will be written, so the output folder is not checked.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
@@ -542,7 +542,7 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
 
 
 def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> Recipe:
-    """Check what needs no data of a recipe, and return it as `placed`.
+    """Check the parts of a recipe that do not need data, and return it as `placed`.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
@@ -562,10 +562,10 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> Recipe:
 
 
 def placed(recipe: Recipe) -> Recipe:
-    """Return a recipe that says whether parameters are sharded: `train.shard` is true or null.
+    """Return a recipe with `train.shard` resolved to true or null.
 
     Raises:
-        ConfigError: they cannot be, or the launcher is configured for something else.
+        ConfigError: parameters cannot be sharded, or the launcher is configured differently.
     """
     launched, said = launcher_shards(), recipe.train.shard
     shard = launched if said is None else said
@@ -608,7 +608,7 @@ def _check_tensor_parallel(recipe: Recipe, *, sharded: bool) -> None:
 
 
 def _unsharded(recipe: Recipe, codes: Sequence[str]) -> Iterator[str]:
-    """Yield the options that do not know sharded parameters, and what to use in their place.
+    """Yield the options that do not support sharded parameters, and their alternatives.
 
     `codes` are the quantizations that can be sharded.
     """
@@ -622,15 +622,15 @@ def _unsharded(recipe: Recipe, codes: Sequence[str]) -> Iterator[str]:
         yield f"quantize={recipe.quantize}: its scales; {instead}"
 
 
-_PIP = {"comet_ml": "comet-ml"}  # where the package is not called like its module
+_PIP = {"comet_ml": "comet-ml"}  # packages whose name differs from their module
 _OWN = "tensorboard"  # written by loop/report.py
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse trackers that are unknown or not installed.
+    """Check that trackers are known and installed.
 
     Raises:
-        ConfigError: one of them is.
+        ConfigError: a tracker is unknown or not installed.
     """
     if not (chosen := tuple(names)):
         return

@@ -1,8 +1,8 @@
-"""The runs of a recipe of stages, one after the other, each resumable.
+"""The runs of a recipe with stages, one after the other, each resumable.
 
 <output>/recipe.yaml     all stages, as they were started
-<output>/stages.json     the stages that are finished: recipe, sizes of the data, adapter
-<output>/NAME/           the run of a stage, as of a recipe without stages
+<output>/stages.json     the finished stages: recipe, sizes of the data, adapter
+<output>/NAME/           the run of a stage, as for a recipe without stages
 <output>/adapter/        the adapter of the last stage
 """
 
@@ -39,15 +39,15 @@ def run_stages(
     *,
     resume: bool = False,
 ) -> dict[str, RunOutcome]:
-    """Train the stages that are not finished, and return their outcomes by name.
+    """Train the unfinished stages, and return their outcomes by name.
 
-    The data of all of them are read before the first one trains.
+    The data of all unfinished stages are read before the first one trains.
 
     Raises:
-        ConfigError: a finished stage has another recipe or other data than now.
+        ConfigError: the recipe or the data of a finished stage have changed.
         FileError: the adapter of a finished stage was changed.
         OutputError: the output folder exists, and the run is not resumed.
-        AdapterhubError: of any type, as of a run.
+        AdapterhubError: of any type, as in a run.
     """
     output = Path(staged.output)
     rest = check_stages(staged, resume)
@@ -71,7 +71,7 @@ def run_stages(
 
 
 def check_stages(staged: StagedRecipe, resume: bool, *, dry: bool = False) -> list[str]:
-    """Check all stages without torch, and return the names of those that are not finished."""
+    """Check all stages without torch, and return the names of the unfinished ones."""
     output = Path(staged.output)
     if not resume and not dry and is_folder(output) and any(output.iterdir()):
         raise OutputError(
@@ -119,7 +119,7 @@ def _record(staged: StagedRecipe, name: str) -> dict[str, Any]:
 
 
 def _check_finished(staged: StagedRecipe, name: str, record: Mapping[str, Any]) -> None:
-    """Refuse a finished stage whose recipe, data or adapter have changed.
+    """Check that the recipe, data and adapter of a finished stage have not changed.
 
     Raises:
         ConfigError: the recipe or the data have changed.
@@ -163,7 +163,7 @@ def _finish(staged: StagedRecipe, name: str) -> None:
 
 
 def _publish(staged: StagedRecipe) -> None:
-    """Put a copy of the last stage's adapter where the adapter of a run is."""
+    """Copy the last stage's adapter to the adapter folder of a run."""
     last = list(staged.stages.values())[-1]
     source, target = Path(last.output, _ADAPTER), Path(staged.output, _ADAPTER)
     if target.is_dir() and _digest(target) == _digest(source):

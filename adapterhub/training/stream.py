@@ -1,16 +1,17 @@
-"""The rows of a run that are streamed: read in blocks, encoded on the fly, drawn exactly again.
+"""Rows of a streamed run: read in blocks, encoded on the fly, and reproduced exactly on resume.
 
-What a run must know of all rows beforehand is little. The columns are chosen in the first rows, and
-hold for all. Labels are those of the option `labels`, or else a pass over all rows collects them.
-Files on this machine are read through before the first step, and small ones encoded, so that a row
-that is invalid does not end the run in the middle.
+Little must be known about all rows in advance. The columns are chosen from the first rows, and
+apply to all. Labels come from the option `labels`, or from a pass over all rows. Local files are
+read through before the first step, and small ones are encoded, so that an invalid row does not end
+the run halfway.
 
-A block of rows is read as a task reads a table, encoded, and cut into batches as the rows of an
-epoch are (`batch_order`), so that packing, grouping by length, windows and random masks are the
-same as without a stream. Blocks are encoded in this process, or ahead of it in worker processes.
+A block of rows is read as a task reads a table, encoded, and cut into batches like the rows of an
+epoch (`batch_order`). Packing, grouping by length, windows and random masks are therefore the same
+as without a stream. Blocks are encoded in this process, or ahead of time in worker processes.
 
-A place in the stream is where the current block begins, the number of blocks before it and of the
-batches taken of it: all of that is in the checkpoint, and nothing else is needed to go on.
+A place in the stream consists of the start of the current block, the number of blocks before it,
+and the number of batches taken from it. All of them are in the checkpoint, and nothing else is
+needed to continue.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ if TYPE_CHECKING:
     from adapterhub.loop.engine import Batch
 
 
-BUFFER = 10_000  # rows of a block
-_HEAD = 256  # rows in which the columns are chosen
+BUFFER = 10_000  # rows per block
+_HEAD = 256  # rows used to choose the columns
 _READ_THROUGH, _ENCODED = 256 << 20, 8 << 20  # bytes of files that are checked before step 1
 
 
 @dataclass(frozen=True)
 class ExampleStream(Sequence[Any], Streamed):
-    """The examples of a source. An epoch is what a run draws of them, over one or more passes.
+    """The examples of a source. An epoch is the number of examples drawn, over one or more passes.
 
-    Iterating reads all of them once; an index or slice is of the first ones.
+    Iterating reads all of them once; an index or slice refers to the first ones.
 
     Attributes:
         source: the rows.
         task: the task that reads them.
         options: the format and the columns.
-        epoch: how many examples the run draws.
+        epoch: the number of examples that the run draws.
     """
 
     source: RowSource
@@ -90,12 +91,12 @@ class ExampleStream(Sequence[Any], Streamed):
             yield from self.read(block.table)
 
     def blocks(self, reader: BlockReader, cursor: Cursor) -> Iterator[tuple[Cursor, list[Any]]]:
-        """Yield the examples of each block, and where it begins, without end."""
+        """Yield the examples of each block, and its start, without end."""
         for block in read_blocks(self.source, reader, cursor):
             yield block.cursor, self.read(block.table)
 
     def read(self, table: Table) -> list[Any]:
-        """Read the rows of a block; with `skip_empty`, there may be none.
+        """Read the rows of a block; with `skip_empty`, the result may be empty.
 
         Raises:
             DataError: rows are invalid.
@@ -108,11 +109,11 @@ class ExampleStream(Sequence[Any], Streamed):
             return []
 
     def within(self, most: int) -> bool:
-        """Return whether the rows are on this machine, in files of so many bytes at most."""
+        """Return whether the rows are local, in files up to this size in bytes."""
         return self.source.size is not None and self.source.size <= most
 
     def read_through(self) -> None:
-        """Read all rows once, where that is cheap, to find those that are invalid.
+        """Read all rows once, if that is cheap, to find invalid ones.
 
         Raises:
             DataError: rows are invalid.
@@ -147,7 +148,7 @@ def open_examples(
     """Open examples to stream, and choose their columns; return them with notes for the user.
 
     Raises:
-        DataError: there are no rows, they cannot be read, or the columns are in doubt.
+        DataError: there are no rows, they cannot be read, or the columns are ambiguous.
     """
     source = open_source(location, options, split)
     first: Block | None = next(read_pass(source, _HEAD), None)
@@ -155,8 +156,8 @@ def open_examples(
         raise DataError(f"{location} has no rows")
     keep_table(first.table, location, options, "train")
     task, choice = task.fitted(location, options, "train")
-    guessed = choice.notes[1:]  # the first one counts the rows, which are only the first ones here
-    with contextlib.suppress(DataError):  # which the run itself raises
+    guessed = choice.notes[1:]  # the first one counts the rows, here only the first rows
+    with contextlib.suppress(DataError):  # raised by the run itself
         task.read(location, choice.options, "train")
         guessed += first.table.unused_note(guessed, "of the first rows")
     shards = f"{len(source.shards):,} shard{'s' * (len(source.shards) > 1)}"
@@ -165,16 +166,16 @@ def open_examples(
 
 
 EncodedBlock = tuple[list[Row], Sequence[int]]
-"""The rows of a block, and the example of each."""
+"""The rows of a block, and the example of each row."""
 
 
 class LazyRows(Sequence[Row]):
-    """The rows of streamed examples. Iterating encodes all; an index is of the first ones."""
+    """The rows of streamed examples. Iterating encodes all; an index refers to the first ones."""
 
     def __init__(self, stream: ExampleStream, task: Task, setting: Setting) -> None:
         self.stream, self.task, self.setting = stream, task, setting
         self.head = task.encode(stream.head, setting, labelled=True)
-        if stream.within(_ENCODED):  # what a tokenizer or a chat template refuses is found, too
+        if stream.within(_ENCODED):  # also finds rows refused by a tokenizer or a chat template
             for _ in self:
                 pass
 
@@ -207,7 +208,7 @@ class StreamedRows(Encoded):
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of the first rows: the others are not known."""
+        """The lengths of the first rows; the others are unknown."""
         return self.head.lengths
 
 
@@ -225,14 +226,14 @@ def _encoded(task: Task, examples: list[Any], setting: Setting) -> EncodedBlock:
 
 @dataclass(frozen=True)
 class _Work:
-    """A block to encode: where it begins, and its examples."""
+    """A block to encode: its start, and its examples."""
 
     place: _Place
     examples: list[Any]
 
 
 class _BlockEncoder:
-    """Encodes a block, here or in a worker process: a data set of torch, indexed by the work."""
+    """Encodes a block, here or in a worker process: a torch dataset, indexed by the work."""
 
     def __init__(self, task: Task, setting: Setting) -> None:
         self.task, self.setting = task, setting
@@ -243,7 +244,7 @@ class _BlockEncoder:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the next batch is: the block's number and beginning, and the batches taken of it."""
+    """The place of the next batch: the block's number and start, and the batches taken from it."""
 
     number: int
     cursor: Cursor
@@ -251,7 +252,7 @@ class _Place:
 
 
 class StreamBatches:
-    """A `BatchList` without an end of its own: it is as long as the run, and read in order."""
+    """A `BatchList` without an end: it is as long as the run, and read in order."""
 
     def __init__(
         self,
@@ -276,7 +277,7 @@ class StreamBatches:
         return self.total
 
     def __getitem__(self, index: int, /) -> Batch:
-        """Return the next batch of this process, whatever the index is."""
+        """Return the next batch of this process, regardless of the index."""
         if self.batches is None:
             self.batches = self._read(self.place)
         return next(self.batches)
@@ -287,7 +288,7 @@ class StreamBatches:
         return {"block": place.number, "batch": place.batch, "cursor": place.cursor.record()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a place that `state` returned."""
+        """Continue from a place that `state` returned."""
         self.place = _Place(state["block"], cursor_of(state["cursor"]), state["batch"])
         self.batches = None
 
@@ -296,7 +297,7 @@ class StreamBatches:
         self.batches = None
 
     def _read(self, start: _Place) -> Iterator[Batch]:
-        """Yield batches from a place on; `self.place` is then the place behind it."""
+        """Yield batches from a place on; `self.place` is then the place after the batch."""
         import torch
         from torch.utils.data import DataLoader
 
@@ -313,7 +314,7 @@ class StreamBatches:
             batch_size=None,
             num_workers=self.workers,
             collate_fn=_unchanged,
-            # The run's own generator is not read: a resumed run would differ.
+            # The run's generator is not used: a resumed run would differ.
             generator=torch.Generator(),
             multiprocessing_context="spawn" if self.workers else None,
         )

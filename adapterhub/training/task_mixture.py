@@ -1,11 +1,11 @@
 """Several tasks as one task of a run: a batch has rows of one task, whose head then applies.
 
-rows         those of each task, one task after the other
-loss         that of the batch's task, times its weight
-metrics      those of each task, called "rte/accuracy", and the mean of their main metrics
+rows         the rows of each task, one task after the other
+loss         the loss of the batch's task, times its weight
+metrics      the metrics of each task, called "rte/accuracy", and the mean of their main metrics
 
-The order of the batches is a function of the seed and the epoch alone, so that a resumed run draws
-the batches that it would have drawn.
+The order of the batches depends on the seed and the epoch alone, so that a resumed run draws the
+same batches.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ MEAN = "mean"
 
 @dataclass
 class TaskSwitch:
-    """Which task the latest batch is of; `select` lets the head of a task apply."""
+    """The task of the latest batch; `select` applies the head of a task."""
 
     current: str
     select: Callable[[str], None]
 
     def enter(self, name: str) -> None:
-        """Let the head of a task apply."""
+        """Apply the head of a task."""
         self.current = name
         self.select(name)
 
 
 @dataclass(frozen=True)
 class TaskRows(Encoded):
-    """The rows of one of several tasks: to make a batch of them is to enter the task."""
+    """The rows of one of several tasks; building a batch of them enters the task."""
 
     name: str
     switch: TaskSwitch
 
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
-        """Return the model inputs for some rows, and let the task's head apply."""
+        """Return the model inputs for some rows, and apply the task's head."""
         self.switch.enter(self.name)
         return super().batch(indices, epoch)
 
 
 @dataclass(frozen=True)
 class MixedRows(Encoded):
-    """The rows of several tasks, one after the other; `starts` is where each begins."""
+    """The rows of several tasks, one after the other; `starts` is the start of each."""
 
     of_tasks: Mapping[str, TaskRows]
     switch: TaskSwitch
@@ -82,7 +82,7 @@ class MixedRows(Encoded):
         return {name: len(rows.rows) for name, rows in self.of_tasks.items()}
 
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
-        """Return the model inputs for some rows, all of one task, whose head then applies."""
+        """Return the model inputs for some rows, all of one task, and apply its head."""
         number = bisect_right(self.starts, indices[0]) - 1
         start = self.starts[number]
         return self.parts[number].batch([index - start for index in indices], epoch)
@@ -128,13 +128,13 @@ class TaskMixture(Task):
 
     @property
     def main_metric(self) -> str:
-        """The mean of the main metrics; of losses and the like, "mean/loss"."""
+        """The mean of the main metrics; "mean/loss" for losses and similar metrics."""
         metric = self._first.main_metric
         return f"{MEAN}/{metric}" if metric in LOWER_IS_BETTER else MEAN
 
     @property
     def model_note(self) -> str:
-        """What a user should know of the options of each task that the backbone chooses."""
+        """The note for the user on each task's options that are chosen by the backbone."""
         notes = {name: task.model_note for name, task in self.tasks.items()}
         return "; ".join(f"{name}: {note}" for name, note in notes.items() if note)
 
@@ -147,17 +147,17 @@ class TaskMixture(Task):
         return self._first.fields(options)
 
     def for_model(self, model: PreTrainedModel) -> TaskMixture:
-        """Return the tasks with the options that follow from the backbone."""
+        """Return the tasks with the options that depend on the backbone."""
         return replace(self, tasks={n: task.for_model(model) for n, task in self.tasks.items()})
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Refuse: each task reads data of its own."""
+        """Raise an error: each task reads its own data."""
         raise _apart()
 
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Refuse: each task encodes examples of its own."""
+        """Raise an error: each task encodes its own examples."""
         raise _apart()
 
     def label_counts(self, encoded: Encoded) -> dict[str, int]:
@@ -169,7 +169,7 @@ class TaskMixture(Task):
         }
 
     def loss(self, train: Encoded) -> Loss | None:
-        """Return the loss of a batch: that of its task, times the weight of the task."""
+        """Return the loss of a batch: the loss of its task, times the weight of the task."""
         from adapterhub.loop.engine import model_loss  # imports torch
 
         rows = _of_tasks(train)
@@ -183,7 +183,7 @@ class TaskMixture(Task):
         return loss
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return what counts the items of a batch: those of the loss of its task."""
+        """Return the counter of the items of a batch, that of its task's loss."""
         rows = _of_tasks(train)
         items = {name: each.task.loss_items(each) for name, each in rows.items()}
         switch = next(iter(rows.values())).switch
@@ -191,16 +191,16 @@ class TaskMixture(Task):
 
     @property
     def compares_with_reference(self) -> bool:
-        """Whether the loss of any task compares with a reference."""
+        """Whether the loss of any task uses a reference."""
         return any(task.compares_with_reference for task in self.tasks.values())
 
     @property
     def evaluates_with_reference(self) -> bool:
-        """Whether a task does."""
+        """Whether the evaluation of any task uses a reference."""
         return any(task.evaluates_with_reference for task in self.tasks.values())
 
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
-        """Return the rows with what the loss of each task reads of a reference."""
+        """Return the rows with the reference values for the loss of each task."""
         assert isinstance(data, MixedRows)
         of_tasks = dict[str, TaskRows]()
         for name, rows in data.of_tasks.items():
@@ -210,7 +210,7 @@ class TaskMixture(Task):
         return replace(data, rows=every, of_tasks=of_tasks)
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the tokens behind the learned texts of each task."""
+        """Return the tokens that end the learned texts of each task."""
         every = (stop for task in self.tasks.values() for stop in task.stops(setting))
         return [*dict.fromkeys(every)]
 
@@ -219,14 +219,14 @@ class TaskMixture(Task):
         return [p for part in data.parts for p in part.task.predict(model, part, batch_size)]
 
     def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return the mean, and the metrics of each task with the task's name before them."""
+        """Return the name of the mean, and each task's metrics prefixed by its name."""
         names = {name: task.metric_names(examples) for name, task in self.tasks.items()}
         return (self.main_metric, *(f"{n}/{metric}" for n in names for metric in names[n]))
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Refuse: `evaluate` computes the metrics of each task on its own rows."""
+        """Raise an error: `evaluate` computes the metrics of each task on its own rows."""
         raise _apart()
 
     def evaluate(
@@ -261,7 +261,7 @@ def _apart() -> ConfigError:
 def steps_of_tasks(
     rows: MixedRows, mixing: Mixing, options: RunOptions, total: int, seed: int
 ) -> dict[str, int]:
-    """Return how many of the first `total` steps of a run train on each task."""
+    """Return the number of steps per task among the first `total` steps of a run."""
     steps, shares = _steps(rows, options), list(mixture_shares(mixing, rows.sizes).values())
     drawn: Counter[int] = Counter()
     for epoch, start in enumerate(range(0, total, steps)):
@@ -272,10 +272,10 @@ def steps_of_tasks(
 def mixed_order(
     rows: MixedRows, mixing: Mixing, options: RunOptions, epoch: int, seed: int
 ) -> list[list[int]]:
-    """Return the index lists of the batches of one epoch, all of an optimizer step from one task.
+    """Return the index lists of one epoch's batches; each optimizer step has a single task.
 
-    An epoch has as many steps as all rows fill, whatever the shares of the tasks. The result
-    depends on the arguments alone.
+    An epoch has as many steps as all rows fill, regardless of the tasks' shares. The result depends
+    on the arguments alone.
     """
     per_step, steps = _batches_per_step(options), _steps(rows, options)
     shares = list(mixture_shares(mixing, rows.sizes).values())
@@ -291,7 +291,7 @@ def mixed_order(
 
 
 def _steps(rows: MixedRows, options: RunOptions) -> int:
-    """Return the steps of an epoch: as many as all rows fill."""
+    """Return the steps of an epoch, as many as all rows fill."""
     per_step = _batches_per_step(options)
     return -(-len(rows.rows) // (options.batch_size * per_step))
 
@@ -304,13 +304,13 @@ def _batches_per_step(options: RunOptions) -> int:
 def _stream(
     rows: MixedRows, number: int, skip: int, options: RunOptions, seed: int
 ) -> Iterator[list[int]]:
-    """Yield the batches of one task from the one behind `skip` on, pass after pass."""
+    """Yield the batches of one task after skipping `skip` of them, pass after pass."""
     from adapterhub.loop.engine import batch_order  # imports torch
 
     lengths, start = rows.parts[number].lengths, rows.starts[number]
     size = options.batch_size
     turn, position = divmod(skip, -(-len(lengths) // size))
-    own = seed * 1000 + number  # equally long tasks have orders of their own
+    own = seed * 1000 + number  # tasks of equal length have different orders
     while True:
         order = batch_order(lengths, size, turn, own, options.length_grouped)
         for batch in order[position:]:

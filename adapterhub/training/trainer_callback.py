@@ -1,13 +1,13 @@
-"""A callback for transformers' Trainer that saves adapters beside its checkpoints.
+"""A callback for transformers' Trainer that saves adapters alongside its checkpoints.
 
 <output_dir>/checkpoint-N/adapters/NAME     with each checkpoint
 <output_dir>/adapters/NAME                  after training: with load_best_model_at_end, the best
 
-Methods that take part in the steps of training (AdaLoRA) do so here too: their penalty is part of
-the gradients, and an evaluation before the method is ready is not the best one.
+Methods that take part in training steps (AdaLoRA) do so here too: their penalty is part of the
+gradients, and an evaluation before the method is ready cannot be the best one.
 
-Each folder is what `adapter.save` writes. To resume, and to load the best checkpoint, Trainer calls
-`load_state_dict` of the model, which puts all tensors of the adapters back
+Each folder has the format written by `adapter.save`. To resume, and to load the best checkpoint,
+Trainer calls the model's `load_state_dict`, which restores all tensors of the adapters
 (`adapterhub.adapters.model_methods`).
 """
 
@@ -43,18 +43,18 @@ class TrainerCallback(TransformersCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a model without adapters before it trains; record the Trainer's tokenizer.
+        """Check that the model has adapters before it trains; record the Trainer's tokenizer.
 
         Args:
             args: the arguments of the Trainer.
             state: its state.
             control: not used.
-            kwargs: what else it passes; the model and the tokenizer or processor.
+            kwargs: other arguments; the model and the tokenizer or processor.
 
         Raises:
             OutputError: an adapter cannot be saved.
-            TrainingError: no adapter is attached, or a method takes part in the steps of a model
-                that is sharded.
+            TrainingError: no adapter is attached, or a method takes part in the steps of a sharded
+                model.
         """
         model = _unwrapped(kwargs["model"])
         attached = adapters(model).values()
@@ -76,13 +76,13 @@ class TrainerCallback(TransformersCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Add the gradients of penalties, and forget evaluations before methods were ready.
+        """Add the gradients of penalties, and drop evaluations before methods were ready.
 
         Args:
             args: not used.
             state: the state of the Trainer.
             control: not used.
-            kwargs: what else it passes; the model and the optimizer.
+            kwargs: other arguments; the model and the optimizer.
         """
         scaler = getattr(kwargs["optimizer"], "scaler", None)
         for adapter in _stepping(kwargs["model"]):
@@ -94,13 +94,13 @@ class TrainerCallback(TransformersCallback):
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let methods follow a step of the optimizer, unless it was skipped.
+        """Update methods after a step of the optimizer, unless it was skipped.
 
         Args:
             args: not used.
             state: the state of the Trainer.
             control: not used.
-            kwargs: what else it passes; the model and the optimizer.
+            kwargs: other arguments; the model and the optimizer.
         """
         if not getattr(kwargs["optimizer"], "step_was_skipped", False):
             for adapter in _stepping(kwargs["model"]):
@@ -115,12 +115,12 @@ class TrainerCallback(TransformersCallback):
             args: the arguments of the Trainer.
             state: its state.
             control: not used.
-            kwargs: what else it passes; the model.
+            kwargs: other arguments; the model.
         """
         checkpoint = Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if checkpoint.is_dir():
             _save(kwargs["model"], checkpoint, state)
-        elif state.is_world_process_zero:  # a search of hyperparameters has folders of its own
+        elif state.is_world_process_zero:  # a hyperparameter search has separate folders
             warn_user(f"no adapters are saved with a checkpoint: {checkpoint} is not there")
 
     def on_train_end(
@@ -132,13 +132,13 @@ class TrainerCallback(TransformersCallback):
             args: the arguments of the Trainer.
             state: its state.
             control: not used.
-            kwargs: what else it passes; the model.
+            kwargs: other arguments; the model.
         """
         _save(kwargs["model"], Path(str(args.output_dir)), state)
 
 
 def _stepping(model: Any) -> list[Adapter]:
-    """Return the adapters that train and have methods that take part in the steps."""
+    """Return the adapters being trained whose methods take part in the steps."""
     return [
         each
         for each in adapters(_unwrapped(model)).values()
@@ -147,7 +147,7 @@ def _stepping(model: Any) -> list[Adapter]:
 
 
 def _record(adapter: Adapter, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Record the tokens behind the Trainer's texts, and its chat template, unless a run has."""
+    """Record the stop tokens of the Trainer's texts, and its chat template, unless a run has."""
     if not adapter.metadata.training and (stops := adapter.stops_of(tokenizer)):
         adapter.metadata.training[STOPS] = [*stops]
     template = tokenizer.chat_template
@@ -156,7 +156,7 @@ def _record(adapter: Adapter, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _save(model: Any, folder: Path, state: TrainerState) -> None:
-    """Save each adapter in the first process; of a sharded model, all processes take part."""
+    """Save each adapter in the first process; for a sharded model, all processes take part."""
     model = _unwrapped(model)
     if state.is_world_process_zero or any(map(is_sharded, model.parameters())):
         for name, adapter in adapters(model).items():

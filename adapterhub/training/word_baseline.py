@@ -1,7 +1,7 @@
-"""A bag of words: what a linear model on words reaches on the rows of a run, without a backbone.
+"""Bag-of-words baseline: a linear model on words, fitted to the rows of a run without a backbone.
 
-Words and pairs of words are weighted by TF-IDF (with 1 + log tf). Classes are those of logistic
-regression, numbers of ridge regression. A pair of texts has features of its own for each text.
+Words and word pairs are weighted by TF-IDF (with 1 + log tf). Classes are predicted by logistic
+regression, numbers by ridge regression. For pairs of texts, each text has separate features.
 Reports of runs, `adapterhub bench` and `adapterhub suggest` compare adapters with it.
 """
 
@@ -24,15 +24,15 @@ from adapterhub.pages.row_scores import (
 from adapterhub.pages.run_files import WordsComparison
 from adapterhub.training.run_data import RunData
 
-MOST_FITTED = 20_000  # rows: more cost more than they tell of a baseline
-HEADS = ("classification", "regression")  # of tasks with one class or one number for each text
+MOST_FITTED = 20_000  # rows: more would add cost, but little to a baseline
+HEADS = ("classification", "regression")  # tasks with one class or one number for each text
 _MOST_WORK = 1 << 23  # characters of a run, times its classes: some seconds
 _STEPS = 300
 _WORD = r"\w+|[^\w\s]"
 
 
 def reads_words(kind: str, examples: Iterable[Any]) -> bool:
-    """Return whether a bag of words predicts labels of this kind for these examples: of texts."""
+    """Return whether a bag of words can predict labels of this kind for these texts."""
     return kind in ("classes", "numbers") and all(
         isinstance(example, Example) and example.label is not None for example in examples
     )
@@ -41,9 +41,9 @@ def reads_words(kind: str, examples: Iterable[Any]) -> bool:
 def predict_by_words(
     kind: str, train: Sequence[Example], test: Sequence[Example]
 ) -> dict[str, list[Any]] | None:
-    """Fit a bag of words to training rows; return what it predicts for others, by column.
+    """Fit a bag of words to training rows; return its predictions for others, by column.
 
-    None where there is nothing to fit: no word, or one class.
+    Return None if fitting is impossible: no words, or a single class.
     """
     from scipy.sparse import hstack
     from sklearn.exceptions import ConvergenceWarning
@@ -57,7 +57,7 @@ def predict_by_words(
     for part in ("text", "pair"):
         words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=_WORD)
         texts, others = ([getattr(e, part) or "" for e in each] for each in (train, test))
-        with contextlib.suppress(ValueError):  # no text has a word
+        with contextlib.suppress(ValueError):  # the texts have no words
             features.append((words.fit_transform(texts), words.transform(others)))
     if not features:
         return None
@@ -66,7 +66,7 @@ def predict_by_words(
         numbers = Ridge().fit(fitted, [float(label or 0.0) for label in labels]).predict(predicted)
         return {"prediction": [float(each) for each in numbers]}
     model = LogisticRegression(C=10, max_iter=_STEPS)
-    with warnings.catch_warnings():  # after these steps more change little
+    with warnings.catch_warnings():  # more steps change little
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(fitted, [str(label) for label in labels])
     likely = model.predict_proba(predicted)
@@ -79,12 +79,12 @@ def predict_by_words(
 def compare_with_words(
     data: RunData, rows: Sequence[Any], found: PredictionFile | None
 ) -> WordsComparison | None:
-    """Compare what a run predicts for some rows with a bag of words that is fitted to its data.
+    """Compare a run's predictions for some rows with a bag of words fitted to its data.
 
     The score is the main metric of the task, or the first one that is a function of sums over rows.
 
     Returns:
-        The comparison, or why there is none; None for other tasks than classification and
+        The comparison, or why it was skipped; None for other tasks than classification and
         regression of texts, and without the predictions of these rows.
     """
     if found is None or data.parts or data.streams or found.data != data_hash(rows):
