@@ -32,10 +32,9 @@ from adapterhub.adapters.adapter import (
     PlacedModule,
     parameter_holders,
 )
-from adapterhub.adapters.attachable import required_backbone
 from adapterhub.adapters.compatibility import check_backbone, check_size, check_values
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
-from adapterhub.adapters.state import ModelState, bare, get_state
+from adapterhub.adapters.state import ModelState, bare, get_state, required_backbone
 from adapterhub.anatomy.backbone import Backbone, device_of, is_sharded, storage_problems
 from adapterhub.anatomy.sites import Anatomy, dropped_modules
 from adapterhub.backbones.pooling import check_pooling

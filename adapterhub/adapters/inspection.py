@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from adapterhub.adapters.attach import refuse_untrainable
-from adapterhub.adapters.attachable import required_backbone
+from adapterhub.adapters.state import required_backbone
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.overview import (

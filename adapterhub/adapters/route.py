@@ -23,7 +23,6 @@ from adapterhub.adapters.activation import (
     route_activation_of,
 )
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
 from adapterhub.adapters.state import (
     ModelState,
@@ -31,6 +30,7 @@ from adapterhub.adapters.state import (
     get_state,
     refuse_in_route,
     require_attached,
+    require_model,
 )
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (

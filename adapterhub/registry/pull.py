@@ -204,8 +204,8 @@ def load(
             is listed.
         AttachError: the name is already used on this model, or the model is not from transformers.
     """
-    from adapterhub.adapters.attachable import require_model  # imports torch, as the next
     from adapterhub.adapters.load import load_folder
+    from adapterhub.adapters.state import require_model  # imports torch, as the next
 
     require_model(model)
     parsed = read_reference(reference, registry, signed=signed)

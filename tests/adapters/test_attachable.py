@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.adapters.attachable import (
+from adapterhub.adapters.state import (
     AdaptedModel,
     check_model,
     refuse_shared,

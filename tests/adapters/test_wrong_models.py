@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import adapterhub as ah
-from adapterhub.adapters.attachable import library_inside, remedy
-from adapterhub.adapters.state import backbone_fingerprint
+from adapterhub.adapters.state import backbone_fingerprint, library_inside, remedy
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AttachError
 
