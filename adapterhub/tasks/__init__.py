@@ -1,9 +1,9 @@
 """The tasks, one file each; a new task is one new file that registers it.
 
-Each file defines, in this order: the example (what is read from data), the prediction, the task's
-options, and its four steps: examples from data, rows from examples (what the model is fed),
-predictions from the model's outputs, metrics from predictions. The docstring of the class becomes
-the page of the task: it shows rows of data and a prediction. Training loops belong in training/.
+Each file defines, in this order: the example (an entry of the data), the prediction, the task's
+options, and its four steps: examples from data, rows (model inputs) from examples, predictions from
+the model's outputs, metrics from predictions. The docstring of the class becomes the page of the
+task: it shows rows of data and a prediction. Training loops belong in training/.
 """
 
 import importlib

@@ -1,1 +1,1 @@
-"""What tasks share: their base class, encoded rows, batches, losses, metrics and templates."""
+"""Code shared by the tasks: base class, encoded rows, batches, losses, metrics and templates."""

@@ -44,13 +44,13 @@ class Prediction(ABC):
     """The output for one example.
 
     Attributes:
-        truncated: how many tokens of the input were cut.
+        truncated: the number of input tokens that were cut.
     """
 
     truncated: int = 0
 
     def cut(self, tokens: int) -> None:
-        """Record how many tokens of the input were cut."""
+        """Record the number of input tokens that were cut."""
         object.__setattr__(self, "truncated", tokens)
 
     @abstractmethod
@@ -62,17 +62,18 @@ class Prediction(ABC):
         """Return the prediction as one line."""
 
     def cells(self, every: bool = False) -> tuple[str, ...]:
-        """Return the columns that `predict` prints; `every`: the probabilities of all labels."""
+        """Return the columns that `predict` prints; `every`: with the probabilities of all
+        labels."""
         return (str(self),)
 
     def columns(self, every: bool = False) -> dict[str, Any]:
-        """Return what `predict --output` writes, by name; `every`: as in `cells`."""
+        """Return the values that `predict --output` writes, by name; `every`: as in `cells`."""
         return self.as_dict()
 
 
 @dataclass(frozen=True)
 class NoPrediction(Prediction):
-    """What an empty input has in place of a prediction; its other attributes are None."""
+    """The placeholder prediction of an empty input; its other attributes are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -80,7 +81,7 @@ class NoPrediction(Prediction):
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return that the input is empty."""
+        """Return a note that the input is empty."""
         return {"empty": True}
 
     def __str__(self) -> str:
@@ -109,8 +110,8 @@ class Generated(Prediction):
 class Encoded:
     """Encoded examples: rows of token ids, truncated, and padded when batched.
 
-    One example may have several rows, or one row several (packed) examples. `owners[i]` is the
-    index of the example of row i; it is empty if rows are packed.
+    An example may have several rows; a packed row holds several examples. `owners[i]` is the index
+    of the example of row i; `owners` is empty if rows are packed.
     """
 
     task: Task
@@ -128,7 +129,7 @@ class Encoded:
 
     @property
     def parts(self) -> tuple[Encoded, ...]:
-        """The rows of one task each: of a run with one task, these."""
+        """The rows, split by task; a run with one task returns only itself."""
         return (self,)
 
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
@@ -146,13 +147,13 @@ class Encoded:
 class Task(ABC):
     """The base class of tasks; a subclass is a frozen dataclass of options.
 
-    Its methods follow the data: examples, rows, predictions, metrics.
+    Its methods are in the order of the data flow: examples, rows, predictions, metrics.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     pooling: str | None = None
-    """What the head reads of each text: an option of tasks whose head reads one vector."""
+    """The vector of a text that the head reads: an option of tasks whose head reads one."""
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     """The metrics for which smaller values are better."""
     has_labels: ClassVar[bool] = False
@@ -160,31 +161,31 @@ class Task(ABC):
     has_scores: ClassVar[bool] = False
     """Whether a prediction has the probability of each label."""
     decodes: ClassVar[bool] = False
-    """Whether rows name files, of pictures or sound, which are decoded for each batch."""
+    """Whether rows name image or audio files, which are decoded for each batch."""
     input_name: ClassVar[str] = "text"
-    """What an example is: its name in what `predict --json` prints."""
+    """The name of an example in the output of `predict --json`."""
     pair_name: ClassVar[str] = ""
-    """What the second text of an example is, if that has a name of its own: "question"."""
+    """The name of the second text of an example, such as "question"; "" for a plain pair."""
     keeps_length: ClassVar[bool] = False
-    """Whether predictions read windows of the length of the training, and lose nothing by it."""
+    """Whether predictions read windows of the training length, without losing any text."""
     most_tokens: ClassVar[int] = 512
     """The longest input that is chosen by default, in tokens."""
     cuts_as_trained: ClassVar[bool] = False
     """Whether inputs are cut at the length that a sentence encoder was trained with."""
     cut_note: ClassVar[str] = ""
-    """What else truncation means for the task, as the end of a sentence."""
+    """The end of a sentence that says how truncation affects the task."""
     outcomes: ClassVar[str] = ""
     """What `outcome` returns: classes, sets, choices, numbers, spans, texts, losses or ""."""
     measures: ClassVar[tuple[str, ...]] = ()
-    """The metrics of tasks that have the same ones for all examples."""
+    """The metrics of a task whose metrics do not depend on the examples."""
     printed_fields: ClassVar[tuple[str, ...]] = ()
-    """What `predict --json` prints besides the input, by name."""
+    """The fields that `predict --json` prints in addition to the input."""
     columns: ClassVar[Wants] = WANTS["texts"]
     """The columns that `read` reads, and their kinds."""
     groups: ClassVar[str] = "different inputs"
-    """What is held out whole for evaluation, in the plural: queries, contexts, prompts."""
+    """The plural name of the groups that are held out whole: queries, contexts, prompts."""
     ranks_groups: ClassVar[bool] = False
-    """Whether a metric ranks the rows of a group, which a part of them would make easier."""
+    """Whether a metric ranks the rows of a group; a partial group would be easier."""
 
     @property
     def head(self) -> str:
@@ -193,12 +194,12 @@ class Task(ABC):
 
     @classmethod
     def typed_input(cls) -> str:
-        """Return what is typed after `adapterhub predict ADAPTER`."""
+        """Return the arguments to type after `adapterhub predict ADAPTER`."""
         return cls.input_name.upper() if cls.decodes else '"a text"'
 
     @property
     def packs(self) -> bool:
-        """Whether rows may be packed: only their first example then follows virtual tokens."""
+        """Whether rows may be packed; only their first example then follows virtual tokens."""
         return False
 
     @property
@@ -212,12 +213,12 @@ class Task(ABC):
         return type(self).vary is not Task.vary
 
     def recorded(self) -> Task:
-        """Return the task of a run's record: options that a version did not have keep its way."""
+        """Return the task of a run's record; newer options keep the old behavior."""
         return self
 
     @property
     def model_note(self) -> str:
-        """What a user should know of the options that `for_model` has chosen; "" for nothing."""
+        """A note for the user on the options that `for_model` chose; "" if there is none."""
         return ""
 
     @property
@@ -234,7 +235,7 @@ class Task(ABC):
         """Read the examples of a file or Hub dataset.
 
         `source` is a file or the id of a Hub dataset, `split` "train", "eval", PREDICT or the name
-        of a Hub split; without `labelled` there are no labels to read.
+        of a Hub split; without `labelled`, no labels are read.
 
         Raises:
             DataError: rows are invalid; the error lists them.
@@ -243,12 +244,12 @@ class Task(ABC):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Return the task for the form of some data, and the options with its columns.
+        """Return the task that fits the form of the data, and the data options with its columns.
 
-        Columns that the options leave open are chosen.
+        Columns that are not set in the options are inferred.
 
         Raises:
-            DataError: the data cannot be read, or its columns are in doubt.
+            DataError: the data cannot be read, or its columns are ambiguous.
         """
         return self, choose_columns(source, options, split, self.columns, labelled=labelled)
 
@@ -267,7 +268,7 @@ class Task(ABC):
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build an unlabelled example from the texts of a command line.
 
-        `options` are those of the training data.
+        `options` are the options of the training data.
 
         Raises:
             DataError: there are too few texts.
@@ -275,7 +276,7 @@ class Task(ABC):
         return Example(fields[0])
 
     def chat_example(self, messages: tuple[Message, ...]) -> Any:
-        """Build an unlabelled example from a chat; None: the task takes no chats."""
+        """Build an unlabelled example from a chat; None if the task does not support chats."""
         return None
 
     def fields(self, options: DataOptions) -> int:
@@ -287,11 +288,11 @@ class Task(ABC):
         return [example.text]
 
     def read_texts(self, example: Any) -> list[str]:
-        """Return the texts that a prediction needs; without one of them there is none."""
+        """Return the texts that a prediction requires: if one is empty, there is no prediction."""
         return [] if self.decodes else self.shown(example)
 
     def printed(self, example: Any, prediction: Prediction) -> dict[str, Any]:
-        """Return the object that `predict --json` prints: the text, and what is predicted of it."""
+        """Return the object that `predict --json` prints: the text and its prediction."""
         return {self.input_name: self.shown(example)[0], **prediction.as_dict()}
 
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
@@ -299,11 +300,11 @@ class Task(ABC):
         return ()
 
     def group_of(self, example: Any) -> Hashable:
-        """Return what an example shares with those that are held out together with it."""
+        """Return the key of an example's group; a group is held out as a whole."""
         return content_of(example)
 
     def groups_of(self, examples: Sequence[Any]) -> list[Hashable]:
-        """Return the group of each example: the one that the data name, or that of the task."""
+        """Return the group of each example, as named by the data or defined by the task."""
         return [
             (e.group,)
             if getattr(e, "group", None) is not None
@@ -312,19 +313,19 @@ class Task(ABC):
         ]
 
     def check(self, labels: Sequence[str], examples: Sequence[Any]) -> None:  # noqa: B027
-        """Check the labels of training, and evaluation examples against them.
+        """Check the training labels, and the evaluation labels against them.
 
         Raises:
-            DataError: there are too few labels, or examples have others.
+            DataError: there are too few labels, or evaluation examples have unknown labels.
         """
 
     def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
         """Return the task with few-shot examples in front of each prompt.
 
-        `shots` are drawn per label, or in all where answers are generated.
+        `shots` examples are drawn per label, or in total if answers are generated.
 
         Raises:
-            ConfigError: the task has no prompt.
+            ConfigError: the task does not use a prompt.
             DataError: there are too few examples.
         """
         raise ConfigError(
@@ -333,7 +334,7 @@ class Task(ABC):
         )
 
     def drawn(self, train: Sequence[Any], seed: int) -> Task:
-        """Return the task with what it draws from the training rows: nothing by default."""
+        """Return the task with the examples it draws from the training rows: none by default."""
         return self
 
     @property
@@ -344,7 +345,7 @@ class Task(ABC):
     # Rows
 
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Encode examples as rows; with `labelled`, rows also hold what the model's loss needs."""
+        """Encode examples as rows; with `labelled`, rows also hold the inputs of the loss."""
         groups = [self.rows_of(each, setting, labelled=labelled) for each in examples]
         owners = tuple(index for index, rows in enumerate(groups) for _ in rows)
         return Encoded(self, setting, tuple(examples), [r for rows in groups for r in rows], owners)
@@ -374,20 +375,20 @@ class Task(ABC):
         return {"input_ids": ids}
 
     def unlimited(self) -> Task:
-        """Return the task without limits of its own, and with one or more rows per example."""
+        """Return the task without its own limits, with one or more rows per example."""
         return self
 
     def fits(self, row: Row, setting: Setting) -> bool:
-        """Return whether `encode` builds this row, of an example without truncation, unchanged."""
+        """Return whether `encode` also returns this row, which was encoded without truncation."""
         limit = limit_of(setting)
         return all(len(v) <= limit for v in row.values() if isinstance(v, list))
 
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
-        """List what is truncated, if anything: (part of the examples, option, limit in tokens)."""
+        """List the limits that truncate: (part of the examples, option, limit in tokens)."""
         return [("texts", "train.max_length", limit_of(setting))]
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Return what a user should know of encoded examples besides `limits`, a line each."""
+        """Return further notes for the user on encoded examples, one per line."""
         return ()
 
     def size(self, row: Row) -> int:
@@ -399,7 +400,7 @@ class Task(ABC):
         return [len(row["input_ids"])]
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random."""
+        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds random choices."""
         return row
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
@@ -407,13 +408,13 @@ class Task(ABC):
         return pad(rows, setting.tokenizer, self.padding_side(setting))
 
     def padding_side(self, setting: Setting) -> str:
-        """Return the side on which rows are padded: that of the tokenizer."""
+        """Return the padding side of rows: the tokenizer's."""
         return str(setting.tokenizer.padding_side)
 
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
-        """Return the rows with what their loss reads of a reference, the model without the adapter.
+        """Return the rows with the reference values that the loss reads.
 
-        The adapter is off, and `data` has labels.
+        The reference is the model with the adapter off. `data` has labels.
         """
         return data
 
@@ -424,11 +425,11 @@ class Task(ABC):
 
     @property
     def evaluates_with_reference(self) -> bool:
-        """Whether it changes those of an evaluation, too."""
+        """Whether `with_reference` also changes the rows of an evaluation."""
         return self.compares_with_reference
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return what the model gets of a row, and what it learns, as texts by name."""
+        """Return the model's inputs and targets for a row, as texts by name."""
         facts = self.show_inputs(row, setting)
         labels = row.get("labels")
         if isinstance(labels, list):
@@ -438,7 +439,7 @@ class Task(ABC):
         return facts | ({} if labels is None else {"label": str(labels)})
 
     def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return what the model gets of a row: its tokens."""
+        """Return the model's input for a row: its tokens."""
         return {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
 
     def label_counts(self, encoded: Encoded) -> dict[str, int]:
@@ -451,7 +452,7 @@ class Task(ABC):
         return {name: counts[index] for index, name in enumerate(names)}
 
     def loss(self, train: Encoded) -> Loss | None:
-        """Return the loss of a batch, of the model's output and the batch; None: the model's own.
+        """Return a function from output and batch to loss; None uses the model's own loss.
 
         `train` are the training rows.
         """
@@ -459,18 +460,18 @@ class Task(ABC):
 
     @property
     def predicts_next(self) -> bool:
-        """Whether each label is predicted at the token before it."""
+        """Whether each label is predicted from the position before it."""
         return self.head in ("causal-lm", "image-text-to-text")
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return what counts the items over which the loss of a batch is a mean.
+        """Return a function that counts the items over which the loss of a batch is averaged.
 
         `train` are the training rows.
         """
         return partial(batch_labels, shifted=self.predicts_next)
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the tokens behind a learned text, at which generation stops; [] by default."""
+        """Return the tokens that end a learned text and stop generation; [] by default."""
         return []
 
     # Predictions
@@ -516,11 +517,11 @@ class Task(ABC):
 
     @property
     def evaluates_predictions(self) -> bool:
-        """Whether `evaluate` compares predictions with labels, besides the loss of tokens."""
+        """Whether `evaluate` compares predictions with labels, in addition to token losses."""
         return True
 
     def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return what `metrics` compares with the labels of each example: its prediction."""
+        """Return the outputs that `metrics` compares with the labels: the predictions."""
         return self.predict(model, data, batch_size)
 
     def token_metrics(
@@ -530,7 +531,7 @@ class Task(ABC):
         batch_size: int,
         record: list[Prediction] | None = None,
     ) -> dict[str, float]:
-        """Return the metrics that follow from the loss of labelled tokens: none by default.
+        """Return the metrics computed from the loss of labelled tokens: none by default.
 
         `record` gets the loss of each example.
         """
@@ -562,7 +563,7 @@ def task_class(name: str) -> type[Task]:
     """Return the task registered under a name or an alias.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such task is registered.
     """
     registered, _ = resolve_alias(name)
     if registered not in TASKS:
@@ -580,7 +581,7 @@ def parse_task(spec: object) -> Task:
     """Build a task from its spec: a name or alias, one with options, or {name: options}.
 
     Raises:
-        ConfigError: the task or an option is unknown, or the spec is not of one task.
+        ConfigError: the task or an option is unknown, or the spec does not name exactly one task.
     """
     if isinstance(spec, Task):
         return spec
@@ -601,7 +602,8 @@ def _is_named_options(pair: object) -> bool:
 
 
 def dump_task(task: Task) -> str | dict[str, Any]:
-    """Return the normal form of a task: {name: all options}, or its name if none has an effect."""
+    """Return the normal form of a task: {name: all options}, or its name if no option has an
+    effect."""
     options = to_dict(task)
     neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
     return task.name if neutral else {task.name: options}

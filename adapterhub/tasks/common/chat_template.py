@@ -1,11 +1,11 @@
-"""Chats as text: what a chat template writes, and the places of the answers in it.
+"""Chats as text: rendering by chat templates, and the spans of the answers.
 
-transformers renders the templates, in Jinja's sandbox. A template formats whole chats: it may leave
-out parts of an answer (the reasoning of earlier turns), or write a message in another way in the
-middle of a chat than at its end. So an answer is what differs in the text of the whole chat when
-another answer is put in its place, with what ends its turn: no space and line end behind that.
+transformers renders the templates, in Jinja's sandbox. A template formats whole chats. It may omit
+parts of an answer (the reasoning of earlier turns), or format a message differently in the middle
+of a chat. So the span of an answer is the text that changes when the answer is replaced, plus the
+text that ends its turn, without trailing whitespace.
 
-A template that marks what an assistant wrote, by `{% generation %}`, is obeyed: that is learned.
+If a template marks the assistant's text by `{% generation %}`, the marked text is learned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Turn = Mapping[str, Any]
-"""A message as templates get it: its role, its content and its other keys."""
+"""A message in the form passed to templates: its role, its content and its other keys."""
 Span = tuple[int, int]
 _MARK = "\ue0a1answer\ue0a2"  # of characters that no text has
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -41,10 +41,10 @@ def chat_text(
     """Format a chat by a template, by transformers' `apply_chat_template`.
 
     Each message has a role and a content: a text, or a list of parts; the first may have the
-    template's other arguments. `generation_prompt` ends the text with the beginning of a response.
+    template's other arguments. `generation_prompt` appends the beginning of a response.
 
     Raises:
-        ConfigError: the template is broken, or refuses the chat.
+        ConfigError: the template is broken or rejects the chat.
     """
     messages, given = _for_template(tokenizer, turns)
     try:
@@ -68,9 +68,9 @@ def chat_text(
 def _for_template(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return messages, and a template's other arguments.
+    """Separate messages from the template's other arguments.
 
-    Those of `apply_chat_template` itself are left out: data does not set them.
+    Arguments of `apply_chat_template` itself are dropped: data may not set them.
     """
     messages = [dict(turn) for turn in turns]
     given = messages[0].pop(ARGUMENTS, None) if messages else None
@@ -81,9 +81,9 @@ def _for_template(
 
 
 def marked_spans(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> list[Span] | None:
-    """Return (begin, end) of what a template marks by `{% generation %}`; None: it marks nothing.
+    """Return the (begin, end) spans that a template marks by `{% generation %}`, or None.
 
-    The text of the chat is that of `chat_text`, which has rendered it before.
+    The text of the chat is the result of an earlier call of `chat_text`.
     """
     messages, given = _for_template(tokenizer, turns)
     template = tokenizer.get_chat_template(None, given.get("tools"))
@@ -109,14 +109,14 @@ def marked_spans(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> l
 def fitted_chat(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], *, generation_prompt: bool
 ) -> tuple[list[Turn], str]:
-    """Return messages in the form that the tokenizer's template renders, and their text.
+    """Return messages in a form that the tokenizer's template renders, and their text.
 
-    Templates differ in what they take: contents that are lists of parts or texts alone, messages
-    without a content or with an empty one, arguments of a tool as JSON or as objects. The given
-    form is kept, unless the template refuses it or writes something else.
+    Templates differ in their input: content as a list of parts or as text, missing or empty
+    content, tool arguments as JSON or as objects. The form of the data is kept unless the template
+    rejects it or renders it wrongly.
 
     Raises:
-        ConfigError: the template is broken, or refuses the chat in each form.
+        ConfigError: the template is broken, or rejects every form of the chat.
     """
     tried: list[list[Turn]] = []
     rendered: tuple[list[Turn], str] | None = None
@@ -151,7 +151,7 @@ def fitted_chat(
 
 
 def _joined(turn: Turn) -> dict[str, Any]:
-    """Return a message with its parts as one text."""
+    """Return a message with its parts joined into one text."""
     content = turn.get("content")
     text = "".join(map(part_text, content)) if isinstance(content, list) else content
     return {**turn, "content": text} if "content" in turn else dict(turn)
@@ -162,7 +162,7 @@ def _with_content(turn: Turn) -> dict[str, Any]:
 
 
 def _with_objects(turn: Turn) -> dict[str, Any]:
-    """Return a message whose calls of tools have arguments that are objects, not JSON."""
+    """Return a message with the arguments of its tool calls as objects instead of JSON."""
     calls = list(map(_with_object, turn["tool_calls"])) if any(_arguments(turn)) else None
     return {**turn, "tool_calls": calls} if calls else dict(turn)
 
@@ -177,7 +177,7 @@ def _with_object(call: Any) -> Any:
 
 
 def _arguments(turn: Turn) -> Iterator[str]:
-    """Yield the arguments of the calls of tools that are JSON."""
+    """Yield the tool-call arguments that are JSON strings."""
     calls = turn.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, Mapping) else {}
@@ -187,7 +187,7 @@ def _arguments(turn: Turn) -> Iterator[str]:
 
 
 def _shows_parts(turns: Sequence[Turn], text: str) -> bool:
-    """Return whether the text of messages lacks a part, or has the list of parts itself."""
+    """Return whether the text lacks a part of the messages, or contains a raw list of parts."""
     parts = [p for turn in turns if isinstance(turn.get("content"), list) for p in turn["content"]]
     shown = any(isinstance(part, Mapping) and str(part) in text for part in parts)
     return shown or any(part_text(part).strip() not in text for part in parts)
@@ -196,13 +196,13 @@ def _shows_parts(turns: Sequence[Turn], text: str) -> bool:
 def answer_spans(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> list[Span]:
-    """Return (begin, end) of what a template has kept of each answer, with what ends its turn.
+    """Return the (begin, end) span of each answer in the text, with the end of its turn.
 
-    `render` formats messages, and adds the beginning of a response if its second argument is true;
-    it raises a ConfigError.
+    `render` formats messages. If its second argument is true, it appends the beginning of a
+    response. It may raise a ConfigError.
 
     Raises:
-        ConfigError: the template refuses the chat with another answer.
+        ConfigError: the template rejects the chat with another answer.
     """
     spans: list[Span] = []
     done = 0
@@ -220,9 +220,9 @@ def without_blanks(
     text: str,
     spans: Sequence[Span],
 ) -> list[Span]:
-    """Return answers without the spaces and line ends behind the text that ends their turns.
+    """Return the spans of answers without whitespace after the text that ends their turns.
 
-    Where a template writes nothing else behind an answer, that is the end of its turn.
+    If a template writes only whitespace after an answer, the whitespace ends the turn.
     """
     if not any(text[begin:end][-1:].isspace() for begin, end in spans):
         return list(spans)
@@ -238,7 +238,7 @@ def without_blanks(
 def _behind(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], number: int
 ) -> str:
-    """Return what a template writes behind an answer in place of a message, the last one."""
+    """Return the text that a template writes after an answer at the end of a chat."""
     given = {k: v for k, v in turns[number].items() if k == ARGUMENTS}
     for content in (_MARK, [{"type": "text", "text": _MARK}]):
         answer = {"role": "assistant", "content": content, **given}
@@ -255,7 +255,7 @@ def _answer(
     text: str,
     done: int,
 ) -> Span:
-    """Find one answer behind `done`."""
+    """Find one answer after position `done`."""
     beginning = _tried(render, turns[:number], True)
     follows = beginning is not None and len(beginning) >= done and text.startswith(beginning)
     opened = beginning or ""
@@ -280,14 +280,14 @@ def _answer(
 def _marked(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], number: int, text: str
 ) -> tuple[int, int, Turn]:
-    """Find where the text of a chat differs if one answer is another one.
+    """Find the span of a chat's text that changes when one answer is replaced.
 
     Returns:
-        Begin and end, which are equal where the template leaves the answer out, and the message
-        with the other answer.
+        Begin and end, equal if the template omits the answer, and the message with the other
+        answer.
 
     Raises:
-        ConfigError: the template refuses the chat.
+        ConfigError: the template rejects the chat.
     """
     turn, refusal = turns[number], None
     plain = {k: turn[k] for k in (ARGUMENTS,) if k in turn}
@@ -308,13 +308,13 @@ def _marked(
 
 
 def _common(one: str, other: str) -> int:
-    """Count the characters with which both texts begin."""
+    """Count the characters of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _all_marked(value: Any, name: str = "") -> Any:
-    """Return a message in which all texts but names of kinds are the mark."""
+    """Return a message with the mark instead of each text, except the names of kinds."""
     if isinstance(value, Mapping):
         return {
             key: each if key == ARGUMENTS else _all_marked(each, str(key))
@@ -328,7 +328,7 @@ def _all_marked(value: Any, name: str = "") -> Any:
 def _tried(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], opened: bool
 ) -> str | None:
-    """Return the text of the beginning of a chat; None: the template refuses it."""
+    """Return the text of the beginning of a chat; None if the template rejects it."""
     try:
         return render(turns, opened)
     except ConfigError:
@@ -338,7 +338,7 @@ def _tried(
 def unused_keys(
     render: Callable[[Sequence[Turn], bool], str], turns: Sequence[Turn], text: str
 ) -> Counter[str]:
-    """Count the keys of messages, and arguments, without which the text of a chat is the same."""
+    """Count the message keys and arguments that do not affect the text of a chat."""
     counts = Counter(key for turn in turns for key in turn)
     for key in ("role", "content", ARGUMENTS):
         del counts[key]

@@ -1,4 +1,4 @@
-"""Class weights: a cross-entropy in which each label counts by the weight of its class."""
+"""Class weights: a cross-entropy that weights each label by its class."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def weights_of(spec: ClassWeights, counts: Mapping[str, int]) -> list[float]:
     https://doi.org/10.1093/oxfordjournals.pan.a004868).
 
     Raises:
-        ConfigError: a weight is of a class that does not exist, or all weights are 0.
-        DataError: `balanced`, and a class has no training label.
+        ConfigError: a weight names an unknown class, or all weights are 0.
+        DataError: `balanced` was set, and a class has no training label.
     """
     if isinstance(spec, dict):
         if unknown := [name for name in spec if name not in counts]:
@@ -69,7 +69,7 @@ def weighted_loss(weights: list[float]) -> Loss:
         logits = output.logits.flatten(0, -2).float()
         labels = batch["labels"].flatten()
         weight = logits.new_tensor(weights)
-        # Labels without weight count nothing in a step: any loss will do that is a number.
+        # Labels without weight do not count in a step: any finite loss will do.
         counts = weight[labels[labels != IGNORED]].any()
         weight = torch.where(counts, weight, torch.ones_like(weight))
         return F.cross_entropy(logits, labels, weight=weight, ignore_index=IGNORED)
@@ -88,11 +88,11 @@ class WeighsClasses(Task):
             _check_weights(self.class_weights)
 
     def loss(self, train: Encoded) -> Loss | None:
-        """Return the cross-entropy with class weights, if there are some."""
+        """Return the cross-entropy with class weights, or None without weights."""
         return None if self.class_weights is None else weighted_loss(self._weights(train))
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return what counts labels, each as much as its class weighs."""
+        """Return a function that sums the class weights of the labels."""
         if self.class_weights is None:
             return super().loss_items(train)
         weights = self._weights(train)

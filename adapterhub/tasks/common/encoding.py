@@ -1,4 +1,4 @@
-"""Rows of token ids: the setting that they are encoded for, padding and truncation."""
+"""Rows of token ids: encoding settings, padding and truncation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Setting:
 
     Attributes:
         processor: the tokenizer of the backbone, with the adapter's new tokens; or the processor of
-            a backbone that reads pictures or sound.
+            an image or audio backbone.
         max_length: the longest input, in tokens.
         labels: the classes, in the order of the logits.
         seed: the seed of random inputs, such as masks.
-        positions: the positions of the model that are left to a text, and to what is written
-            behind it: `text_positions`.
-        windows: whether tags are predicted of longer texts in windows, so that no word is left out;
-            training cuts them.
+        positions: the positions that the model has for a text and its continuation:
+            `text_positions`.
+        windows: whether long texts are tagged in windows, so that every word gets a tag; training
+            truncates them.
     """
 
     processor: Any
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def unlimited(self) -> Setting:
-        """The same setting without a longest input, for a tokenizer."""
+        """Return the same setting for a tokenizer, without a longest input."""
         tokenizer = copy.copy(self.tokenizer)
         tokenizer.model_max_length = UNLIMITED
         return replace(self, processor=tokenizer, max_length=UNLIMITED, positions=UNLIMITED)
@@ -66,7 +66,7 @@ def pad(
 ) -> dict[str, Tensor]:
     """Stack rows into tensors: padded lists (batch, tokens), numbers (batch,).
 
-    By default on the padding side of the tokenizer.
+    The default side is the tokenizer's padding side.
     """
     import torch  # slow to import
 
@@ -89,7 +89,7 @@ def pad(
 
 
 def limit_of(setting: Setting) -> int:
-    """Return the longest input in tokens, by the options and the tokenizer."""
+    """Return the longest input in tokens, from the options and the tokenizer."""
     return min(setting.max_length, setting.tokenizer.model_max_length)
 
 
@@ -101,7 +101,7 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
 
 
 def without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of a text without the one by which a tokenizer ends texts."""
+    """Return the tokens of a text without the tokenizer's end-of-text token."""
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
     return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
 

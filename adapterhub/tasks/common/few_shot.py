@@ -1,7 +1,8 @@
 """Few-shot examples in front of each prompt (Brown et al. 2020, https://arxiv.org/abs/2005.14165).
 
-They are drawn from training rows by a seed, and are options of the task: an adapter or a recipe
-keeps them. A row that is one of them has the others in front: its answer is never in its prompt.
+The examples are drawn from training rows by a seed, and stored as options of the task in adapters
+and recipes. A row that is itself an example gets only the others: its answer is never in its
+prompt.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from adapterhub.tasks.common.encoding import Setting, limit_of
 Shot = tuple[str, ...]
 """The texts of an example, and its answer."""
 SEPARATOR = "\n\n"
-"""Between examples of which each has lines of its own."""
+"""Separates examples that span several lines."""
 EXAMPLES_HELP = "few-shot examples in front of each prompt: [[text, answer]]"
 SHOTS_HELP = "few-shot examples that training draws from its rows, where `examples` are not given"
 
 
 class FewShot(Task):
-    """A task with the options `examples`, which are in front of each prompt, and `shots`."""
+    """A task with the options `examples`, which precede each prompt, and `shots`."""
 
     examples: tuple[Shot, ...]
     shots: int
 
     def pools(self, examples: Sequence[Any]) -> Mapping[str, Sequence[Shot]]:
-        """Return what may be drawn, for each label, or in one pool of the name ""."""
+        """Return the candidate examples by label, or in one pool named ""."""
         raise NotImplementedError(self.name)
 
     def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
-        """Draw `shots` examples per label, or in all, and put them in front of each prompt.
+        """Draw `shots` examples per label, or in total, and put them in front of each prompt.
 
-        Labels take turns.
+        The examples alternate between labels.
 
         Raises:
             DataError: there are too few examples.
@@ -60,15 +61,15 @@ class FewShot(Task):
         return self.shots > 0 and not self.examples
 
     def shots_before(self, *texts: str) -> list[Shot]:
-        """Return the examples in front of a row with some texts: all but itself."""
+        """Return the examples in front of a row: all but the row itself."""
         return [shot for shot in self.examples if shot[:-1] != texts]
 
 
 def check_shots(shots: int, examples: Sequence[Shot]) -> None:
-    """Refuse a number of shots below 0, and examples that are not a text and an answer.
+    """Reject a negative number of shots, and examples that are not a text and an answer.
 
     Raises:
-        ConfigError: the options are refused.
+        ConfigError: the options are invalid.
     """
     if shots < 0:
         raise ConfigError(f"shots is {shots}", expected="0 or more examples")
@@ -83,7 +84,7 @@ def check_shots(shots: int, examples: Sequence[Shot]) -> None:
 def shot_limit(setting: Setting, shot_tokens: int, others: int = 0) -> int:
     """Return the longest input with few-shot examples, which do not count as input length.
 
-    `others` are the tokens around a text.
+    `others` are the further tokens around a text.
 
     Raises:
         ConfigError: the examples leave no room for a text.
@@ -100,10 +101,10 @@ def shot_limit(setting: Setting, shot_tokens: int, others: int = 0) -> int:
 def text_room(shots: str, frame: str, behind: int, setting: Setting) -> int:
     """Count the tokens left for texts between few-shot examples and the frame around a text.
 
-    `behind` are those of an answer that the frame does not have.
+    `behind` is the number of answer tokens that are not part of the frame.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: no tokens are left.
     """
     tokenizer = setting.tokenizer
     shot_tokens = len(tokenizer(shots, add_special_tokens=False, verbose=False)["input_ids"])

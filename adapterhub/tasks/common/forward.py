@@ -1,8 +1,8 @@
 """Batches of encoded rows by length, and a model's outputs for them.
 
-The processes of a run may divide the batches: each computes some, and all get all results. Process
-p of N computes the batches p, p + N, ... The batches are those of a single process, so the results
-are the same.
+The processes of a run may divide the batches: each computes some, and all receive all results.
+Process p of N computes the batches p, p + N, ... The batches are those of a single process, so the
+results are the same.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Division:
     Attributes:
         index: the number of this process, from 0.
         count: the number of processes.
-        gather: returns what each process gives, in their order; all call it together.
-        in_step: whether all must compute as many batches, since they compute each one together
-            (sharded parameters).
+        gather: collects a value from each process, in their order; all call it together.
+        in_step: whether all must compute the same number of batches, because each batch is computed
+            together (sharded parameters).
     """
 
     index: int
@@ -47,7 +47,7 @@ class Division:
     def compute(self, batches: Iterable[B], compute: Callable[[B], T]) -> list[T]:
         """Return the result of each batch, in their order.
 
-        The batches are the same ones in each process; results are sent to the others.
+        The batches are the same in each process; results are sent to the others.
         """
         own, total, last = list[T](), 0, list[B]()
         for total, batch in enumerate(batches, start=1):
@@ -65,7 +65,7 @@ _DIVISION: ContextVar[Division | None] = ContextVar("division", default=None)
 
 @contextmanager
 def dividing(division: Division) -> Iterator[None]:
-    """Divide all batches inside."""
+    """Divide all batches computed inside the context."""
     token = _DIVISION.set(division)
     try:
         yield
@@ -82,20 +82,20 @@ def results(batches: Iterable[B], compute: Callable[[B], T]) -> list[T]:
 
 
 def in_step() -> bool:
-    """Return whether other processes compute batches of their own together with this one's."""
+    """Return whether other processes compute their batches in step with this one."""
     division = _DIVISION.get()
     return division is not None and division.in_step
 
 
 PIXELS = "pixel_values"
-"""The input of pictures, also of models whose main input is text."""
+"""The input name of images, also of models whose main input is text."""
 
 CPU_TOKENS = 4096
-"""Most padded tokens of a batch on a CPU: larger ones leave its caches, and take more memory."""
+"""Largest padded size of a batch on a CPU, in tokens: larger batches exceed the CPU's caches."""
 
 
 class Batches(Protocol):
-    """Encoded rows, of which batches are made."""
+    """Encoded rows that are combined into batches."""
 
     @property
     def lengths(self) -> list[int]:
@@ -107,10 +107,10 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Passed:
-    """A batch that a model has read: the indices of its rows, the inputs, and the model's output.
+    """A processed batch: the indices of its rows, the inputs, and the model's output.
 
-    The inputs are on the device of the model, with the labels, if there are some. Without the first
-    `skipped` tokens of each row, where these were computed before.
+    The inputs are on the device of the model, with the labels if there are any. They lack the first
+    `skipped` tokens of each row if these were computed before.
     """
 
     indices: list[int]
@@ -120,18 +120,18 @@ class Passed:
 
 
 class PromptPrefix(Protocol):
-    """Tokens with which some rows begin, and which a model has read once for all of them."""
+    """A common prefix of rows, which a model has read once for all of them."""
 
     @property
     def length(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens of the prefix."""
 
     @property
     def rows(self) -> frozenset[int]:
-        """The rows that begin with them."""
+        """The rows that begin with the prefix."""
 
     def continued(self, batch: dict[str, Tensor]) -> dict[str, Any]:
-        """Return the inputs behind these tokens, with what the model has computed of them."""
+        """Return the inputs after the prefix, with the model's cache of the prefix."""
 
 
 def each_row(
@@ -144,11 +144,12 @@ def each_row(
     prefix: PromptPrefix | None = None,
     even: bool = False,
 ) -> list[T]:
-    """Run a model on all rows, and return what is read from its output for each, in their order.
+    """Run a model on all rows, and return the value read from its output for each, in order.
 
     The model is put in evaluation mode. Rows of similar length share a batch of at most
-    `batch_size` rows; if `even`, rows of the same length. Other processes of the run get the values
-    that `read` returns, one per row of a batch. `run` and `prefix` are those of `each_batch`.
+    `batch_size` rows; if `even`, they have the same length. The values that `read` returns, one per
+    row of a batch, are sent to the other processes of the run. `run` and `prefix` are as in
+    `each_batch`.
     """
 
     def numbered(passed: Passed) -> list[tuple[int, T]]:
@@ -169,11 +170,11 @@ def each_batch(
     prefix: PromptPrefix | None = None,
     even: bool = False,
 ) -> list[T]:
-    """Run a model on all rows, and return what is read from its output for each batch.
+    """Run a model on all rows, and return the value read from its output for each batch.
 
-    As `each_row`. With `labels` the model also gets the labels, to compute its loss; `run` computes
-    the output of a batch in place of the model, by means of it. Of rows that start with `prefix`,
-    only the other tokens are computed.
+    Batches are formed as in `each_row`. With `labels` the model also gets the labels, to compute
+    its loss. `run` replaces the call of the model and may call it. For rows that start with
+    `prefix`, only the remaining tokens are computed.
     """
 
     def compute(indices: list[int]) -> T:
@@ -194,7 +195,8 @@ def each_batch(
 def without_gradients() -> AbstractContextManager[Any]:
     """Return a context in which a model computes no gradients.
 
-    Sharded parameters are gathered into tensors that training uses later: no inference tensors.
+    Sharded parameters are gathered into tensors that training reuses, so they must not be inference
+    tensors.
     """
     import torch  # slow to import
 
@@ -204,7 +206,7 @@ def without_gradients() -> AbstractContextManager[Any]:
 def on_device(
     batch: Mapping[str, Tensor], model: nn.Module, device: torch.device
 ) -> dict[str, Tensor]:
-    """Move a batch to a device; pictures and sounds get the dtype of the model."""
+    """Move a batch to a device; images and audio get the dtype of the model."""
     moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
     if (dtype := getattr(model, "dtype", None)) is None:
         return moved
@@ -224,11 +226,11 @@ def by_length(
 ) -> Iterator[list[int]]:
     """Yield the row indices of each batch, short rows first, so that little is padded.
 
-    How many rows are done is shown to the user, if that takes long.
+    Progress is shown to the user if the work takes long.
 
-    A batch has at most so many rows, and `tokens` with its padding, unless a single row has more.
-    Rows that start with `prefix` share no batch with others, nor do rows of different lengths if
-    `even`.
+    A batch has at most `batch_size` rows and `tokens` tokens with padding, unless a single row has
+    more. Rows that start with `prefix` are batched separately. If `even`, a batch has rows of one
+    length.
     """
     lengths = data.lengths
     kinds = [(prefix is not None and i in prefix.rows, n * even) for i, n in enumerate(lengths)]
@@ -248,5 +250,5 @@ def by_length(
 
 
 def rows_at_once(batch_size: int, longest: int) -> int:
-    """Return how many of the longest rows `forward` runs at once on a CPU."""
+    """Return the number of the longest rows that `forward` runs at once on a CPU."""
     return min(batch_size, max(CPU_TOKENS // longest, 1))

@@ -1,7 +1,7 @@
-"""Infer the task from the form of a table, where a recipe names none; and measure lengths.
+"""Infer the task from the form of a table if a recipe names none, and measure lengths.
 
-The rules are tried in order, from the columns that only one task has. A table that fits no rule is
-classification, whose error says what to type.
+The rules are tried in order, the most specific columns first. A table that fits no rule is read as
+classification, whose error message suggests what to type.
 
 Lengths before and after truncation take one pass of the tokenizer: all examples are encoded without
 a limit. Those that fit a limit have the same rows under it, so only the others are encoded again.
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     Counts = NDArray[int64]
 
 
-CHUNK = 1000  # examples that are encoded between two reports of how many are done
+CHUNK = 1000  # examples encoded between two progress reports
 
 
 @dataclass(frozen=True)
 class LostTokens:
-    """What truncation removes from one part of the examples, their texts or their targets.
+    """The tokens that truncation removes from one part of the examples, texts or targets.
 
     Attributes:
         part: "texts" or "targets".
@@ -48,7 +48,7 @@ class LostTokens:
         examples: the number of examples.
         cut: the number of examples that lose tokens.
         tokens: the tokens of these examples, before truncation.
-        lost: how many of these tokens are removed.
+        lost: the number of these tokens that are removed.
         longest: the tokens of the longest example.
     """
 
@@ -62,7 +62,7 @@ class LostTokens:
     longest: int
 
     def sentence(self, name: str) -> str:
-        """Describe the loss; `name` is that of the data, such as "training"."""
+        """Describe the loss; `name` is the name of the data, such as "training"."""
         return (
             f"{self.cut:,} of {self.examples:,} {name} {self.part} are longer than {self.limit:,} "
             f"tokens and lose {self.lost / self.tokens:.0%} of their tokens "
@@ -77,9 +77,9 @@ def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encod
 
 
 def encode_in_chunks(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
-    """Encode labelled examples as `task.encode` does, and report how many are done.
+    """Encode labelled examples as `task.encode` does, and report progress.
 
-    Packed rows, and what is refused, depend on all examples at once.
+    Packed rows and errors depend on all examples at once.
     """
     if task.packs or len(examples) <= CHUNK:
         return task.encode(examples, setting, labelled=True)
@@ -151,7 +151,7 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
 
 
 def lost_of_each(encoded: Encoded) -> list[int]:
-    """Count the tokens that were cut of each example; only those of full rows are encoded again."""
+    """Count the tokens cut from each example; only examples with full rows are encoded again."""
     task, setting = encoded.task, encoded.setting
     lost = [0] * len(encoded.examples)
     limits = [limit - getattr(task, "new_tokens", 0) for _, _, limit in task.limits(setting)]
@@ -186,19 +186,19 @@ def _tokens(encoded: Encoded) -> Counts:
 
 DEFAULT = "classification"
 Profiles = Mapping[str, ColumnProfile]
-"""What each column contains, by its name in small letters without punctuation."""
+"""The content of each column, by its name in lower case without punctuation."""
 
 
 def task_by_data(table: Table, options: DataOptions) -> tuple[str, str]:
-    """Return the name of a task, and what of the data says so; "" if it is the default.
+    """Return the name of a task and the evidence in the data; "" for the default.
 
-    Columns that the user names are looked at alone: another one may have a usual name, too.
+    If the user names columns, only these are inspected: another one may have a usual name.
     """
     named = {options.text, options.pair, options.label} - {None}
     columns = [c for c in dict.fromkeys(table.columns) if not named or c in named]
     profiles = {plain_name(column): profile_of(table, column) for column in columns}
     found = next(_tasks(table, profiles, options), (DEFAULT, ""))
-    # Names of labels are for tasks with labels.
+    # Label names imply a task with labels.
     return found if options.labels is None or found[0] in _LABELLED else (DEFAULT, "")
 
 
@@ -272,22 +272,22 @@ def _files(profiles: Profiles) -> Iterator[tuple[str, str]]:
 
 
 def _ends(profile: ColumnProfile) -> set[str]:
-    """Return what the names of files end in."""
+    """Return the extensions of file names."""
     paths = (v["path"] if isinstance(v, dict) else v for v in profile.values)
     return {Path(str(path)).suffix.lower() for path in paths}
 
 
 def _are_choices(columns: tuple[str, ...]) -> bool:
-    """Return whether columns are choices by their names: not A and B alone, or answer1."""
+    """Return whether column names look like choices; A and B alone, or answer1, do not."""
     return len(columns) > 3 or all(len(plain_name(column)) > 1 for column in columns)
 
 
 def _right_first(columns: tuple[str, ...]) -> bool:
-    """Return whether the first of some columns of choices has the right one, and is the label."""
+    """Return whether the first choice column has the right choice, and is the label."""
     return plain_name(columns[-1])[:-1] in names.WRONG_COLUMNS
 
 
-# Public data sets of forms that no task reads: what they are called, and what is read instead.
+# Public data sets in forms that no task reads: their names, and a form to use instead.
 _COMPARE = "--task preference, with the columns prompt, chosen and rejected"
 _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("history", "humanrefa", "humanrefb", "labels"), "SHP: labels say which of two answers is "
@@ -346,10 +346,10 @@ _OBJECTS = (
 
 
 def _refuse_known(table: Table, profiles: Profiles) -> None:
-    """Refuse the data sets that would be read as something else.
+    """Reject the data sets that would be misread.
 
     Raises:
-        DataError: it is one of them.
+        DataError: the data is such a data set.
     """
     for columns, what, instead in _KNOWN:
         objects = [profiles[name] for name in columns if name in _OBJECTS and name in profiles]
@@ -373,10 +373,10 @@ def _refuse_known(table: Table, profiles: Profiles) -> None:
 
 
 def _refuse_answers(table: Table, profiles: Profiles) -> None:
-    """Refuse answers to questions, which are texts and no classes.
+    """Reject answers to questions: they are texts, not classes.
 
     Raises:
-        DataError: answers have no places in their contexts, or each question has a list of them.
+        DataError: answers lack positions in their contexts, or a question has a list of answers.
     """
     asked, about = _named(profiles, names.QUESTIONS[:1]), _named(profiles, names.CONTEXTS)
     answers = _named(profiles, names.ANSWERS[:1]) or _named(profiles, (("answer",),))
@@ -408,14 +408,14 @@ def _refuse_answers(table: Table, profiles: Profiles) -> None:
         )
 
 
-_NO_PARTS = ("id", "url", "idx", "title")  # ends of names of columns that are about a row
+_NO_PARTS = ("id", "url", "idx", "title")  # name endings of columns with metadata of a row
 
 
 def _refuse_questions(table: Table, profiles: Profiles) -> None:
-    """Refuse questions with parts that a classification by their texts would leave out.
+    """Reject questions with parts that text classification would ignore.
 
     Raises:
-        DataError: there are answers, choices or contexts beside a question, and no form is known.
+        DataError: there are answers, choices or contexts next to a question, in an unknown form.
     """
     asked = _named(profiles, (("question",), ("problem", "qtext", "questiontext")))
     if asked is None or not asked.is_string:
@@ -445,7 +445,7 @@ def _refuse_questions(table: Table, profiles: Profiles) -> None:
 def _typed_question(
     asked: ColumnProfile, label: ColumnProfile | None, parts: Sequence[ColumnProfile]
 ) -> str:
-    """Return what to type for the parts of questions that are texts."""
+    """Return the flags to type for the text parts of questions."""
     answers = [p for p in parts if any(part in plain_name(p.name) for part in names.ANSWER_PARTS)]
     texts = [p.name for p in answers if p.is_string and not p.is_choices]
     texts = [shlex.quote(n) for n in texts if "answer" in n.lower() or "solution" in n.lower()]

@@ -1,4 +1,4 @@
-"""What all tasks share whose examples are files, pictures or sounds."""
+"""Code shared by tasks on image and audio files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from adapterhub.tasks.common.encoding import Row, Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-FRAMES = 50  # a second: the outputs of most encoders of sound, and the size of rows in batches
+FRAMES = 50  # per second: the output rate of most audio encoders, and the size of rows in batches
 
 
 @dataclass(frozen=True)
 class MediaTask(Task):
-    """A task on files: each row has one, which is decoded for each batch."""
+    """A task on files: each row names one, which is decoded for each batch."""
 
     decodes = True
 
@@ -31,7 +31,7 @@ class MediaTask(Task):
         """Decode the bytes of a file.
 
         Raises:
-            ValueError: it is broken, or of another kind.
+            ValueError: the file is broken or of another kind.
         """
 
     @abstractmethod
@@ -47,15 +47,15 @@ class MediaTask(Task):
         return [example.name]
 
     def file_row(self, example: MediaFile, setting: Setting) -> Row:
-        """Return the row of a file, without what is learned of it."""
+        """Return the row of a file, without its targets."""
         return {"file": example}
 
     def size(self, row: Row) -> int:
-        """Return 1: all files take as much."""
+        """Return 1: all files have the same size."""
         return 1
 
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
-        """Return no limit: nothing is truncated to a number of tokens."""
+        """Return no limits: files are not truncated to a number of tokens."""
         return []
 
     def inputs(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
@@ -63,21 +63,21 @@ class MediaTask(Task):
         return self.process([row["file"].decoded(self.decode) for row in rows], setting)
 
     def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the shapes of what the model gets of a row."""
+        """Return the shapes of the model inputs of a row."""
         inputs = self.inputs([row], setting)
         return {name: " x ".join(map(str, t.shape[1:])) for name, t in inputs.items()}
 
 
 @dataclass(frozen=True)
 class MediaClassification(HasClasses, MediaTask):
-    """One class per file: a subclass decodes the files, and makes batches of them."""
+    """One class per file; subclasses decode the files and build batches."""
 
     # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Read the files of a folder of classes, or those that a table names."""
+        """Read the files of a folder of classes, or the files named in a table."""
         files = read_media(source, options, split, self.columns, self.decode, labelled=labelled)
         if not labelled:
             return files
@@ -106,22 +106,22 @@ class MediaClassification(HasClasses, MediaTask):
 
 @dataclass(frozen=True)
 class SoundTask(MediaTask):
-    """A task on sounds."""
+    """A task on audio."""
 
     input_name = "audio"
 
     def decode(self, data: bytes) -> Sound:
-        """Decode a sound: one channel, at its own rate."""
+        """Decode audio: one channel, at its original sampling rate."""
         return open_sound(data)
 
     def most_seconds(self, setting: Setting) -> float:
-        """Return the longest sound of which the model hears all: what its processor reads."""
+        """Return the longest audio that the model reads whole, as limited by its processor."""
         from adapterhub.backbones.processor import heard_seconds  # imports transformers
 
         return heard_seconds(setting.processor) or float("inf")
 
     def process(self, decoded: list[Sound], setting: Setting) -> dict[str, Tensor]:
-        """Resample sounds to the rate of the backbone, and extract its features.
+        """Resample audio to the rate of the backbone, and extract its features.
 
         Raw samples, (batch, samples), or a spectrogram, (batch, bands, frames) or the reverse.
         """
@@ -131,22 +131,22 @@ class SoundTask(MediaTask):
         return sound_inputs(setting.processor, [_beginning(s, most).at(rate) for s in decoded])
 
     def file_row(self, example: MediaFile, setting: Setting) -> Row:
-        """Return the row of a sound, without what is learned of it."""
+        """Return the row of an audio file, without its targets."""
         heard = min(example.seconds, self.most_seconds(setting))
         return {"file": example, "frames": max(round(heard * FRAMES), 1)}
 
     def size(self, row: Row) -> int:
-        """Return about how many states the encoder computes."""
+        """Return the approximate number of states that the encoder computes."""
         return int(row["frames"])
 
     def too_long(self, examples: Sequence[MediaFile], setting: Setting) -> list[MediaFile]:
-        """List the sounds of which the model does not hear the end."""
+        """List the audio files whose end the model does not read."""
         most = self.most_seconds(setting)
         return [example for example in examples if example.seconds > most]
 
 
 def _beginning(sound: Sound, seconds: float) -> Sound:
-    """Return the first seconds of a sound."""
+    """Return the first seconds of audio."""
     if sound.seconds <= seconds:
         return sound
     return Sound(sound.samples[: round(seconds * sound.rate)], sound.rate)
