@@ -1,6 +1,6 @@
-"""Classification of sounds.
+"""Classification of audio.
 
-    example      a sound file, with the name of its class
+    example      an audio file, with the name of its class
     row          the file, which is decoded and resampled for each batch; `labels`: the class index
     prediction   the most probable class and all probabilities
     metrics      accuracy, macro F1, Matthews
@@ -24,7 +24,7 @@ from adapterhub.tasks.common.media import MediaClassification, SoundTask
 @register_task
 @dataclass(frozen=True)
 class AudioClassification(SoundTask, MediaClassification):
-    """One class per sound.
+    """One class per audio file.
 
     Rows of `train.csv`, with files relative to the folder of the table:
 
@@ -34,11 +34,11 @@ class AudioClassification(SoundTask, MediaClassification):
 
     Or a folder with one folder for each class, `--train sounds`: sounds/dog/1.wav,
     sounds/rain/2.flac and so on; the names of the folders are the classes. The extra
-    `adapterhub[audio]` has the library that decodes WAV, FLAC, OGG and MP3.
+    `adapterhub[audio]` installs the library that decodes WAV, FLAC, OGG and MP3.
 
-    Channels become their mean, and other sampling rates that of the backbone. Of sounds longer than
-    `seconds`, or than a backbone hears (Whisper 30 seconds, AST about 10), the beginning is used.
-    Files that are broken are refused before training.
+    Channels are averaged, and audio is resampled to the rate of the backbone. Only the beginning is
+    used of audio longer than `seconds` or the backbone's limit (Whisper 30 seconds, AST about 10).
+    Broken files are rejected before training.
 
     `predict` prints the class and its probability:
 
@@ -58,11 +58,11 @@ class AudioClassification(SoundTask, MediaClassification):
             raise ConfigError(f"seconds is {self.seconds}", expected="a number above 0")
 
     def most_seconds(self, setting: Setting) -> float:
-        """Return the option `seconds`, or what the backbone hears, if that is less."""
+        """Return the option `seconds`, or the backbone's limit if that is less."""
         return min(self.seconds, super().most_seconds(setting))
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Say of how many sounds only the beginning is heard."""
+        """Report the number of audio files of which only the beginning is read."""
         long = self.too_long(data.examples, data.setting)
         if not long:
             return ()

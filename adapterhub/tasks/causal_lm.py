@@ -107,9 +107,9 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         {"prompt": "Name an even number.", "response": "12"}
 
     With `data: chat` a row has a list of messages, each with a role and a content; with
-    `data: text` it has one text. Pairs are written by the tokenizer's chat template, if it has one:
-    `template: "{text}\n"` leaves it out.
-    Backbones whose language model attends to later tokens are refused: they would read the answer.
+    `data: text` it has one text. Pairs are formatted by the tokenizer's chat template, if it has
+    one; `template: "{text}\n"` skips it. Backbones whose language model attends to later tokens are
+    rejected: they would read the answer.
 
     `predict` prints the generated response:
 
@@ -178,9 +178,9 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return found
 
     def for_examples(self, examples: Sequence[Any]) -> CausalLM:
-        """Return the task with the arguments of the chat template that all chats have.
+        """Return the task with the chat template arguments that all chats share.
 
-        A chat at prediction is then written as those of the training.
+        Chats at prediction are then formatted as in training.
         """
         if self.template_arguments is not None or not all(isinstance(e, Chat) for e in examples):
             return self
@@ -195,7 +195,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
     @property
     def streams(self) -> bool:
-        """Whether the data are raw texts."""
+        """Whether the data is raw text."""
         return self.data == "text"
 
     @property
@@ -214,7 +214,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
     @property
     def model_note(self) -> str:
-        """Whether the tokenizer's chat template writes the pairs."""
+        """Whether the tokenizer's chat template formats the pairs."""
         return template_note(self.name) if self.data == "pairs" and self.template is None else ""
 
     # Examples
@@ -233,7 +233,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose columns; data that is chats beyond doubt is read as chats."""
+        """Infer the columns; data that clearly holds chats is read as chats."""
         if self.data == "chat" or (self.data == "pairs" and is_chat(source, options, split)):
             return replace(self, data="chat"), chat_column(source, options, split)
         return self, fitted_pairs(source, options, split, labelled and self.data == "pairs")
@@ -243,7 +243,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return Chat((("user", fields[0]),)) if self.data == "chat" else Example(fields[0])
 
     def chat_example(self, messages: tuple[Message, ...]) -> Chat | None:
-        """Build a chat, where the tokenizer's chat template writes prompts."""
+        """Build a chat, if the tokenizer's chat template formats prompts."""
         chats = self.data == "chat" or (self.data == "pairs" and self.template is None)
         return Chat(messages) if chats else None
 
@@ -252,7 +252,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return replace(self, data="text", generate=False, examples=(), shots=0)
 
     def of_chats(self, setting: Setting) -> CausalLM:
-        """Return the task for chats, where no template of pairs writes the prompts."""
+        """Return the task for chats, unless a template of pairs formats the prompts."""
         template = prompt_template(self.template, setting.tokenizer)
         if self.data == "pairs" and template is not None:
             return self
@@ -263,11 +263,11 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return [example.messages[-1][1] if isinstance(example, Chat) else example.text]
 
     def group_of(self, example: Any) -> Hashable:
-        """Return the prompt or text; of a chat, its first messages."""
+        """Return the prompt or text; for a chat, its first messages."""
         return opening(example.messages) if isinstance(example, Chat) else example.text
 
     def pools(self, examples: Sequence[Any]) -> dict[str, list[Shot]]:
-        """Return the prompts and responses, each once; of chats, those with one of each."""
+        """Return the distinct prompts and responses; only of chats with one of each."""
         pairs = (_question_and_answer(each) for each in examples)
         return {"": [*dict.fromkeys(pair for pair in pairs if pair)]}
 
@@ -283,7 +283,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return replace(encoded, rows=_pack(encoded.rows, limit_of(setting)), owners=())
 
     def rows_of(self, example: Any, setting: Setting, *, labelled: bool) -> list[Row]:
-        """Return the row of a prompt and its response, or those of a raw text."""
+        """Return the row of a prompt and its response, or the rows of a raw text."""
         tokens = self._tokens(example, setting.tokenizer)
         limit = self._limit(example, tokens, setting)
         whole = self.data != "text"
@@ -291,12 +291,12 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return [_row(part) for part in parts if len(part) > 1]
 
     def frame(self, setting: Setting) -> Frame:
-        """Return what begins and ends a document."""
+        """Return the tokens that begin and end a document."""
         begin, _ = around_text(setting.tokenizer)
         return Frame(begin, tuple(text_stops(setting.tokenizer)))
 
     def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
-        """Return a window of which each token but the first is learned."""
+        """Return a window in which each token but the first is learned."""
         return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
 
     def unlimited(self) -> CausalLM:
@@ -306,7 +306,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
     def _prompts(self, examples: Sequence[Any], setting: Setting) -> Encoded:
         """Encode prompts, cut from the left so that `new_tokens` more positions are free.
 
-        Where there are fewer positions than these, half of them are for the prompt.
+        If there are fewer positions than that, half of them are for the prompt.
         """
         free = setting.positions - self.new_tokens
         free = free if free > 0 else setting.positions // 2
@@ -321,7 +321,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
     def _limit(
         self, example: Any, tokens: Tokens, setting: Setting, *, prompt: bool = False
     ) -> int:
-        """Return the most tokens of a row; few-shot examples do not count as input length."""
+        """Return the maximum tokens of a row; few-shot examples do not count as input length."""
         if not self.examples:
             return limit_of(setting)
         alone = replace(self, examples=())._tokens(example, setting.tokenizer, prompt=prompt)
@@ -359,29 +359,29 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return tokens
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Name the keys and columns that the chat template does not use; say if no answer ends."""
+        """List the keys and columns that the chat template ignores; warn if no answer ends."""
         chats = [example for example in data.examples if isinstance(example, Chat)]
         return (*unused_note(chats, data.setting.tokenizer), *self.endless_note(data.setting))
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
-        """Add nothing for raw text, which goes on."""
+        """Add no note for raw text, which has no end."""
         return () if self.data == "text" else super().endless_note(setting)
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the token that the chat template, or the tokenizer, has behind a response."""
+        """Return the token that the chat template or the tokenizer appends to a response."""
         template = prompt_template(self.template, setting.tokenizer)
         if self.data == "chat" or (self.data == "pairs" and template is None):
             return template_stops(setting.tokenizer)
         return text_stops(setting.tokenizer)
 
     def stop_texts(self, setting: Setting) -> tuple[str, ...]:
-        """Return what is between few-shot examples: a model that was not trained goes on."""
+        """Return the separator of few-shot examples, so that an untrained model stops there."""
         plain = self.data == "pairs" and prompt_template(self.template, setting.tokenizer)
         inside = any(SEPARATOR in answer for _, answer in self.examples)
         return (SEPARATOR,) if plain and self.examples and not inside else ()
 
     def padding_side(self, setting: Setting) -> str:
-        """Return the right: no token attends to it."""
+        """Return the right side: no token attends to padding there."""
         return "right"
 
     # Predictions
@@ -400,7 +400,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute exact_match, between what the option `answer` matches in both texts."""
+        """Compute exact_match of the parts that the option `answer` matches in both texts."""
         expected = [e.messages[-1][1] if isinstance(e, Chat) else str(e.label) for e in examples]
         generated = [p.text for p in predictions if isinstance(p, Generated)]
         answers = ([self._answer(text) for text in texts] for texts in (expected, generated))
@@ -408,7 +408,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
     def _answer(self, text: str) -> str:
         try:
-            # The pattern may come with a downloaded adapter, and some patterns never finish.
+            # The pattern may come from a downloaded adapter, and some patterns never finish.
             match = regex.search(self.answer, text, timeout=2) if self.answer else None
         except TimeoutError as error:
             raise ConfigError(
@@ -438,7 +438,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
 
 def _messages(example: Any) -> tuple[Message, ...]:
-    """Return the messages of a chat, or those of a prompt and its response."""
+    """Return the messages of a chat, or of a prompt and its response."""
     if isinstance(example, Chat):
         return example.messages
     return (("user", example.text), ("assistant", str(example.label or "")))
@@ -453,7 +453,7 @@ def _read_turns(text: str, answer: str) -> tuple[Message, Message]:
 
 
 def _question_and_answer(example: Any) -> Shot | None:
-    """Return a prompt and its response, or the two messages of a chat behind its instructions."""
+    """Return a prompt and its response, or the two messages of a chat after its instructions."""
     messages = [message for message in _messages(example) if message[0] != "system"]
     if [message[0] for message in messages] != ["user", "assistant"]:
         return None
@@ -461,7 +461,7 @@ def _question_and_answer(example: Any) -> Shot | None:
 
 
 def prompt_template(template: str | None, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the template of prompts; None: the tokenizer's chat template."""
+    """Return the template of prompts; None means the tokenizer's chat template."""
     if template != AUTO:
         return template
     return None if tokenizer.chat_template else PLAIN
@@ -470,7 +470,7 @@ def prompt_template(template: str | None, tokenizer: PreTrainedTokenizerBase) ->
 def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
     """Return the template of prompts that the tokenizer of a backbone chooses.
 
-    It is recorded with an adapter: another tokenizer would write other prompts.
+    The template is recorded with an adapter: another tokenizer would format prompts differently.
     """
     from adapterhub.anatomy.backbone import Backbone
 
@@ -479,7 +479,7 @@ def chosen_template(template: str | None, model: PreTrainedModel) -> str | None:
 
 
 def template_note(task: str) -> str:
-    """Return the line that says how prompts are written."""
+    """Return the line that describes the format of prompts."""
     return (
         "prompts and responses are written by the tokenizer's chat template; --task "
         f"\"{task}(template='{{text}}\\n')\" leaves it out"
@@ -490,7 +490,7 @@ def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenize a text with the special tokens at its start, once, but not at its end."""
     ids: list[int] = tokenizer(text, verbose=False)["input_ids"]  # long ones are cut
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-        ids = ids[1:]  # a template has it, too
+        ids = ids[1:]  # a template may add it, too
     return without_end(ids, tokenizer)
 
 
@@ -524,7 +524,7 @@ def _chat_tokens(
     learned = [
         span
         for n, span in zip(said, answer_spans(render, turns, text), strict=True)
-        # A template that writes no calls of tools leaves nothing of an answer with no text.
+        # A template that ignores tool calls omits an answer without text.
         if is_learned(messages[n]) and (turns[n].get("content") or turns[n].keys() - unused)
     ]
     return _tokens_of(text, learned, tokenizer)
@@ -533,7 +533,7 @@ def _chat_tokens(
 def _of_learned(
     marked: Sequence[Span], messages: Sequence[Message], answers: Sequence[Span]
 ) -> list[Span]:
-    """Return what a template marks, without what is in answers that are not learned."""
+    """Return the spans that a template marks, without parts of answers that are not learned."""
     said = [message for message in messages if message[0] == "assistant"]
     left = [span for m, span in zip(said, answers, strict=True) if not is_learned(m)]
     return [m for m in marked if not any(m[0] < end and begin < m[1] for begin, end in left)]
@@ -546,12 +546,12 @@ def _renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[Any], bo
 def _tokens_of(
     text: str, learned: Sequence[Span], tokenizer: PreTrainedTokenizerBase, *, whole: bool = False
 ) -> Tokens:
-    """Tokenize a text of which some parts are learned: a token is if it begins in one.
+    """Tokenize a text with learned parts: a token is learned if it begins in one.
 
-    With `whole` it also is if it ends in one, as transformers takes the marks of templates.
+    With `whole`, it is also learned if it ends in one, as transformers reads template marks.
     """
     if not tokenizer.is_fast:
-        # Without places in the text, each part is tokenized on its own.
+        # Without character offsets, each part is tokenized on its own.
         cuts = [0, *(place for span in learned for place in span), len(text)]
         return [
             (i, bool(number % 2))
@@ -568,7 +568,7 @@ def _tokens_of(
 
 
 def unused_note(chats: Iterable[Chat], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return a line that names the keys of messages that change nothing, if there are some."""
+    """Return a line that lists the message keys that have no effect, if there are any."""
     counts: Counter[str] = Counter()
     for chat in chats:
         if any(len(message) > 2 for message in chat.messages):
@@ -595,13 +595,13 @@ def _chat_builder(column: str, beside: Mapping[str, str], labelled: bool) -> Cal
 
 
 def _message_problem(message: Message, labelled: bool) -> str:
-    """Describe what is wrong with a message; without instructions, a system message is empty."""
+    """Describe the error in a message; a system message may be empty."""
     allowed = not labelled or may_be_empty(message)
     return text_problem(message[1], message[0], allow_empty=allowed) or weight_problem(message)
 
 
 def _fitted(tokens: Tokens, limit: int) -> Tokens:
-    """Cut tokens to `limit`: first from the start of the prompt, then from the end."""
+    """Cut tokens to `limit`, first from the start of the prompt, then from the end."""
     prompt = next((i for i, (_, learned) in enumerate(tokens) if learned), len(tokens))
     drop = max(min(len(tokens) - limit, prompt - 1), 0)
     return tokens[drop:][:limit]
@@ -622,8 +622,7 @@ def _row(tokens: Tokens) -> Row:
 def _pack(rows: Iterable[Row], limit: int) -> list[Row]:
     """Concatenate rows, as many as fit in `limit` tokens.
 
-    Positions restart with each example, by which the backbone separates them; there is no
-    attention mask.
+    Positions restart with each example, so the backbone separates them without an attention mask.
     """
     packed: list[Row] = []
     for row in rows:

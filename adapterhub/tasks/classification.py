@@ -148,7 +148,7 @@ class OfTexts(Task):
 
 
 class OneClass(Task):
-    """The metrics of one class for each example, which has `label`."""
+    """The metrics of tasks that predict one class per example, its `label`."""
 
     outcomes = "classes"
     main_metric = "accuracy"
@@ -180,7 +180,7 @@ class HasClasses(WeighsClasses, OneClass):
         return tuple(labels_of(train))
 
     def check(self, labels: Sequence[str], examples: Sequence[Any]) -> None:
-        """Refuse fewer than two classes, and evaluation classes that training lacks."""
+        """Reject fewer than two classes, and evaluation classes missing from training."""
         check_labels(labels, (e.label for e in examples))
 
     def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
@@ -200,8 +200,8 @@ class Classification(HasClasses, OfTexts):
         a joy to watch,positive
         "dull, and far too long",negative
 
-    Classes are the values of the label column; `data.labels` names and orders them. Classes that
-    are rare get more weight with `class_weights: balanced`.
+    Classes are the values of the label column; `data.labels` names and orders them. Rare classes
+    get more weight with `class_weights: balanced`.
 
     `predict` prints the class and its probability:
 

@@ -5,16 +5,16 @@
     prediction   a generated text for a noised one
     metrics      loss and perplexity of the original text
 
-The five noises of Lewis et al. 2020, section 2.2, https://arxiv.org/abs/1910.13461, in the order in
-which they are applied, each to what the one before it left:
+The five noises of Lewis et al. 2020, section 2.2, https://arxiv.org/abs/1910.13461, in the order of
+application, each to the result of the previous one:
 
     permute    the sentences, which end at full stops, are shuffled
-    infill     spans with lengths from Poisson(`span`) become one mask each; 0 inserts a mask
+    infill     spans with lengths from Poisson(`span`) become one mask each; length 0 inserts one
     mask       tokens become masks
     delete     tokens are removed
     rotate     the text begins at another token, and its beginning follows its end
 
-The defaults are those that Lewis et al. chose for BART: infilling of 30 % of the tokens, and
+The defaults are the choices of Lewis et al. for BART: infilling of 30 % of the tokens, and
 permutation of all sentences (section 3). Each epoch draws new noise.
 """
 
@@ -49,9 +49,9 @@ class Denoising(RestoredText):
         Below it lies a lake.
 
     Each line is a text. Files with columns are read as well, from the column `text`. Long texts are
-    cut into windows, and nothing is lost.
+    cut into windows, without loss.
 
-    `predict` generates the text for one with masks:
+    `predict` restores a text with masks:
 
         the glacier moves slowly
         {"generated": "the glacier moves slowly"}
@@ -87,10 +87,10 @@ class Denoising(RestoredText):
     # Rows
 
     def frame(self, setting: Setting) -> Frame:
-        """Return the tokens around documents, and the room for those that `vary` adds.
+        """Return the tokens around documents, and the room for the tokens that `vary` adds.
 
         Raises:
-            ConfigError: the tokenizer has no mask token, or no end-of-text token.
+            ConfigError: the tokenizer lacks a mask token or an end-of-text token.
         """
         tokenizer = setting.tokenizer
         if tokenizer.mask_token_id is None or tokenizer.eos_token_id is None:
@@ -107,7 +107,7 @@ class Denoising(RestoredText):
         return len(row["input_ids"]) <= self.frame(setting).size(limit_of(setting))
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Noise a row: another way in each epoch."""
+        """Noise a row, differently in each epoch."""
         import numpy as np  # slow to import
 
         tokenizer, ids = setting.tokenizer, row["input_ids"]
@@ -125,7 +125,7 @@ class Denoising(RestoredText):
     ) -> list[int]:
         """Return token ids with the noises of the options.
 
-        The ids are without special tokens.
+        The ids do not include special tokens.
         """
         mask = int(tokenizer.mask_token_id)
         if random.random() < self.permute:
@@ -142,7 +142,7 @@ class Denoising(RestoredText):
 
 
 def permuted(ids: list[int], ends: Sequence[bool], random: np.random.Generator) -> list[int]:
-    """Return the sentences of a text in another order."""
+    """Return the sentences of a text in a random order."""
     sentences: list[list[int]] = [[]]
     for token, last in zip(ids, ends, strict=True):
         sentences[-1].append(token)
@@ -185,13 +185,13 @@ def span_draws(tokens: int, span: float, random: np.random.Generator) -> list[in
 
 
 def rotated(ids: list[int], random: np.random.Generator) -> list[int]:
-    """Let a text begin at a token that is drawn uniformly."""
+    """Rotate a text to begin at a token drawn uniformly."""
     start = int(random.integers(len(ids))) if ids else 0
     return ids[start:] + ids[:start]
 
 
 def _positions(ids: list[int], rate: float, random: np.random.Generator) -> set[int]:
-    """Draw the share `rate` of the positions."""
+    """Draw a share `rate` of the positions."""
     return set(random.choice(len(ids), round(len(ids) * rate), replace=False).tolist())
 
 

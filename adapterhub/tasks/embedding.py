@@ -1,14 +1,14 @@
-"""Sentence embeddings: one vector per text, similar for texts that belong together.
+"""Sentence embeddings: one vector per text, similar for related texts.
 
-    example      a text, the one that belongs to it, and negatives; or two texts and their score
+    example      a text, its positive, and negatives; or two texts and their score
     row          the tokens of each text
     prediction   the vector of each text
     metrics      recall, MRR and nDCG of retrieving positives; or Spearman, Pearson of scores
 
 A vector pools the token states of the backbone (Reimers & Gurevych 2019,
-https://arxiv.org/abs/1908.10084); there is no head. Of pairs, each text learns to find its partner
+https://arxiv.org/abs/1908.10084); there is no head. Each text of a pair learns to find its partner
 among all texts of its batch (Henderson et al. 2017, section 4.4, https://arxiv.org/abs/1705.00652):
-a larger `train.batch_size` gives more negatives, which `train.gradient_accumulation` does not.
+a larger `train.batch_size` gives more negatives; `train.gradient_accumulation` does not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     Vectors = NDArray[float32]
 
 SCORED = ("cosent", "cosine")
-_AT_ONCE = 256  # queries that are compared with all passages
+_AT_ONCE = 256  # queries compared with all passages at a time
 TEXTS, SCORES, SKIPPED = f"{OF_LOSS}texts", f"{OF_LOSS}scores", f"{OF_LOSS}skipped"
 
 
@@ -71,8 +71,8 @@ class Nearest:
 
     Attributes:
         texts: the passages, the most similar one first.
-        ranked: how many are equally similar, and how many of those are relevant.
-        first: the relevant ones that are as similar as the first.
+        ranked: the numbers of equally similar passages, and of the relevant ones among them.
+        first: the relevant passages that are as similar as the first.
     """
 
     texts: tuple[str, ...]
@@ -80,18 +80,18 @@ class Nearest:
     first: frozenset[str] = frozenset()
 
     def right(self, passage: str) -> float:
-        """Return the chance that a relevant passage is the first: equally similar ones share it."""
+        """Return the chance that a relevant passage is ranked first; ties share it."""
         return 1 / self.ranked[0].size if passage in self.first else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Embedded(Prediction):
-    """The vectors of the texts of an example, and what its first text finds.
+    """The vectors of an example's texts, and the passages found by its first text.
 
     Attributes:
-        vectors: of the texts, (texts, d).
-        nearest: the passages that the first text finds; None: it searched none.
-        right: the chance that the one that belongs to it is found first.
+        vectors: the vectors of the texts, (texts, d).
+        nearest: the passages that the first text finds, or None without a search.
+        right: the chance that its positive is found first.
         scores: the ranking metrics of the first text, by name.
     """
 
@@ -128,20 +128,20 @@ class Embedded(Prediction):
 @register_task
 @dataclass(frozen=True)
 class Embedding(Task):
-    """One vector per text, similar for texts that belong together.
+    """One vector per text, similar for related texts.
 
     Rows of `train.jsonl`:
 
         {"anchor": "how to boil an egg", "positive": "Put it into boiling water for 8 minutes."}
         {"anchor": "capital of France", "positive": "Paris is the capital of France."}
 
-    A row may have negatives as well, texts that do not belong to the anchor: a column `negative`,
-    columns `negative_1`, `negative_2`, ..., or lists (`data.negatives` names others). Or each pair
-    has a number, how similar its texts are, and no negatives: a column `score`.
+    A row may also have negatives, texts that do not belong to the anchor: a column `negative`,
+    columns `negative_1`, `negative_2`, ..., or lists (`data.negatives` names others).
+    Alternatively, each pair has a similarity in a column `score`, and no negatives.
 
     The loss follows from the data: multiple-negatives for pairs, cosent for scores.
 
-    `predict` prints the vector of a text, and with `--pair` the similarity of two:
+    `predict` prints the vector of a text, and with `--pair` the similarity of two texts:
 
         0.600 -0.800
         {"vector": [0.6, -0.8]}
@@ -201,16 +201,17 @@ class Embedding(Task):
 
     @property
     def outcomes(self) -> str:  # type: ignore[override]
-        """Numbers with scores, else which passage was found."""
+        """Numbers for pairs with scores, else choices: the passage found."""
         return "numbers" if self.scored else "choices"
 
     def for_model(self, model: PreTrainedModel) -> Embedding:
-        """Return the task with what the backbone was trained with: pooling, prompts, modules.
+        """Return the task with the settings of the backbone's training: pooling, prompts, modules.
 
         Raises:
-            BackboneError: the backbone is a sentence encoder with modules that are not supported.
-            ConfigError: the backbone is an encoder-decoder, whose outputs are not of the text.
-            MismatchError: the task is of an adapter that was trained over other modules.
+            BackboneError: the backbone is a sentence encoder with unsupported modules.
+            ConfigError: the backbone is an encoder-decoder, whose outputs do not represent the
+                text.
+            MismatchError: the task belongs to an adapter trained over other modules.
         """
         from adapterhub.backbones.sentence_modules import modules_of_model
         from adapterhub.backbones.task_models import text_config
@@ -232,7 +233,7 @@ class Embedding(Task):
 
     @property
     def model_note(self) -> str:
-        """What is behind the pooling of a sentence encoder, or before a text."""
+        """A note on a sentence encoder's modules, prompts and similarity."""
         own = self._modules()
         vectors = ", ".join(own.shown) if own.steps else ""
         prompts = dict.fromkeys(filter(None, (self.query_prefix, self.passage_prefix)))
@@ -245,7 +246,7 @@ class Embedding(Task):
         return "; ".join(filter(None, facts))
 
     def recorded(self) -> Embedding:
-        """Return the task of a run that records no modules: its vectors are without them."""
+        """Return the task of a run that records no modules: its vectors do not pass through any."""
         from adapterhub.backbones.sentence_modules import WITHOUT
 
         return replace(self, modules=self.modules or WITHOUT)
@@ -260,7 +261,7 @@ class Embedding(Task):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose the loss by whether pairs have scores, and the columns."""
+        """Infer the columns, and the loss from whether pairs have scores."""
         task = self
         if self.loss_type is None and labelled:
             scored = has_scores(source, options, split)
@@ -271,7 +272,7 @@ class Embedding(Task):
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[TextPair]:
-        """Read pairs with scores or negatives; to predict on, the first texts."""
+        """Read pairs with scores or negatives; for prediction, only the first texts."""
         scored = self.scored or (self.loss_type is None and has_scores(source, options, split))
         pairs = read_text_pairs(source, options, split, scored=scored, labelled=labelled)
         if self.loss_type == "triplet" and labelled and not all(pair.negatives for pair in pairs):
@@ -307,7 +308,7 @@ class Embedding(Task):
     # Rows
 
     def rows_of(self, example: TextPair, setting: Setting, *, labelled: bool) -> list[Row]:
-        """Return one row: the tokens of each of the texts."""
+        """Return one row: the tokens of each text."""
         own, limit = self._modules(), limit_of(setting)
         first, others = self.query_prefix or "", self.passage_prefix or ""
         prefixes = [first, *[others] * (len(example.texts) - 1)]
@@ -359,7 +360,7 @@ class Embedding(Task):
         return partial(self._loss, by_name[self.loss_type or "multiple-negatives"])
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return what counts rows; of triplets, their negatives."""
+        """Return a function that counts rows, or for triplets their negatives."""
         if self.loss_type == "triplet":
             return lambda batch: int((batch[TEXTS][:, 2:] != 0).sum())
         return batch_rows
@@ -398,13 +399,13 @@ class Embedding(Task):
     # Metrics
 
     def metric_names(self, examples: Sequence[TextPair]) -> tuple[str, ...]:
-        """Return those of scores, or of retrieval."""
+        """Return the metrics of scores or of retrieval."""
         return ("spearman", "pearson") if self.scored else RANKING_METRICS
 
     def metrics(
         self, examples: Sequence[TextPair], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compare cosines with scores; or what is found for each query with its positives.
+        """Compare cosines with scores, or the passages found for each query with its positives.
 
         A query finds passages among all positives and negatives of the examples, each text once.
         """
@@ -419,7 +420,7 @@ class Embedding(Task):
         return ranking_metrics(ranked, [[1.0] * len(texts) for texts in right.values()])
 
     def outcome(self, example: TextPair, prediction: Prediction) -> dict[str, Any]:
-        """Return the score and the cosine; or the positive, and the passage that was found."""
+        """Return the score and the cosine, or the positive and the passage found."""
         assert isinstance(prediction, Embedded)
         if self.scored:
             texts = self.shown(example)
@@ -437,7 +438,7 @@ class Embedding(Task):
 
 
 def _partners(examples: Sequence[TextPair]) -> dict[str, set[str]]:
-    """Return what belongs to each first text."""
+    """Return the positives of each first text."""
     right: dict[str, set[str]] = {}
     for example in examples:
         right.setdefault(example.text, set()).add(str(example.pair))
@@ -445,10 +446,10 @@ def _partners(examples: Sequence[TextPair]) -> dict[str, set[str]]:
 
 
 def refuse_decoder(model: PreTrainedModel) -> None:
-    """Refuse a backbone whose outputs are not of the text.
+    """Reject a backbone whose outputs do not represent the text.
 
     Raises:
-        ConfigError: it is an encoder-decoder.
+        ConfigError: the backbone is an encoder-decoder.
     """
     if model.config.is_encoder_decoder:
         raise ConfigError(
@@ -458,7 +459,7 @@ def refuse_decoder(model: PreTrainedModel) -> None:
 
 
 def text_number(text: str) -> int:
-    """Return a number above 0 that stands for a text."""
+    """Return a positive number that identifies a text."""
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=7).digest()
     return int.from_bytes(digest, "big") + 1
 
@@ -492,12 +493,12 @@ def nearest_passages(
 ) -> dict[str, Nearest]:
     """Return the passages that are most similar to each query.
 
-    Similarity is the cosine. A query that is a passage itself does not find itself.
+    Similarity is the cosine. A query that is also a passage does not find itself.
 
     Args:
         queries: their vectors, (d,), by text.
         passages: their vectors, by text.
-        relevant: the passages that belong to each query.
+        relevant: the relevant passages of each query.
     """
     import numpy as np
 
@@ -516,7 +517,7 @@ def nearest_passages(
 
 
 def _nearest(names: Sequence[str], scores: Vectors, relevant: Sequence[int]) -> Nearest:
-    """Return the passages with the highest of some scores, -inf for none."""
+    """Return the passages with the highest scores; -inf excludes a passage."""
     import numpy as np
 
     best = [i for i in np.argsort(-scores, kind="stable")[:RANKED] if scores[i] > -np.inf]

@@ -1,6 +1,6 @@
-"""Classification of pictures.
+"""Classification of images.
 
-    example      a picture file, with the name of its class
+    example      an image file, with the name of its class
     row          the file, which is decoded and scaled for each batch; `labels`: the class index
     prediction   the most probable class and all probabilities
     metrics      accuracy, macro F1, Matthews
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @register_task
 @dataclass(frozen=True)
 class ImageClassification(MediaClassification):
-    """One class per picture.
+    """One class per image.
 
     Rows of `train.csv`, with files relative to the folder of the table:
 
@@ -37,8 +37,9 @@ class ImageClassification(MediaClassification):
     Or a folder with one folder for each class, `--train photos`: photos/cat/1.png, photos/dog/2.png
     and so on; the names of the folders are the classes.
 
-    Pictures are turned upright by their EXIF orientation and converted to RGB; transparency becomes
-    white, and animations their first frame. Files that are broken are refused before training.
+    Images are turned upright by their EXIF orientation and converted to RGB; transparency becomes
+    white, and only the first frame of an animation is used. Broken files are rejected before
+    training.
 
     `predict` prints the class and its probability:
 
@@ -52,9 +53,9 @@ class ImageClassification(MediaClassification):
     input_name = "image"
 
     def decode(self, data: bytes) -> Any:
-        """Decode a picture: RGB, upright."""
+        """Decode an image: RGB, upright."""
         return open_picture(data)
 
     def process(self, decoded: list[Any], setting: Setting) -> dict[str, Tensor]:
-        """Scale and normalize pictures: (batch, channels, height, width)."""
+        """Scale and normalize images: (batch, channels, height, width)."""
         return dict(setting.processor(images=decoded, return_tensors="pt"))

@@ -1,14 +1,14 @@
-"""Pictures with text to text: questions on pictures, captions, instructions.
+"""Images with text to text: questions about images, captions, instructions.
 
-    example      a picture, a question or none, and the answer
+    example      an image, an optional question, and the answer
     row          the file, which is decoded for each batch, and the tokens of prompt and answer,
-                 with those of the picture; `labels`: the tokens of the answer
+                 and of the image; `labels`: the tokens of the answer
     prediction   a generated answer
     metrics      exact match, BLEU and chrF or ROUGE; loss and perplexity of the answers
 
-The backbone has an encoder of pictures whose outputs take the places of tokens in the text of a
-language model (Liu et al. 2023, https://arxiv.org/abs/2304.08485, section 4.1). The loss covers
-only answers, each token predicted from those before it.
+The backbone has an image encoder whose outputs replace placeholder tokens in the text of a language
+model (Liu et al. 2023, https://arxiv.org/abs/2304.08485, section 4.1). The loss covers only
+answers, each token predicted from the tokens before it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Asked: TypeAlias = AskedPicture | PictureChat
 @register_task
 @dataclass(frozen=True)
 class ImageTextToText(Generation, WritesTexts):
-    """Pictures with text to text: questions on pictures, captions.
+    """Images with text to text: questions about images, captions.
 
     Rows of `train.csv`, with files relative to the folder of the table:
 
@@ -60,14 +60,15 @@ class ImageTextToText(Generation, WritesTexts):
         1.png,Which animal is this?,a cat
         2.png,What color is the car?,red
 
-    A table without questions has captions; the option `prompt` is then asked of each picture.
-    Chats with several messages and pictures are columns `messages` and `images`, or those of LLaVA;
-    the messages of the assistant are learned.
+    A table without questions has captions; the option `prompt` is then the question for each image.
+    Chats with several messages and images use the columns `messages` and `images`, or LLaVA's; the
+    assistant's messages are learned.
 
-    The prompt is the chat template of the backbone's processor, filled with the picture and the
-    question; without one, or with `template`, it is the picture, the question and a line feed. No
-    row is cut: one that is longer than `tokens`, or than the backbone reads, is refused. A backbone
-    may need thousands of tokens for a large picture; `pixels` scales pictures down first.
+    The prompt is the chat template of the backbone's processor, filled with the image and the
+    question. Without a chat template, or with `template`, it is the image, the question and a line
+    feed. Rows are not truncated: rows longer than `tokens`, or than the backbone's limit, are
+    rejected. A backbone may need thousands of tokens for a large image; `pixels` scales images down
+    first.
 
     `predict` prints the answer:
 
@@ -100,10 +101,10 @@ class ImageTextToText(Generation, WritesTexts):
             )
 
     def for_model(self, model: PreTrainedModel) -> ImageTextToText:
-        """Return the task, if the backbone writes its answer behind the prompt.
+        """Return the task, if the backbone generates its answer after the prompt.
 
         Raises:
-            ConfigError: it is an encoder-decoder.
+            ConfigError: the backbone is an encoder-decoder.
         """
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(
@@ -116,7 +117,7 @@ class ImageTextToText(Generation, WritesTexts):
     # Examples
 
     def decode(self, data: bytes) -> Any:
-        """Decode a picture: RGB, upright, with `pixels` pixels at most."""
+        """Decode an image: RGB, upright, with at most `pixels` pixels."""
         picture = open_picture(data)
         width, height = picture.size
         if self.pixels is None or width * height <= self.pixels:
@@ -127,7 +128,7 @@ class ImageTextToText(Generation, WritesTexts):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose columns, or those of chats; that there are no questions is told."""
+        """Infer the columns of pairs or chats; report if there are no questions."""
         if chats := chat_choice(source, options, split):
             return self, chats
         _, choice = super().fitted(source, options, split, labelled=labelled)
@@ -139,28 +140,28 @@ class ImageTextToText(Generation, WritesTexts):
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Read pictures, their questions if there are some, and the answers; or chats."""
+        """Read images with optional questions and answers, or chats."""
         if chats := chat_choice(source, options, split):
             return list(read_chats(source, chats.options, split, self.decode, labelled=labelled))
         return read_asked(source, options, split, self.columns, self.decode, labelled=labelled)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> AskedPicture:
-        """Open the picture of a path, with a question."""
+        """Open the image of a path, with a question."""
         return ask(fields[0], fields[1] if len(fields) > 1 else "", self.decode)
 
     def fields(self, options: DataOptions) -> int:
-        """Return 2: a picture and a question."""
+        """Return 2: an image and a question."""
         return 2
 
     def shown(self, example: Asked) -> list[str]:
-        """Return the names of the pictures, and the question, or the messages of a chat."""
+        """Return the names of the images, and the question or the messages of a chat."""
         if len(example.turns) == 1:
             return [example.name, *[example.question] * bool(example.question)]
         lines = (f"{role}: {' '.join(p or PLACE for p in parts)}" for role, parts in example.turns)
         return [example.name, "\n".join(lines)]
 
     def group_of(self, example: Any) -> Hashable:
-        """Return the picture, about which there are several questions."""
+        """Return the image, which may have several questions."""
         return str(example.pictures[0].sha256)
 
     # Rows
@@ -176,11 +177,11 @@ class ImageTextToText(Generation, WritesTexts):
         return [picture.decoded(self.decode) for picture in example.pictures]
 
     def encode(self, examples: Sequence[Asked], setting: Setting, *, labelled: bool) -> Encoded:
-        """Tokenize prompts, with as many tokens as each picture takes, and answers.
+        """Tokenize prompts, with the tokens of their images, and answers.
 
         Raises:
-            DataError: rows are longer than they may be, or answers have tokens of pictures.
-            ConfigError: the processor is of another kind.
+            DataError: rows are too long, or answers contain image tokens.
+            ConfigError: the processor is not supported.
         """
         prompts = PicturePrompts(setting.processor, self.template)
         rows: list[Row] = []
@@ -192,7 +193,7 @@ class ImageTextToText(Generation, WritesTexts):
         return one_row_each(self, examples, setting, rows)
 
     def _check(self, rows: Sequence[Row], setting: Setting, prompts: PicturePrompts) -> None:
-        """Refuse rows of which the model would not read all, and answers that name a picture."""
+        """Reject rows that the model cannot read whole, and answers with an image placeholder."""
         reads = min(setting.positions, setting.tokenizer.model_max_length)
         most = min(self.tokens, reads)
         long = [row for row in rows if self.size(row) > most]
@@ -214,23 +215,23 @@ class ImageTextToText(Generation, WritesTexts):
             )
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the token behind an answer."""
+        """Return the token after an answer."""
         return PicturePrompts(setting.processor, self.template).stops()
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Say if no text ends."""
+        """Warn if no text ends."""
         return self.endless_note(data.setting)
 
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
-        """Return no limit: rows are refused, and none is truncated."""
+        """Return no limits: long rows are rejected, not truncated."""
         return []
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Decode the pictures of a batch, and pad its tokens on the right."""
+        """Decode the images of a batch, and pad its tokens on the right."""
         return self.prompt_batch(rows, setting, "right")
 
     def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
-        """Return the tokens of some rows, padded on a side, and the inputs of their pictures."""
+        """Return the tokens of rows, padded on one side, and the inputs of their images."""
         kept = TOKENS | {"labels"}
         tokens = [{k: v for k, v in row.items() if k in kept} for row in rows]
         batch = pad(tokens, setting.tokenizer, side)
@@ -242,7 +243,7 @@ class ImageTextToText(Generation, WritesTexts):
         return batch | {k: v for k, v in processed.items() if k not in kept}
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the tokens, the shapes of the picture's inputs, and what is learned."""
+        """Return the tokens, the shapes of the image inputs, and the learned tokens."""
         texts = groupby(token_texts(row["input_ids"], setting.tokenizer))
         counted = [(text, len(list(group))) for text, group in texts]
         words = (f"{text}x{n}" if n > 3 else " ".join([text] * n) for text, n in counted)
@@ -257,13 +258,13 @@ class ImageTextToText(Generation, WritesTexts):
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Generate an answer for each picture."""
+        """Generate an answer for each image."""
         rows = [_prompt_of(row) for row in data.rows]
         return list(generate(model, replace(data, rows=rows), batch_size, self))
 
 
 def _prompt_of(row: Row) -> Row:
-    """Return a row without the answer, which is the last of those that are learned."""
+    """Return a row without its answer, which is the last learned part."""
     labels = [*row.get("labels", [IGNORED] * len(row["input_ids"]))]
     end = len(labels)
     while end and labels[end - 1] != IGNORED:
@@ -272,23 +273,23 @@ def _prompt_of(row: Row) -> Row:
 
 
 def _told(row: Row) -> str:
-    """Name a row: its picture and its question."""
+    """Name a row by its image and its question."""
     example = row["file"]
     return f"{example.name} {example.question[:60]!r}" if example.question else str(example.name)
 
 
 TOKENS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-"""What a processor returns with a value for each token; all else is of the pictures."""
+"""The processor outputs with a value for each token; all others belong to the images."""
 
 _PLAIN = "{image}\n{text}\n"
 _BARE = "{image}{text}"  # processors that mark a suffix end the prompt themselves
 
 
 def check_picture_template(template: str | None) -> None:
-    """Refuse a template without a place for the picture and the question.
+    """Reject a template without placeholders for the image and the question.
 
     Raises:
-        ConfigError: one is missing, or there are several places for the picture.
+        ConfigError: a placeholder is missing, or there are several for the image.
     """
     if template is None or (template.count("{image}") == 1 and "{text}" in template):
         return
@@ -301,13 +302,13 @@ def check_picture_template(template: str | None) -> None:
 
 @dataclass(frozen=True)
 class PromptedPicture:
-    """The text with a placeholder for each picture, and what follows it.
+    """The text with a placeholder for each image, and its answer.
 
     Attributes:
         prompt: the text that the model reads.
-        answer: the text that it learns to write behind it; "" to predict.
-        special: whether the tokenizer adds its special tokens to the prompt.
-        earlier: where answers begin and end in the prompt; they are learned, too.
+        answer: the text to learn after it; "" for prediction.
+        special: whether the tokenizer adds special tokens to the prompt.
+        earlier: the spans of answers in the prompt, which are also learned.
     """
 
     prompt: str
@@ -316,7 +317,7 @@ class PromptedPicture:
     earlier: tuple[tuple[int, int], ...] = ()
 
     def pieces(self) -> list[tuple[str, bool]]:
-        """Divide the prompt into texts that are read, and answers, which are learned (true)."""
+        """Split the prompt into texts that are only read, and learned answers (true)."""
         cuts = [0, *(place for span in self.earlier for place in span), len(self.prompt)]
         texts = [self.prompt[begin:end] for begin, end in pairwise(cuts)]
         return [(text, bool(number % 2)) for number, text in enumerate(texts)]
@@ -325,13 +326,13 @@ class PromptedPicture:
 class PicturePrompts:
     """Makes prompts and tokens for one processor.
 
-        chat template   the messages, with their pictures; an answer is what a message of the
-                        assistant adds
-        own template    with {image} and {text}, for one message; the answer ends with the token
-                        that ends texts
+        chat template   the messages, with their images; an answer is the text that an assistant
+                        message adds
+        own template    with {image} and {text}, for one message; the answer ends with the
+                        end-of-text token
 
     Raises:
-        ConfigError: the processor has no placeholder for pictures.
+        ConfigError: the processor lacks a placeholder for images.
     """
 
     def __init__(self, processor: Any, template: str | None) -> None:
@@ -354,10 +355,10 @@ class PicturePrompts:
         self.template = template
 
     def texts(self, turns: Sequence[Turn], answer: str | None) -> PromptedPicture:
-        """Return the texts for some messages; the data of others may have the placeholder in it.
+        """Return the texts for messages; untrusted data may contain the placeholder.
 
         Raises:
-            ConfigError: the chat template has another form, or there is none for a chat.
+            ConfigError: the chat template is not supported, or a chat has no chat template.
         """
         pictures = sum(part is None for _, parts in turns for part in parts)
         if self.chat is None:
@@ -385,7 +386,7 @@ class PicturePrompts:
         return PromptedPicture(prompt, whole[len(prompt) :], not begun, earlier)
 
     def _earlier(self, messages: list[dict[str, Any]], prompt: str) -> tuple[tuple[int, int], ...]:
-        """Find the answers in a prompt; those with a picture are only read.
+        """Find the answers in a prompt; answers with an image are only read.
 
         Raises:
             ConfigError: the chat template rewrites earlier messages.
@@ -437,12 +438,12 @@ class PicturePrompts:
         return chat_text(self.tokenizer, turns, generation_prompt=begun, template=self.chat)
 
     def row(self, texts: PromptedPicture, pictures: Sequence[Any], *, labelled: bool) -> Row:
-        """Return the tokens of a prompt, with those of its pictures, and of the answer.
+        """Return the tokens of a prompt with its images, and of the answer.
 
-        With `labelled` the answer is added, and labels.
+        `labelled` adds the answer and labels.
 
         Raises:
-            ConfigError: the processor returns a value for each token besides its tokens.
+            ConfigError: the processor returns an unknown output with a value for each token.
         """
         parts: list[Row] = []
         rest = list(pictures)
@@ -457,7 +458,7 @@ class PicturePrompts:
         return row if labelled else {name: row[name] for name in row if name != "labels"}
 
     def _read(self, text: str, pictures: Sequence[Any], special: bool) -> Row:
-        """Return the tokens of a text that is read, with those of its pictures."""
+        """Return the tokens of a text that is only read, with the tokens of its images."""
         if not pictures:
             ids = without_end(self._ids(text, special), self.tokenizer)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -473,7 +474,7 @@ class PicturePrompts:
         return {name: list(encoded[name][0][:kept]) for name in TOKENS & encoded.keys()}
 
     def _learned(self, ids: list[int]) -> Row:
-        """Return the tokens of an answer; of the kind 1, they attend to what is before them."""
+        """Return the tokens of an answer; tokens of type 1 attend to earlier tokens."""
         kinds = [int(self.suffix)] * len(ids)
         mask = [1] * len(ids)
         return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds, "labels": ids}
@@ -489,9 +490,9 @@ class PicturePrompts:
         *,
         tensors: bool = True,
     ) -> dict[str, Any]:
-        """Return what the processor makes of some prompts and their pictures.
+        """Return the processor's outputs for prompts and their images.
 
-        Tensors are padded to the longest prompt; else lists are returned.
+        Tensors are padded to the longest prompt; otherwise lists are returned.
         """
         from adapterhub.backbones.processor import picture_inputs
 
@@ -500,7 +501,7 @@ class PicturePrompts:
         return picture_inputs(self.processor, pictures, prompts, tensors=tensors, special=special)
 
     def _answer(self, texts: PromptedPicture) -> list[int]:
-        """Tokenize an answer; a template may end it, else the token that ends texts does."""
+        """Tokenize an answer; it ends as in the template, or with the end-of-text token."""
         tokenizer = self.tokenizer
         ids = self._ids(texts.answer)
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -508,15 +509,15 @@ class PicturePrompts:
         return ids if by_template else ended(ids, tokenizer)
 
     def stops(self) -> list[int]:
-        """Return the token behind an answer: the template's, else the one that ends texts."""
+        """Return the token after an answer: the template's, or the end-of-text token."""
         by_template = template_stops(self.tokenizer, self.chat) if self.chat is not None else []
         return by_template or text_stops(self.tokenizer)
 
 
 def _joined(parts: Sequence[Row]) -> Row:
-    """Join the tokens of texts that are read and of answers, with what processors return of them.
+    """Join the tokens of read texts and of answers, with further processor outputs.
 
-    What a part lacks is zero, and texts that are read have no labels.
+    Outputs that a part lacks are zero; texts that are only read have no labels.
     """
     read = {name for part in parts if "labels" not in part for name in part}
     missing = {"labels": IGNORED}
@@ -531,7 +532,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _chat_template(processor: Any) -> str | None:
-    """Return the chat template of a processor, or of its tokenizer; None: it has none."""
+    """Return the chat template of a processor or of its tokenizer, or None."""
     template = getattr(processor, "chat_template", None) or processor.tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -539,7 +540,7 @@ def _chat_template(processor: Any) -> str | None:
 
 
 def _for_each_token(value: Any, tokens: int) -> bool:
-    """Return whether a value of one example has as many items as there are tokens."""
+    """Return whether an output of one example has as many items as there are tokens."""
     shape: tuple[int, ...] = getattr(value, "shape", ())
     if not shape and isinstance(value, list) and value:
         first = value[0]

@@ -7,9 +7,9 @@
 
 In each window a share `rate` of the tokens is chosen: 80 % of these become the mask token, 10 % a
 random token, 10 % stay, and the model predicts all of them (Devlin et al. 2019, section 3.1 and
-appendix A.1, https://arxiv.org/abs/1810.04805). With `whole_words` all tokens of a word are chosen,
-or none (Cui et al. 2021, section 2.1, https://arxiv.org/abs/1906.08101). Each epoch draws a new
-choice, as in Liu et al. 2019, section 4.1, https://arxiv.org/abs/1907.11692.
+appendix A.1, https://arxiv.org/abs/1810.04805). With `whole_words`, either all tokens of a word are
+chosen or none (Cui et al. 2021, section 2.1, https://arxiv.org/abs/1906.08101). Each epoch draws
+new tokens, as in Liu et al. 2019, section 4.1, https://arxiv.org/abs/1907.11692.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LISTED_FILLS = 5  # most probable tokens that a prediction lists per mask
+LISTED_FILLS = 5  # most probable tokens listed per mask in a prediction
 _Fills = list[dict[str, float]]
 
 
@@ -61,7 +61,7 @@ class MaskedLM(RawText):
         In spring its edge is covered with flowers.
 
     Each line is a text. Files with columns are read as well, from the column `text`. Long texts are
-    cut into windows, and nothing is lost.
+    cut into windows, without loss.
 
     `predict` fills the mask tokens of a text:
 
@@ -87,7 +87,7 @@ class MaskedLM(RawText):
         """Cut texts into windows.
 
         Raises:
-            DataError: there are none to learn from.
+            DataError: there are no windows to learn from.
         """
         encoded = super().encode(examples, setting, labelled=labelled)
         if labelled and not encoded.rows:
@@ -95,7 +95,7 @@ class MaskedLM(RawText):
         return encoded
 
     def rows_of(self, example: Example, setting: Setting, *, labelled: bool) -> list[Row]:
-        """Return the windows of a text; with `labelled`, `special` flags tokens never chosen."""
+        """Return the windows of a text; `labelled` adds `special` flags of tokens never chosen."""
         encoded = _checked(setting.tokenizer)(
             example.text, truncation=True, max_length=limit_of(setting),
             return_overflowing_tokens=True, return_special_tokens_mask=True,
@@ -125,7 +125,7 @@ class MaskedLM(RawText):
         return row | ({"starts": starts} if self.whole_words else {})
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Mask a row: other tokens in each epoch, at least one."""
+        """Mask a row, at least one token, differently in each epoch."""
         if "special" not in row:
             return row
         import numpy as np  # slow to import
@@ -175,9 +175,9 @@ class MaskedLM(RawText):
 def _words(
     free: list[int], starts: list[int], count: int, random: np.random.Generator
 ) -> list[int]:
-    """Choose words in a random order, each that leaves at most `count` tokens chosen, or the first.
+    """Choose random words with at most `count` tokens in total, but at least one word.
 
-    `free` are the positions of tokens that may be chosen, `starts` those at which words start.
+    `free` are the positions of tokens that may be chosen, `starts` the positions of word starts.
     """
     first, words = {*starts}, list[list[int]]()
     for position in free:
@@ -195,7 +195,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a tokenizer that can mask.
 
     Raises:
-        ConfigError: it has no mask token, or is slow.
+        ConfigError: the tokenizer has no mask token, or is slow.
     """
     if tokenizer.mask_token_id is None or not tokenizer.is_fast:
         raise ConfigError(

@@ -1,11 +1,11 @@
 """Multi-label classification: any number of labels per text or pair of texts.
 
-    example      a text or a pair, with its labels: none, one or several
+    example      a text or a pair, with any number of labels
     row          the tokens; `labels`: 1.0 for each label of the text, else 0.0
     prediction   the labels whose probability is at least `threshold`, and all probabilities
     metrics      micro F1, macro F1; exact match, the share of texts with exactly the right labels
 
-Each label is a decision of its own: its probability is the sigmoid of its logit, and the loss is
+Each label is decided independently: its probability is the sigmoid of its logit, and the loss is
 the binary cross-entropy, averaged over texts and labels (Nam et al. 2014, section 3,
 https://arxiv.org/abs/1312.5419). In transformers this is
 `problem_type="multi_label_classification"`.
@@ -84,10 +84,10 @@ class MultiLabel(OfTexts):
         "you fool, get lost",insult;threat
         "thanks, that helped",
 
-    The label column has a JSON list or a cell such as `insult;threat`, separated by the first of
-    `;`, `|` and `,` that occurs in the column, or by the option `separator`. An empty cell is a
-    text without labels. Columns with 1 or 0 are listed: `--label toxic,insult,threat`. peft's
-    format has no place for the loss; the README of an exported adapter names it.
+    The label column has a JSON list or a cell such as `insult;threat`. The separator is the first
+    of `;`, `|` and `,` that occurs in the column, or the option `separator`. An empty cell means no
+    labels. Columns with 1 or 0 are listed: `--label toxic,insult,threat`. peft's format does not
+    record the loss; the README of an exported adapter names it.
 
     `predict` prints the labels with their probabilities, most probable first, or `-`:
 
@@ -121,8 +121,8 @@ class MultiLabel(OfTexts):
     ) -> list[Any]:
         """Read texts with their labels.
 
-        They are a JSON list, a cell with separated labels, or columns with 1 or 0 whose names are
-        the labels; the option `label` then lists these columns: toxic,insult,threat.
+        Labels are a JSON list, a cell with separated labels, or columns with 1 or 0 named by the
+        labels; the option `label` then lists these columns: toxic,insult,threat.
         """
         choice = choose_columns(source, options, split, self.columns, labelled=labelled)
         options = choice.options
@@ -147,7 +147,7 @@ class MultiLabel(OfTexts):
         return [replace(e, labels=tuple(next(named) for _ in e.labels or ())) for e in examples]
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
-        """Return the text, its labels, the predicted ones and the probability of each label."""
+        """Return the text, its labels, the predicted labels and the probability of each label."""
         assert isinstance(prediction, Labels)
         return {
             "texts": self.shown(example),
@@ -157,7 +157,7 @@ class MultiLabel(OfTexts):
         }
 
     def _split(self, examples: list[LabelledText]) -> list[LabelledText]:
-        """Split cells, which `read` left whole: one text with an unknown number of labels."""
+        """Split label cells, which `read` leaves whole."""
         cells = [label for e in examples for label in e.labels or () if isinstance(label, _Cell)]
         separator = self.separator or next(
             (mark for mark in SEPARATORS if any(mark in cell for cell in cells)), None
@@ -169,7 +169,7 @@ class MultiLabel(OfTexts):
         return tuple(sorted_labels(label for e in train for label in e.labels or ()))
 
     def check(self, labels: Sequence[str], examples: Sequence[LabelledText]) -> None:
-        """Refuse fewer than two labels, and evaluation labels that training lacks."""
+        """Reject fewer than two labels, and evaluation labels missing from training."""
         if len(labels) < 2:
             raise DataError(
                 f"the training data has {counted(len(labels), 'label')}",
@@ -210,7 +210,7 @@ class MultiLabel(OfTexts):
     # Predictions
 
     def read_output(self, data: Encoded, passed: Passed) -> Iterator[Prediction]:
-        """Return the labels from the threshold up, with the sigmoid of every label."""
+        """Return the labels at or above the threshold, with the sigmoid of every label."""
         for row in passed.output.logits.float().sigmoid().tolist():
             scores = dict(zip(data.setting.labels, row, strict=True))
             above = [label for label in scores if scores[label] >= self.threshold]
@@ -231,11 +231,11 @@ class MultiLabel(OfTexts):
 
 
 class _Cell(str):
-    """The text of one cell, whose labels are not separated yet."""
+    """The text of one label cell, before separation."""
 
 
 def _labels_of_row(cells: dict[str, Any]) -> tuple[str, ...]:
-    """Return the labels in one cell, unseparated, or the columns with a 1.
+    """Return the unseparated labels of one cell, or the columns with a 1.
 
     Raises:
         ValueError: a cell is missing or has another form.
@@ -262,7 +262,7 @@ def _flag_problem(column: str, value: object) -> str:
 
 
 def _parts(labels: Iterable[str], separator: str | None) -> tuple[str, ...]:
-    """Return labels with those of cells separated."""
+    """Return labels, with the labels of cells separated."""
     parts: list[str] = []
     for label in labels:
         cut = isinstance(label, _Cell) and separator is not None

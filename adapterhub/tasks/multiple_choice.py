@@ -1,4 +1,4 @@
-"""Multiple choice: which of several texts fits a text.
+"""Multiple choice: the one of several texts that fits a text.
 
     example      a text, the choices, and the index of the right one
     row          one (text, choice) pair per choice; `labels`: the index
@@ -53,7 +53,7 @@ class Choices(Grouped):
 
 @dataclass(frozen=True)
 class Choice(Prediction):
-    """The index and text of a choice, and the probability of every choice."""
+    """A choice's index and text, and the probability of every choice."""
 
     index: int
     text: str
@@ -69,7 +69,7 @@ class Choice(Prediction):
         return self.scores[self.index]
 
     def right(self, label: int | None) -> float:
-        """Return 1 if this is the right choice, else 0; equally probable ones share it."""
+        """Return 1 if this is the right choice, else 0; ties share it."""
         return 0.0 if label is None else tied_share(self.scores, label)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Choice(Prediction):
         return self.text, f"{self.probability:.3f}", *others
 
     def columns(self, every: bool = False) -> dict[str, Any]:
-        """Return the choice and its probability; rows may have other choices."""
+        """Return the choice and its probability; choices differ between rows."""
         found = {"choice": self.index, "chosen": self.text, "probability": self.probability}
         return found | ({"probabilities": list(self.scores)} if every else {})
 
@@ -89,16 +89,16 @@ class Choice(Prediction):
 @register_task
 @dataclass(frozen=True)
 class MultipleChoice(Task):
-    """Which of several texts fits a text.
+    """The one of several texts that fits a text.
 
     Rows of `train.jsonl`:
 
         {"text": "He lit the candle, and", "choices": ["it burned.", "it barked."], "label": "A"}
         {"text": "She opened the umbrella, as", "choices": ["it sang.", "it rained."], "label": 1}
 
-    The label is the text of the choice, its index from 0 (from 1 where the last one is numbered
-    so), or its letter. Choices may have marks, which labels name, as in ARC: {"text": [...],
-    "label": [...]}. All rows have the same number of choices.
+    The label is the text of the choice, its index from 0 (from 1 if the labels count that way), or
+    its letter. Choices may have marks that labels refer to, as in ARC: {"text": [...], "label":
+    [...]}. All rows have the same number of choices.
 
     `predict` prints the choice and its probability:
 
@@ -164,13 +164,13 @@ class MultipleChoice(Task):
         return 0
 
     def group_of(self, example: Choices) -> Hashable:
-        """Return the text, in front of whatever choices."""
+        """Return the text without its choices."""
         return example.text
 
     # Rows
 
     def rows_of(self, example: Choices, setting: Setting, *, labelled: bool) -> list[Row]:
-        """Return one row, which holds one row per choice and has the longest's length."""
+        """Return one row, which holds one row per choice and has the length of the longest."""
         texts = [example.text] * len(example.choices)
         encoded = setting.tokenizer(
             texts, list(example.choices), truncation=True, max_length=limit_of(setting)
@@ -180,7 +180,7 @@ class MultipleChoice(Task):
         return [row | ({"labels": example.label} if labelled else {})]
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the tokens of each choice; the right one is marked."""
+        """Return the tokens of each choice, with the right one marked."""
         return {
             f"{'right' if i == row['labels'] else 'wrong'}, {i}": tokens_line(
                 part["input_ids"], setting.tokenizer
@@ -198,7 +198,7 @@ class MultipleChoice(Task):
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return one choice per example; those of the command line may differ in their number."""
+        """Return one choice per example; the number of choices may differ on the command line."""
         uniform = len({len(e.choices) for e in data.examples}) == 1
         return super().predict(model, data, batch_size if uniform else 1)
 
@@ -214,12 +214,12 @@ class MultipleChoice(Task):
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute the accuracy; choices of the same probability share it."""
+        """Compute the accuracy; ties share it."""
         both = zip(examples, (p for p in predictions if isinstance(p, Choice)), strict=True)
         return {"accuracy": math.fsum(p.right(e.label) for e, p in both) / len(examples)}
 
     def outcome(self, example: Choices, prediction: Prediction) -> dict[str, Any]:
-        """Return the right and the predicted choice, and the probability of the latter."""
+        """Return the right and the predicted choice, and the predicted one's probability."""
         assert isinstance(prediction, Choice)
         label = None if example.label is None else example.choices[example.label]
         score = prediction.scores[prediction.index]
@@ -233,7 +233,7 @@ class MultipleChoice(Task):
 
 
 def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:
-    """Describe why a value is not a list of two or more choices, or return ""."""
+    """Return the reason why a value is not a list of two or more choices, or ""."""
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
         return f"{', '.join(map(repr, names))}: not a list of texts"
     if not allow_empty and not all(choice.strip() for choice in choices):
@@ -242,10 +242,10 @@ def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool)
 
 
 def listed_choices(value: object) -> tuple[Any, list[str]]:
-    """Return the texts of choices, and their marks, if they have some.
+    """Return the texts of choices, and their marks, if any.
 
-    With marks, they are {text: [...], label: [...]}, a list of {text: ..., label: ...}, or
-    {A: ..., B: ...}.
+    Choices with marks are {text: [...], label: [...]}, a list of {text: ..., label: ...}, or {A:
+    ..., B: ...}.
     """
     if marked_choices(value):
         assert isinstance(value, dict)
@@ -263,9 +263,10 @@ def listed_choices(value: object) -> tuple[Any, list[str]]:
 
 
 def first_number(labels: Iterable[object], columns: int, lists: Sequence[int] = ()) -> int:
-    """Return the number of the first choice: 1 if labels have the last one, and no 0.
+    """Return the number of the first choice: 1 if labels reach the last number without a 0.
 
-    The choices are in so many columns, or in lists of some lengths: labels then have every number.
+    Choices are in `columns` columns, or in lists of the lengths `lists`. With lists, the labels
+    must contain every number from 1.
     """
     numbers = {str(label).strip() for label in labels}
     if "0" in numbers:
@@ -276,19 +277,19 @@ def first_number(labels: Iterable[object], columns: int, lists: Sequence[int] = 
 
 
 def _length(cell: object) -> int:
-    """Return the number of choices in a cell; 0 if they have marks, by which labels name them."""
+    """Return the number of choices in a cell; 0 if labels refer to their marks."""
     return len(cell) if isinstance(cell, list) else 0
 
 
 def choice_index(
     value: object, choices: Sequence[str], marks: Sequence[str] = (), first: int = 0
 ) -> int:
-    """Return the index of a choice that is named by its text, mark, number or letter.
+    """Return the index of a choice from its text, mark, number or letter.
 
-    Numbers count from `first`; a mark is what stands beside a choice.
+    Numbers count from `first`; a mark is the key or label of a choice.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the value does not name a choice.
     """
     text = str(value).strip()
     if marks:

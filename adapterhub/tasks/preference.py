@@ -5,12 +5,12 @@
     prediction   a response to the prompt
     metrics      accuracy and margin of the rewards, and the loss
 
-The reward of a response is beta (log p - log r): its log probability, compared with that under the
-reference, the model with the adapter off (Rafailov et al. 2023, section 4,
-https://arxiv.org/abs/2305.18290). The reference is computed once, before the first step, so that
-methods which change the backbone's own parameters need no second model. Of a run that starts from
-an adapter (`--from`), the reference is the model with that adapter, and `adapterhub eval`, which
-has not got it, compares with the model without one.
+The reward of a response is beta (log p - log r): its log probability, compared with its log
+probability under the reference, the model with the adapter off (Rafailov et al. 2023, section 4,
+https://arxiv.org/abs/2305.18290). The reference is computed once, before the first step, so methods
+that change the backbone's own parameters do not need a second model. If a run starts from an
+adapter (`--from`), the reference is the model with that adapter; `adapterhub eval`, which lacks it,
+compares with the model without an adapter.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ LABELS, REFERENCE = f"{OF_LOSS}labels", f"{OF_LOSS}reference"
 @register_task
 @dataclass(frozen=True)
 class Preference(Generation, OfComparisons):
-    """Which of two responses to a prompt is better, learned by a language model.
+    """The better of two responses to a prompt, learned by a language model.
 
     Rows of `train.jsonl`:
 
         {"prompt": "Name a prime number.", "chosen": "7", "rejected": "Nine, I think."}
         {"prompt": "Name an even number.", "chosen": "12", "rejected": "7"}
 
-    The responses, and the prompt, may be lists of messages, each with a role and a content. Where
+    The responses, and the prompt, may be lists of messages, each with a role and a content. If
     `chosen` and `rejected` are whole chats, there is no prompt.
 
     `predict` prints a generated response:
@@ -100,7 +100,7 @@ class Preference(Generation, OfComparisons):
         return Comparison((("user", fields[0]),) if self.data == "chat" else fields[0])
 
     def chat_example(self, messages: tuple[Message, ...]) -> Comparison | None:
-        """Build a chat, where the tokenizer's chat template writes prompts."""
+        """Build a chat, if the tokenizer's chat template formats prompts."""
         return Comparison(messages) if self.language.chat_example(messages) else None
 
     # Rows
@@ -150,7 +150,7 @@ class Preference(Generation, OfComparisons):
     def _losses(self, policy: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each comparison.
 
-        `policy` are the log probabilities of the responses, `tokens` the number of their tokens:
+        `policy` holds the log probabilities of the responses, `tokens` their lengths in tokens:
         (batch, 2).
         """
         if self.loss_type == "orpo":
@@ -160,11 +160,11 @@ class Preference(Generation, OfComparisons):
         return dpo_loss(policy, batch[REFERENCE], self.beta, self.label_smoothing)
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the token behind a response."""
+        """Return the token after a response."""
         return self.language.stops(setting)
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Name unused keys of messages; say if no response ends."""
+        """List unused keys of messages; warn if no response ends."""
         return (*super().remarks(data), *self.language.endless_note(data.setting))
 
     # Predictions

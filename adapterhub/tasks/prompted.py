@@ -12,10 +12,10 @@ https://arxiv.org/abs/2005.14165). There is no new head, so a backbone can be ev
 (zero-shot), or with labelled examples in front of each prompt (few-shot, Brown et al., section 2).
 Training uses the model's own loss at that position, over the whole vocabulary.
 
-A word of several tokens is scored by the log likelihood of all of them, of which q(class) is the
-softmax: of a causal model each token given those before it (Brown et al., section 2.4, where it is
-also divided by the number of tokens); of a masked one, all at as many masks (Schick & Schütze 2021,
-section 3.1, https://arxiv.org/abs/2009.07118).
+A word of several tokens is scored by the log likelihood of all its tokens, and q(class) is the
+softmax of these scores. A causal model scores each token given the tokens before it (Brown et al.,
+section 2.4, where the score is also divided by the number of tokens); a masked model scores all at
+as many masks (Schick & Schütze 2021, section 3.1, https://arxiv.org/abs/2009.07118).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 @register_task
 @dataclass(frozen=True)
 class Prompted(FewShot, OneClass, OfTexts):
-    """One class per text or pair, by the word that a language model prefers.
+    """One class per text or pair, scored by a language model as a word.
 
     Rows of `train.csv`:
 
@@ -54,8 +54,8 @@ class Prompted(FewShot, OneClass, OfTexts):
         a joy to watch,1
         "dull, and far too long",0
 
-    `words` has the word of each label, or several; the template says where they are predicted.
-    `model: causal-lm` takes a causal language model. Long labels are less likely than short ones:
+    `words` has one or several words for each label; the template marks where they are predicted.
+    `model: causal-lm` uses a causal language model. Long labels are less likely than short ones:
     `length_normalized` compares the mean of their tokens.
 
     `predict` prints the class and its probability:
@@ -121,7 +121,7 @@ class Prompted(FewShot, OneClass, OfTexts):
     # Examples
 
     def check(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
-        """Refuse labels that have no word."""
+        """Reject labels without a word."""
         counts = Counter(str(e.label) for e in examples if str(e.label) not in self.words)
         if counts:
             raise DataError(
@@ -161,9 +161,9 @@ class Prompted(FewShot, OneClass, OfTexts):
         return False
 
     def _prompt(self, example: Example, setting: Setting, longest: int) -> tuple[list[int], int]:
-        """Return the ids of a prompt, and the position whose logits predict the label word.
+        """Return the ids of a prompt, and the position where the label word is predicted.
 
-        There is room for a word of `longest` tokens.
+        The prompt leaves room for a word of `longest` tokens.
         """
         tokenizer = setting.tokenizer
         causal = self.head == "causal-lm"
@@ -188,10 +188,11 @@ class Prompted(FewShot, OneClass, OfTexts):
         return _FIELDS.sub(lambda match: values[match.group(1)], self.template)
 
     def answer_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-        """Return the tokens of the word of each label, as they follow a text and a space.
+        """Return the tokens of each label's word, as it follows a text and a space.
 
         Raises:
-            ConfigError: a word has an unknown token, or two are the same; or there is no mask.
+            ConfigError: a word has an unknown token, two words are equal, or there is no mask
+                token.
         """
         if self.head == "masked-lm" and tokenizer.mask_token_id is None:
             raise ConfigError(
@@ -213,18 +214,18 @@ class Prompted(FewShot, OneClass, OfTexts):
         return answers
 
     def padding_side(self, setting: Setting) -> str:
-        """Return the right, where padding keeps the positions of the words."""
+        """Return the right side: padding there keeps the positions of the words."""
         return "right"
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad rows without `position`, which is no input of the model."""
+        """Pad rows without `position`, which is not a model input."""
         inputs = [{k: v for k, v in row.items() if k != "position"} for row in rows]
         return super().collate(inputs, setting)
 
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the class whose word is most probable, with the softmax over the words."""
+        """Return the class with the most probable word, with the softmax over the words."""
         import torch  # slow to import
 
         if not data.examples:
@@ -244,17 +245,17 @@ class Prompted(FewShot, OneClass, OfTexts):
 
 
 def _following(word: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of a word behind another one."""
+    """Return the tokens of a word after another word."""
     start, whole, alone = (
         tokenizer(text, add_special_tokens=False)["input_ids"]
         for text in ("a", f"a {word}", f" {word}")
     )
-    # A tokenizer of sentences may put a space in front of each text, besides that of the word.
+    # A SentencePiece tokenizer may add a space before each text, in addition to the word's.
     return list(whole[len(start) :] if whole[: len(start)] == start else alone)
 
 
 def _with_masks(row: Row, count: int) -> list[int]:
-    """Return the tokens of a prompt with several masks in place of one."""
+    """Return the tokens of a prompt with several masks instead of one."""
     ids, position = row["input_ids"], row["position"]
     return [*ids[:position], *[ids[position]] * count, *ids[position + 1 :]]
 

@@ -1,4 +1,4 @@
-"""Extractive question answering: the span of a context that answers a question.
+"""Extractive question answering: find the span of a context that answers a question.
 
     example      a question, a context, and the answers with their positions in it
     row          the question and one window of the context; `start_positions`, `end_positions`
@@ -9,8 +9,8 @@ SQuAD 1.1 (Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250) and 2.0, whe
 have no answer (Rajpurkar et al. 2018, https://arxiv.org/abs/1806.03822). A context that is too long
 is split into windows that overlap by `stride` tokens. The score of a span (i, j) is start_i + end_j
 (Devlin et al. 2019, sections 4.2 and 4.3, https://arxiv.org/abs/1810.04805). The best span over all
-windows is the answer, unless the score of no answer, that of the first token in the window where it
-is lowest, is higher by more than `threshold`.
+windows is the answer, unless the score of no answer is higher by more than `threshold`. That score
+is the first token's, in the window where it is lowest.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Question(Grouped):
 
 @dataclass(frozen=True)
 class Answer(Prediction):
-    """A span of the context, or "" for no answer; the score is relative to that of no answer."""
+    """A span of the context, or "" for no answer; the score is relative to "no answer"."""
 
     text: str
     start: int
@@ -79,10 +79,10 @@ class QuestionAnswering(Task):
         {"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}
         {"question": "Who?", "context": "No Al.", "answers": {"text": ["Al"], "answer_start": [3]}}
 
-    These are the columns of SQuAD on the Hub; its JSON files are read as well. A question without
-    an answer has empty lists, with `unanswerable: true`.
+    These are the columns of SQuAD on the Hub; SQuAD's JSON files can be read as well. With
+    `unanswerable: true`, a question without an answer has empty lists.
 
-    `predict` prints the answer, or `-`; `score` is relative to that of no answer:
+    `predict` prints the answer, or `-`; `score` is relative to the score of no answer:
 
         Ada
         {"answer": "Ada", "start": 0, "end": 3, "score": 5.21}
@@ -107,7 +107,7 @@ class QuestionAnswering(Task):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose columns, unless the data is SQuAD's JSON, which has none."""
+        """Infer the columns, unless the data is SQuAD's JSON, which has none."""
         if _is_squad(source):
             return self, ColumnChoice(options, notes=(f"{source}: SQuAD's JSON",))
         return super().fitted(source, options, split, labelled=labelled)
@@ -176,7 +176,7 @@ class QuestionAnswering(Task):
         return [example.text, example.context]
 
     def group_of(self, example: Question) -> Hashable:
-        """Return the context, on which there are several questions."""
+        """Return the context, which may have several questions."""
         return example.context
 
     # Rows
@@ -193,7 +193,7 @@ class QuestionAnswering(Task):
 
     def _windows(self, question: Question, setting: Setting) -> Iterator[Row]:
         limit, tokenizer = limit_of(setting), setting.tokenizer
-        if setting.windows:  # a long question makes them longer
+        if setting.windows:  # longer for a long question
             words = len(tokenizer(question.text.strip(), verbose=False)["input_ids"])
             limit = min(max(limit, 2 * words), setting.positions, tokenizer.model_max_length)
         asked = cut_text(question.text.strip(), tokenizer, limit // 2)  # half is for the context
@@ -216,13 +216,13 @@ class QuestionAnswering(Task):
             yield row
 
     def fits(self, row: Row, setting: Setting) -> bool:
-        """Return whether the context is one window, and the question is not cut for it."""
+        """Return whether the context fits one window with the whole question."""
         limit = limit_of(setting)
         asked = sum(offset is None for offset in row["offsets"])
         return len(row["input_ids"]) <= limit and asked <= limit // 2
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the tokens and those of the answer."""
+        """Return the tokens of the row and of the answer."""
         ids, tokenizer = row["input_ids"], setting.tokenizer
         start, end = row["start_positions"], row["end_positions"]
         answer = f"{tokens_line(ids[start : end + 1], tokenizer)} (tokens {start} to {end})"
@@ -323,7 +323,7 @@ class QuestionAnswering(Task):
 
 
 def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Return the first and last token of the first answer; token 0 if the window cuts it."""
+    """Return the first and last token of the first answer, or token 0 if the window cuts it."""
     offsets = row["offsets"]
     for text, start in answers[:1]:
         end = start + len(text)
@@ -335,7 +335,7 @@ def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def _is_squad(source: str) -> bool:
-    """Return whether a file is one JSON object with paragraphs, as SQuAD's are."""
+    """Return whether a file is one JSON object with paragraphs, as in SQuAD."""
     if not source.lower().removesuffix(".gz").endswith(".json") or not is_file(source):
         return False
     try:

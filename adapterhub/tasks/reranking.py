@@ -1,11 +1,11 @@
-"""Reranking: how well a passage answers a query, from a model that reads both together.
+"""Reranking: score how well a passage answers a query, with a model that reads both.
 
     example      a query, a passage, and the relevance of the passage, from 0 to 1
     row          the tokens of both, joined by the tokenizer; `labels`: the relevance
     prediction   the probability that the passage is relevant
     metrics      recall, MRR and nDCG over the passages of each query
 
-A cross-encoder with one output, learned with the binary cross-entropy (Nogueira & Cho 2019,
+A cross-encoder with one output, trained with the binary cross-entropy (Nogueira & Cho 2019,
 section 3, https://arxiv.org/abs/1901.04085).
 """
 
@@ -28,13 +28,13 @@ from adapterhub.tasks.common.losses import Loss, relevance_loss
 from adapterhub.tasks.common.metrics import RANKING_METRICS, ranked_gains, ranking_metrics
 from adapterhub.tasks.embedding import text_number
 
-_MOST = 1e3  # of an output, where its probability is 0 or 1
+_MOST = 1e3  # bound of an output with a probability of 0 or 1
 
 
 @register_task
 @dataclass(frozen=True)
 class Reranking(Regression):
-    """How well a passage answers a query: a model reads both together.
+    """The relevance of a passage to a query: a model reads both together.
 
     Rows of `train.jsonl`:
 
@@ -91,7 +91,7 @@ class Reranking(Regression):
             yield Number((1 + math.tanh(value / 2)) / 2)
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the relevance and the probability, and the output that passages are ranked by."""
+        """Return the relevance, the probability, and the output that ranks the passages."""
         found = super().outcome(example, prediction)
         output = _logit(float(found["prediction"]))
         limited = min(max(output, -_MOST), _MOST)
@@ -116,7 +116,7 @@ class Reranking(Regression):
 
 
 def _logit(value: float) -> float:
-    """Return the output of a probability, which tells apart what is nearly 0 or 1."""
+    """Return the logit of a probability, which distinguishes values near 0 or 1."""
     with contextlib.suppress(ValueError):
         return math.log(value) - math.log1p(-value)
     return math.inf if value > 0 else -math.inf

@@ -5,7 +5,7 @@
     prediction   the reward of a response
     metrics      accuracy and margin of the rewards, and the loss
 
-A head with one output, learned with the model of Bradley & Terry, as in Ouyang et al. 2022,
+A head with one output, trained with the model of Bradley & Terry, as in Ouyang et al. 2022,
 equation 1, https://arxiv.org/abs/2203.02155.
 """
 
@@ -83,7 +83,7 @@ class Reward(OfComparisons):
     def encode(
         self, examples: Sequence[Comparison], setting: Setting, *, labelled: bool
     ) -> Encoded:
-        """Encode both responses; without `labelled` the second one is not read."""
+        """Encode both responses; without `labelled`, only the first."""
         return super().encode(examples, setting, labelled=True)
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:

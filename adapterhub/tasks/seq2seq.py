@@ -5,7 +5,7 @@
     prediction   a generated text
     metrics      BLEU and chrF, ROUGE or exact match; loss and perplexity of the targets
 
-Training uses teacher forcing: the decoder sees the target's tokens before the one it predicts
+Training uses teacher forcing: the decoder reads the target's tokens before the one it predicts
 (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215). Evaluation generates.
 """
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LanguagePair(Example):
-    """A text and its target, with languages of their own."""
+    """A text and its target, each with its language."""
 
     src_lang: str | None = None
     tgt_lang: str | None = None
@@ -78,10 +78,10 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
     Two parallel plain-text files are read as well: `data.train` and `data.train_target`. T5 was
     trained with a prefix: `template: "translate English to German: {text}"`.
 
-    mBART, mBART-50, NLLB, M2M-100 and Marian models for several languages are told which:
-    `seq2seq(src_lang=en_XX, tgt_lang=de_DE)`, or columns `src_lang` and `tgt_lang` in the data,
-    where rows differ. Marian reads the target's alone. A language that is missing is refused with a
-    list of those that the model has.
+    mBART, mBART-50, NLLB, M2M-100 and multilingual Marian models require languages:
+    `seq2seq(src_lang=en_XX, tgt_lang=de_DE)`, or columns `src_lang` and `tgt_lang` in the data if
+    rows differ. Marian only uses the target language. The error for a missing language lists the
+    languages of the model.
 
     `predict` prints the generated text:
 
@@ -122,7 +122,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         return read_pairs(source, options, split, labelled, languages=True)
 
     def for_examples(self, examples: Sequence[Example]) -> Task:
-        """Return the task with the language of the texts, and of the targets, if all have one."""
+        """Return the task with the languages of the data, if all rows have the same."""
         pairs = [*map(self.languages, examples)] or [(self.src_lang, self.tgt_lang)]
         sources, targets = ({*side} for side in zip(*pairs, strict=True))
         source = sources.pop() if len(sources) == 1 else self.src_lang
@@ -130,7 +130,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         return self.between((source, target))
 
     def languages(self, example: Example) -> Pair:
-        """Return the languages of an example: its own, or those of the task."""
+        """Return the languages of an example, by default the task's."""
         own = (
             (example.src_lang, example.tgt_lang)
             if isinstance(example, LanguagePair)
@@ -142,7 +142,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         """Return the texts and their targets, each once.
 
         Raises:
-            ConfigError: they have several languages.
+            ConfigError: the examples have several languages.
         """
         if len({*map(self.languages, examples)}) > 1:
             raise ConfigError(
@@ -152,14 +152,14 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         return {"": [*dict.fromkeys((e.text, str(e.label)) for e in examples)]}
 
     def between(self, languages: Pair) -> Seq2Seq:
-        """Return the task between two languages; None: that of the task."""
+        """Return the task between two languages; None keeps the task's own language."""
         source, target = languages
         return replace(self, src_lang=source or self.src_lang, tgt_lang=target or self.tgt_lang)
 
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose columns, unless the data is two parallel files."""
+        """Infer the columns, unless the data is two parallel files."""
         if labelled and options.target(split) is not None:
             return self, ColumnChoice(options)
         return self, fitted_pairs(source, options, split, labelled)
@@ -170,7 +170,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         """Tokenize inputs and targets, each truncated to its own limit.
 
         Raises:
-            ConfigError: the tokenizer has several languages, and those of a text are not known.
+            ConfigError: the tokenizer is multilingual, and the languages of a text are unknown.
         """
         texts = [self._input(e.text, setting) for e in examples]
         pairs = [self.languages(e) for e in examples]
@@ -185,7 +185,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         return one_row_each(self, examples, setting, in_order(rows))
 
     def _input(self, text: str, setting: Setting) -> str:
-        """Return the filled template behind the few-shot examples, which leave it its room."""
+        """Return the filled template after the few-shot examples, cut to the room they leave."""
         filled = self.template.replace("{text}", text)
         shots = "".join(
             self.template.replace("{text}", shown) + f"\n{target}{SEPARATOR}"
@@ -200,7 +200,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
     def _encode(self, texts: list[str], targets: list[str] | None, setting: Setting) -> list[Row]:
         tokenizer = setting.tokenizer
         most = limit_of(setting)
-        if self.examples:  # behind them, texts are cut already
+        if self.examples:  # texts after them are cut already
             most = min(setting.positions, tokenizer.model_max_length)
         rows = rows_from_columns(tokenizer(texts, truncation=True, max_length=most))
         for row in rows:
@@ -208,13 +208,13 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         if targets is not None:
             limit = min(self.max_target, setting.positions)
             encoded = tokenizer(text_target=targets, truncation=True, max_length=limit)
-            whole = bool(language_ids(tokenizer))  # mBART ends targets with their language
+            whole = bool(language_ids(tokenizer))  # mBART's targets end with their language
             for row, ids in zip(rows, encoded["input_ids"], strict=True):
                 row["labels"] = ids if whole else ended(ids, tokenizer, limit)
         return rows
 
     def unlimited(self) -> Seq2Seq:
-        """Return the task without a limit of targets."""
+        """Return the task without a limit on targets."""
         return replace(self, max_target=1 << 30)
 
     def fits(self, row: Row, setting: Setting) -> bool:
@@ -227,7 +227,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         )
 
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
-        """Add the targets, which have a limit of their own."""
+        """Add the limit of the targets, which have their own."""
         limit = min(self.max_target, setting.positions)
         return [*super().limits(setting), ("targets", "max_target of the task", limit)]
 
@@ -236,7 +236,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         return [len(row["input_ids"]), len(row.get("labels", ()))]
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Say if no text ends."""
+        """Warn if no text ends."""
         return self.endless_note(data.setting)
 
     # Predictions
@@ -252,7 +252,7 @@ class Seq2Seq(FewShot, WritesTargets, WritesTexts):
         return in_order(written)
 
     def start_options(self, model: PreTrainedModel, setting: Setting) -> dict[str, Any]:
-        """Return the language at which the decoder starts."""
+        """Return the options that start the decoder at the target language."""
         return target_start(model, setting.tokenizer, (self.src_lang, self.tgt_lang))
 
 
@@ -262,10 +262,10 @@ def _part(data: Encoded, indices: Sequence[int]) -> Encoded:
 
 
 def check_template(template: str) -> None:
-    """Refuse a template without {text}.
+    """Reject a template without {text}.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the template lacks {text}.
     """
     if "{text}" not in template:
         raise ConfigError(f"invalid template {template!r}", expected="a template with {text}")
@@ -274,10 +274,10 @@ def check_template(template: str) -> None:
 def read_pairs(
     source: str, options: DataOptions, split: str, labelled: bool, *, languages: bool = False
 ) -> list[Example]:
-    """Read texts and their targets from two columns, and their `languages` where data have them.
+    """Read texts and targets from two columns, and their `languages` if the data has them.
 
     Raises:
-        DataError: the source cannot be read, a text is missing, or one with a target is empty.
+        DataError: the source cannot be read, a text is missing, or a text with a target is empty.
     """
     choice = fitted_pairs(source, options, split, labelled)
     text_column, label_column = choice.options.text_column, choice.options.label_column
@@ -300,10 +300,10 @@ def read_pairs(
 
 
 def fitted_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> ColumnChoice:
-    """Choose the columns of texts and targets, also those of formats of instructions.
+    """Infer the columns of texts and targets, including instruction formats.
 
     Raises:
-        DataError: the source cannot be read, or its columns are in doubt.
+        DataError: the source cannot be read, or its columns are ambiguous.
     """
     choice = instruction_columns(source, options, split)
     return choice or choose_columns(source, options, split, Seq2Seq.columns, labelled=labelled)

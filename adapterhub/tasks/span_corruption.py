@@ -45,7 +45,7 @@ class SpanCorruption(RestoredText):
         In spring its edge is covered with flowers.
 
     Each line is a text. Files with columns are read as well, from the column `text`. Long texts are
-    cut into windows, and nothing is lost.
+    cut into windows, without loss.
 
     `predict` generates texts for the sentinels of a text:
 
@@ -73,7 +73,7 @@ class SpanCorruption(RestoredText):
     # Rows
 
     def frame(self, setting: Setting) -> Frame:
-        """Return the end of documents, and the room for the end of the text, which `vary` adds."""
+        """Return the end token of documents, and room for the end of the text."""
         sentinels(setting.tokenizer)
         return Frame(end=(int(setting.tokenizer.eos_token_id),), room=1)
 
@@ -86,7 +86,7 @@ class SpanCorruption(RestoredText):
         return [len(row["input_ids"]) + 1]
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Drop spans of a row: other ones in each epoch."""
+        """Drop spans of a row, different ones in each epoch."""
         import numpy as np  # slow to import
 
         marks = sentinels(setting.tokenizer)
@@ -112,10 +112,10 @@ class SpanCorruption(RestoredText):
 def span_lengths(
     tokens: int, rate: float, span: float, most: int, random: np.random.Generator
 ) -> tuple[list[int], list[int]]:
-    """Draw the lengths of the kept and of the dropped spans, which alternate, a kept one first.
+    """Draw the lengths of kept and dropped spans, which alternate; the first is kept.
 
-    Of 2 or more tokens the share `rate` is dropped, in at most `most` spans with a mean length of
-    `span`.
+    A share `rate` of the tokens (2 or more) is dropped, in at most `most` spans with a mean length
+    of `span`.
 
     Returns:
         Two lists of the same length; every span has one or more tokens.
@@ -137,7 +137,7 @@ def sentinels(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids of <extra_id_0>, <extra_id_1> and so on.
 
     Raises:
-        ConfigError: the tokenizer has fewer than two of them, or no end-of-text token.
+        ConfigError: the tokenizer has fewer than two sentinels, or no end-of-text token.
     """
     vocabulary = tokenizer.get_vocab()
     names = (f"<extra_id_{i}>" for i in range(len(vocabulary)))

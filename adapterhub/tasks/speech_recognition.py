@@ -1,14 +1,14 @@
-"""Recognition of speech, as text.
+"""Speech recognition.
 
-    example      a sound file and the text that is spoken
+    example      an audio file and its transcript
     row          the file, which is decoded for each batch; `labels`: the tokens of the text
     prediction   the recognized text
     metrics      word and character error rate
 
-An encoder with an output for each letter learns by CTC, which sums over all ways to spread the text
-over the frames (Graves et al. 2006, https://dl.acm.org/doi/10.1145/1143844.1143891); the most
-probable letter of each frame is the prediction. An encoder-decoder such as Whisper writes the text
-token by token (Radford et al. 2022, https://arxiv.org/abs/2212.04356).
+An encoder with an output for each letter is trained with CTC, which sums over all alignments of the
+text with the frames (Graves et al. 2006, https://dl.acm.org/doi/10.1145/1143844.1143891); the most
+probable letter of each frame is the prediction. An encoder-decoder such as Whisper generates the
+text token by token (Radford et al. 2022, https://arxiv.org/abs/2212.04356).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-_PREFIX = 4  # tokens that Whisper begins with: start, language, task, no timestamps
+_PREFIX = 4  # first tokens of Whisper: start, language, task, no timestamps
 
 
 @register_task
@@ -60,15 +60,15 @@ class SpeechRecognition(Generation, SoundTask):
         1.wav,the glacier moves slowly
         2.wav,it is raining
 
-    Or a folder that has such a table, `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
+    Or a folder with such a table, `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
-    The extra `adapterhub[audio]` has the libraries that decode WAV, FLAC, OGG and MP3, and count
-    errors. Channels become their mean, and other sampling rates that of the backbone. Sounds longer
-    than `seconds`, or than a backbone hears (Whisper 30 seconds), are refused: the end of their
-    text would have no sound.
+    The extra `adapterhub[audio]` installs the libraries that decode WAV, FLAC, OGG and MP3, and
+    count errors. Channels are averaged, and audio is resampled to the rate of the backbone. Audio
+    longer than `seconds` or the backbone's limit (Whisper 30 seconds) is rejected: the end of its
+    transcript would have no audio.
 
-    A backbone with CTC writes letters: texts are put into upper or lower case if its vocabulary has
-    only one of them, and punctuation that it lacks is left out. Error rates ignore case and
+    A CTC backbone predicts letters: texts are converted to upper or lower case if its vocabulary
+    has only one case, and punctuation missing from it is removed. Error rates ignore case and
     punctuation, unless `exact=true`.
 
     `predict` prints the text:
@@ -98,11 +98,11 @@ class SpeechRecognition(Generation, SoundTask):
             raise ConfigError(f"seconds is {self.seconds}", expected="a number above 0")
 
     def for_model(self, model: PreTrainedModel) -> SpeechRecognition:
-        """Return the task, if the language of the texts is known.
+        """Return the task if the language of the texts is known.
 
         Raises:
-            ConfigError: the backbone writes several languages, and none is named: what it begins
-                a text with would not be what it learned.
+            ConfigError: the backbone is multilingual, and no language is named: generated texts
+                would begin with other tokens than learned ones.
         """
         config = getattr(model, "generation_config", None)
         if self.language is None and getattr(config, "is_multilingual", False):
@@ -118,13 +118,13 @@ class SpeechRecognition(Generation, SoundTask):
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Read the files that a table names, and what is spoken in each."""
+        """Read the files named in a table, and their transcripts."""
         return read_media(
             source, options, split, self.columns, self.decode, labelled=labelled, parse=_transcript
         )
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the token behind a text; CTC writes letters alone, and generates nothing."""
+        """Return the token after a text; CTC has none, since it does not generate."""
         return [] if writes_letters(setting.tokenizer) else super().stops(setting)
 
     # Rows
@@ -133,7 +133,7 @@ class SpeechRecognition(Generation, SoundTask):
         """Return rows of files, which `collate` decodes, and the tokens of the texts.
 
         Raises:
-            DataError: sounds are too long, or texts cannot be written with the tokenizer.
+            DataError: audio is too long, or texts cannot be encoded by the tokenizer.
             ConfigError: the backbone has no tokenizer.
         """
         self._check(examples, setting)
@@ -150,7 +150,7 @@ class SpeechRecognition(Generation, SoundTask):
         return one_row_each(self, examples, setting, rows)
 
     def _check(self, examples: Sequence[MediaFile], setting: Setting) -> None:
-        """Refuse a backbone without a tokenizer, and sounds that are heard in part."""
+        """Reject a backbone without a tokenizer, and audio that would be read in part."""
         if not hasattr(setting.tokenizer, "get_vocab"):
             raise ConfigError(
                 "the backbone has no tokenizer: it has not learned to write",
@@ -172,7 +172,7 @@ class SpeechRecognition(Generation, SoundTask):
         )
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Decode the files of a batch, and pad what is learned of them."""
+        """Decode the files of a batch, and pad their labels."""
         batch = self.inputs(rows, setting)
         if rows and "labels" in rows[0]:
             targets = [{"labels": row["labels"]} for row in rows]
@@ -180,40 +180,40 @@ class SpeechRecognition(Generation, SoundTask):
         return batch
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the shapes of what the model gets, and the tokens that it learns."""
+        """Return the shapes of the model inputs, and the learned tokens."""
         facts = self.show_inputs(row, setting)
         if "labels" not in row:
             return facts
         return facts | {"target": tokens_line(row["labels"], setting.tokenizer)}
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return what counts the texts of CTC, or the tokens that an encoder-decoder writes."""
+        """Return a function that counts the texts (CTC) or tokens (encoder-decoder) of a batch."""
         letters = writes_letters(train.setting.tokenizer)
         return batch_rows if letters else super().loss_items(train)
 
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the most probable letters, or the text that the decoder writes."""
+        """Return the most probable letters, or the generated text."""
         from adapterhub.status import quiet_loading
 
         if not model.config.is_encoder_decoder:
             return list(self._spelled(model, data, batch_size))
-        with quiet_loading():  # Whisper warns of its own options
+        with quiet_loading():  # Whisper warns about its own options
             return list(generate(model, data, batch_size, self))
 
     def prompt_batch(self, rows: Sequence[Row], setting: Setting, side: str) -> dict[str, Tensor]:
-        """Decode the files of some rows: the decoder begins by itself."""
+        """Decode the files of rows; the decoder needs no prompt."""
         return self.inputs(rows, setting)
 
     def generation_options(self, model: PreTrainedModel, prompts: Encoded) -> dict[str, Any]:
-        """Return the language, and the longest text, for which the decoder has positions."""
+        """Return the language, and the longest text that fits the decoder's positions."""
         chosen = {} if self.language is None else {"language": self.language, "task": "transcribe"}
         positions = getattr(model.config, "max_target_positions", None) or UNLIMITED
         return {"max_new_tokens": min(self.new_tokens, positions - _PREFIX), **chosen}
 
     def _spelled(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
-        """Return the letters of CTC, of the frames of each sound without those of its padding."""
+        """Return the CTC letters of each row's frames, without padding frames."""
         from adapterhub.backbones.processor import frame_counts
 
         tokenizer = data.setting.tokenizer
@@ -224,7 +224,7 @@ class SpeechRecognition(Generation, SoundTask):
             shares = [math.ceil(len(best[0]) * size / max(sizes)) for size in sizes]
             counts = frame_counts(model, passed.batch) or shares
             for count, letters in zip(counts, best, strict=True):
-                # With its blanks, which are special tokens: they separate equal letters.
+                # Blanks, which are special tokens, are kept: they separate equal letters.
                 yield Generated(str(tokenizer.decode(letters[:count])).strip())
 
         return each_row(model, data, batch_size, read)
@@ -239,7 +239,7 @@ class SpeechRecognition(Generation, SoundTask):
         return transcription_metrics([str(e.label) for e in examples], texts, exact=self.exact)
 
     def outcome(self, example: MediaFile, prediction: Prediction) -> dict[str, Any]:
-        """Return the spoken and the recognized text, their word F1, and the wrong words of all."""
+        """Return the reference, the recognized text, word F1, and counts of words."""
         outcome = text_outcome(self.shown(example), str(example.label), prediction)
         wrong, words = word_errors(outcome["label"], outcome["prediction"], exact=self.exact)
         return outcome | {"wrong_words": wrong, "words": words}
@@ -248,10 +248,10 @@ class SpeechRecognition(Generation, SoundTask):
 def _refuse_long(
     examples: Sequence[MediaFile], targets: Sequence[Sequence[int]], positions: int
 ) -> None:
-    """Refuse texts that are longer than what the decoder writes: their end would not be learned.
+    """Reject texts longer than the decoder's output: their end would not be learned.
 
     Raises:
-        DataError: there are some.
+        DataError: some texts are too long.
     """
     long = [(e, ids) for e, ids in zip(examples, targets, strict=True) if len(ids) > positions]
     if long:
@@ -264,7 +264,7 @@ def _refuse_long(
 
 
 def _transcript(cell: object) -> tuple[str | float | None, str]:
-    """Return the text of a cell, or None and the problem with it."""
+    """Return the text of a cell, or None and a description of the problem."""
     if cell is None or cell != cell:  # NaN marks a missing text
         return None, EmptyCell("the text is missing")
     if problem := text_problem(cell, "text", allow_empty=False):
@@ -273,18 +273,18 @@ def _transcript(cell: object) -> tuple[str | float | None, str]:
 
 
 def writes_letters(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer has a token for each letter, as those of CTC have."""
+    """Return whether a tokenizer has a token for each letter, as CTC tokenizers do."""
     return hasattr(tokenizer, "word_delimiter_token")
 
 
 def letter_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return the ids of the letters of each text.
 
-    Texts are in the case of the vocabulary, if it has only one, and punctuation that it lacks is
-    left out.
+    Texts are converted to the case of the vocabulary if it has only one, and punctuation missing
+    from it is removed.
 
     Raises:
-        DataError: texts have other characters that the vocabulary lacks.
+        DataError: texts have other characters missing from the vocabulary.
     """
     vocabulary = tokenizer.get_vocab()
     letters = {token for token in vocabulary if len(token) == 1 and token.isalpha()}
@@ -318,14 +318,14 @@ def letter_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list
 def target_ids(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, language: str | None
 ) -> list[list[int]]:
-    """Return what a decoder learns to write for each text, up to the end-of-sequence token.
+    """Return the decoder's target tokens for each text, up to the end-of-sequence token.
 
-    The first token of Whisper's prefix and others is left out: the decoder starts with it.
+    The start token, such as the first of Whisper's prefix, is removed: the decoder starts with it.
 
-    Texts begin with a language, for tokenizers that have several.
+    With multilingual tokenizers, texts begin with a language.
 
     Raises:
-        ConfigError: the tokenizer has no such language.
+        ConfigError: the tokenizer does not have the language.
     """
     if language is not None:
         tokenizer = _in_language(tokenizer, language)

@@ -1,4 +1,4 @@
-"""Tagging: named entities in a sentence, or a tag for each word.
+"""Tagging: named entities in a sentence, or one tag per word.
 
     example      a sentence as tokens, with one tag per token
     row          the word pieces; `labels`: the tag at the first piece of each token
@@ -6,9 +6,9 @@
     metrics      F1, precision and recall of entities; accuracy of tags; macro-F1 of plain tags
 
 B-x begins an entity of kind x, I-x continues it, O is outside any entity; tags of other schemes
-(`tasks/common/tag_schemes.py`) are learned as these, and predicted as they are in the data. The
-first word piece of a token carries its tag; the others are ignored in the loss and the prediction,
-as in Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
+(`tasks/common/tag_schemes.py`) are learned as BIO, and predicted in the scheme of the data. The
+first word piece of a token carries its tag; the other pieces are ignored in the loss and the
+prediction, as in Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 """
 
 from __future__ import annotations
@@ -93,12 +93,11 @@ class Tagging(WeighsClasses, Task):
         {"tokens": ["Ada", "Lovelace", "was", "born"], "tags": ["B-PER", "I-PER", "O", "O"]}
         {"tokens": ["in", "London"], "tags": ["O", "B-LOC"]}
 
-    CoNLL columns and CoNLL-U are read as well, and numbers as tags with
-    `--labels 0=O,1=B-PER,2=I-PER`. Tags that are rare get more weight with
-    `class_weights: balanced`.
+    CoNLL columns and CoNLL-U can be read as well, and numeric tags with
+    `--labels 0=O,1=B-PER,2=I-PER`. Rare tags get more weight with `class_weights: balanced`.
 
-    Tags may be IOB1, IO, BIOES or BILOU, too, which `scheme` names where it is in doubt: entities
-    are learned as BIO, and predicted as they are in the data. Plain tags, such as parts of speech,
+    Tags may also be IOB1, IO, BIOES or BILOU; `scheme` names an ambiguous scheme. Entities are
+    learned as BIO, and predicted in the scheme of the data. Plain tags, such as parts of speech,
     are scored by accuracy and macro-F1, and each word is printed as `NOUN: cat`.
 
     `predict` prints the entities, or `-`; `start` and `end` count characters:
@@ -124,7 +123,7 @@ class Tagging(WeighsClasses, Task):
         return "accuracy" if self.scheme == "plain" else "f1"
 
     def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
-        """Return the metrics of entities, or those of plain tags."""
+        """Return the metrics of entities or of plain tags."""
         return ("accuracy", "macro_f1") if self.scheme == "plain" else self.measures
 
     # Examples
@@ -132,7 +131,7 @@ class Tagging(WeighsClasses, Task):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Find the scheme of the tags, and say it, unless they are BIO."""
+        """Infer the scheme of the tags, and report it unless it is BIO."""
         _, choice = super().fitted(source, options, split, labelled=labelled)
         if self.scheme != "auto" or not labelled:
             return self, choice
@@ -141,7 +140,7 @@ class Tagging(WeighsClasses, Task):
         return task, replace(choice, notes=(*choice.notes, *notes))
 
     def _scheme_in(self, choice: ColumnChoice) -> Scheme:
-        """Return the scheme of the tags of a table: that of the task, if they fit it."""
+        """Return the scheme of the tags of a table: the task's, if the tags fit it."""
         options, table = choice.options, choice.table
         assert table is not None
         names = {name: name for name in options.label_names.values()} | dict(options.label_names)
@@ -188,7 +187,7 @@ class Tagging(WeighsClasses, Task):
         return ("O", *(f"{position}-{kind}" for kind in kinds for position in "BI"))
 
     def check(self, labels: Sequence[str], examples: Sequence[Sentence]) -> None:
-        """Refuse data without entities, and evaluation tags that training lacks."""
+        """Reject data without entities, and evaluation tags missing from training."""
         if len(labels) < 2 and self.scheme != "plain":
             raise DataError(
                 "the training data has no entities: every tag is O",
@@ -199,7 +198,7 @@ class Tagging(WeighsClasses, Task):
     # Rows
 
     def rows_of(self, example: Sentence, setting: Setting, *, labelled: bool) -> list[Row]:
-        """Split tokens into word pieces; `first` is the token that begins at a piece, else -1."""
+        """Split tokens into word pieces; `first` is the token that starts at a piece, else -1."""
         tokenizer = setting.tokenizer
         if not tokenizer.is_fast:
             raise ConfigError("tagging needs a fast tokenizer, which maps word pieces to words")
@@ -225,7 +224,7 @@ class Tagging(WeighsClasses, Task):
         return rows
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
-        """Pad rows without `first`, which is no input of the model."""
+        """Pad rows without `first`, which is not a model input."""
         inputs = [{k: v for k, v in row.items() if k != "first"} for row in rows]
         return super().collate(inputs, setting)
 
@@ -240,8 +239,8 @@ class Tagging(WeighsClasses, Task):
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable tag of each token, in the scheme of the data.
 
-        It is O where the sentence was truncated, and "" of plain tags. Of several windows with a
-        token, it is that in which most tokens are around it.
+        Truncated tokens get O, or "" with plain tags. If several windows contain a token, the
+        window with the most context counts.
         """
         left = data.setting.tokenizer.padding_side == "left"
         labels = data.setting.labels
@@ -276,7 +275,7 @@ class Tagging(WeighsClasses, Task):
 
     @property
     def _scheme(self) -> Scheme:
-        """The scheme of predictions; adapters that record none have BIO."""
+        """The scheme of predictions; adapters without a recorded scheme use BIO."""
         return "bio" if self.scheme == "auto" else self.scheme
 
     def _as_in_data(self, tags: Sequence[str]) -> list[str]:
@@ -289,7 +288,7 @@ class Tagging(WeighsClasses, Task):
     ) -> dict[str, float]:
         """Compute f1, precision and recall of entities, and the accuracy of tags.
 
-        Of plain tags it is the accuracy, and the mean F1 of each tag.
+        For plain tags, compute the accuracy and the mean F1 of the tags.
         """
         predicted = [list(p.tags) for p in predictions if isinstance(p, Tags)]
         tags = [self._as_in_data(e.tags or ()) for e in examples]
@@ -314,9 +313,9 @@ def entities(
     scores: Sequence[float] | None = None,
     scheme: Scheme = "bio",
 ) -> list[Entity]:
-    """List the entities that tags form; of plain tags, each word.
+    """List the entities that tags form; for plain tags, each word.
 
-    `scores` are the probabilities of the tags; by default they are 1.
+    `scores` are the probabilities of the tags, 1 by default.
     """
     places: list[tuple[int, int]] = []
     end = 0
@@ -344,7 +343,7 @@ _NOTES: Mapping[str, str] = {
 
 
 def _learned(scheme: Scheme) -> Scheme:
-    """Return the scheme of the classes that are learned from tags of another one."""
+    """Return the scheme of the learned classes for tags of another scheme."""
     return "plain" if scheme == "plain" else "bio"
 
 
@@ -357,7 +356,7 @@ def _sentence(tokens: Any, tags: Any = None) -> Sentence:
 
 
 def _first_pieces(words: Sequence[int | None]) -> list[int]:
-    """Return for each word piece the word it begins, else -1; `words` maps pieces to words."""
+    """Return the word that each word piece begins, else -1; `words` maps pieces to words."""
     before = [None, *words]
     return [
         -1 if w is None or w == b else w for w, b in zip(words, before[: len(words)], strict=True)
@@ -365,7 +364,7 @@ def _first_pieces(words: Sequence[int | None]) -> list[int]:
 
 
 def _named_tags(tags: Any, column: str, names: Mapping[str, str]) -> list[str]:
-    """Return the tags, renamed by the option `labels`, with which numbers are tags too."""
+    """Return the tags, renamed by the option `labels`, which also names numbers."""
     numbers = isinstance(tags, (list, tuple)) and any(type(tag) is int for tag in tags)
     if numbers and not names:
         raise ValueError(f"{column!r} has numbers; --labels 0=O,1=B-PER,2=I-PER,... names them")

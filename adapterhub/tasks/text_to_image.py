@@ -1,12 +1,12 @@
-"""Pictures of prompts: what a diffusion pipeline makes.
+"""Text to image: images generated from prompts by a diffusion pipeline.
 
-    example      a picture file with its caption; to predict, a prompt
+    example      an image file with its caption; for prediction, a prompt
     row          the file, its caption, and the seed of its noise in this epoch
-    prediction   a picture, and the loss of its row
-    metrics      loss, the mean over rows with noise of several draws
+    prediction   an image, and the loss of its row
+    metrics      loss, the mean over rows and several draws of noise
 
-The loss is that of diffusers' training examples: the mean squared error of the noise, or of the
-velocity of flow matching (`adapterhub.backbones.denoising`).
+The loss is the same as in diffusers' training examples: the mean squared error of the noise, or of
+the velocity in flow matching (`adapterhub.backbones.denoising`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-DRAWS = 4  # of noise for each evaluation row: their mean varies less
+DRAWS = 4  # draws of noise for each evaluation row: their mean varies less
 _WEIGHTS = f"{OF_LOSS}weights"
 
 
 @dataclass(frozen=True)
 class Picture(Prediction):
-    """A picture of a prompt.
+    """An image generated from a prompt.
 
     Attributes:
-        image: the picture; None where only the loss is wanted.
-        loss: that of the evaluated picture of the same prompt; None without one.
+        image: the image; None if only the loss was requested.
+        loss: the loss of the evaluated image with the same prompt; None without one.
     """
 
     image: Image | None
@@ -58,7 +58,7 @@ class Picture(Prediction):
 
     @property
     def png(self) -> bytes:
-        """The picture as a PNG file; b"" without one."""
+        """The image as a PNG file; b"" without one."""
         written = io.BytesIO()
         if self.image is not None:
             self.image.save(written, "PNG")
@@ -77,7 +77,7 @@ class Picture(Prediction):
 @register_task
 @dataclass(frozen=True)
 class TextToImage(MediaTask):
-    """Make pictures of prompts, by a pipeline of diffusers.
+    """Generate images from prompts with a pipeline of diffusers.
 
     Rows of `train.csv`, with files relative to the folder of the table:
 
@@ -85,19 +85,20 @@ class TextToImage(MediaTask):
         1.png,a red square on white
         2.png,a small blue circle
 
-    Or a folder, `--train photos`: with such a table as photos/metadata.csv, or with the caption of
-    photos/1.png in photos/1.txt, or one prompt for all pictures,
-    `--task "text-to-image(prompt='a photo of sks dog')"`.
+    Or a folder, `--train photos`: with such a table as photos/metadata.csv, with the caption of
+    photos/1.png in photos/1.txt, or with one prompt for all images, `--task
+    "text-to-image(prompt='a photo of sks dog')"`.
 
-    Pictures are scaled so that the shorter side fits, and cut at the middle. The pipeline must be
-    one of diffusers, `--backbone FOLDER`, with a UNet, or a transformer of Stable Diffusion 3, Flux
-    or PixArt.
+    Images are scaled so that the shorter side fits, and center-cropped. The pipeline must be a
+    folder of diffusers, `--backbone FOLDER`, with a UNet, or with a transformer of Stable Diffusion
+    3, Flux or PixArt.
 
-    Prior preservation (DreamBooth): with `prior='a photo of a dog'`, the backbone makes
-    `prior_pictures` of that prompt before training, and each row is trained beside one of them.
+    Prior preservation (DreamBooth): with `prior='a photo of a dog'`, the backbone generates
+    `prior_pictures` images of that prompt before training, and each row is trained together with
+    one of them.
 
-    `predict` writes pictures, `adapterhub predict RUN "a red square" --output red.png`, and prints
-    their files; in Python, and with `--json`, it has the size and the file in base64:
+    `predict` writes images, `adapterhub predict RUN "a red square" --output red.png`, and prints
+    their file names; in Python, and with `--json`, it returns the size and the file in base64:
 
         512 x 512
         {"png": "iVBORw0KGgo...", "width": 512, "height": 512}
@@ -131,12 +132,12 @@ class TextToImage(MediaTask):
 
     @classmethod
     def typed_input(cls) -> str:
-        """Return what is typed after `adapterhub predict ADAPTER`."""
+        """Return the arguments to type after `adapterhub predict ADAPTER`."""
         return '"a prompt" --output picture.png'
 
     @property
     def main_metric(self) -> str:
-        """Select by loss."""
+        """Return "loss"."""
         return "loss"
 
     # Examples
@@ -144,7 +145,7 @@ class TextToImage(MediaTask):
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Read pictures with their captions; to predict, prompts."""
+        """Read images with their captions; for prediction, prompts."""
         if not labelled:
             column = options.text_column
             return read_rows(source, options, split, [column], lambda text: Example(str(text)))
@@ -160,7 +161,7 @@ class TextToImage(MediaTask):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Return the task, and the columns of pictures and captions."""
+        """Return the task, and the columns of images and captions."""
         if not labelled:
             wants = WANTS["texts"]
             return self, choose_columns(source, options, split, wants, labelled=False)
@@ -168,16 +169,16 @@ class TextToImage(MediaTask):
         return self, choose_columns(source, options, split, self.columns, labelled=named)
 
     def _has_own(self, source: str) -> bool:
-        """Return whether captions are no column: one prompt, or a file beside each picture."""
+        """Return whether captions come from one prompt or from text files, not from a column."""
         folder = is_folder(source) and metadata_file(source) is None
         return bool(self.prompt) or folder
 
     def decode(self, data: bytes) -> Any:
-        """Decode a picture: RGB, upright."""
+        """Decode an image: RGB, upright."""
         return open_picture(data)
 
     def process(self, decoded: list[Any], setting: Setting) -> dict[str, Tensor]:
-        """Scale and cut pictures: (batch, 3, side, side), in [-1, 1]."""
+        """Scale and crop images: (batch, 3, side, side), in [-1, 1]."""
         import torch  # slow to import
         from PIL import ImageOps
 
@@ -188,7 +189,7 @@ class TextToImage(MediaTask):
         return {"pixel_values": pixels.permute(0, 3, 1, 2).float() / 127.5 - 1}
 
     def side(self, setting: Setting) -> int:
-        """Return the side of the pictures, in pixels."""
+        """Return the side length of the images, in pixels."""
         from adapterhub.backbones.denoising import side_of
 
         return self.resolution or side_of(setting.processor)
@@ -202,7 +203,7 @@ class TextToImage(MediaTask):
         return [_prompt_of(example)]
 
     def read_texts(self, example: Any) -> list[str]:
-        """Return none: a picture is made without a prompt, too."""
+        """Return no texts: an image can be generated without a prompt."""
         return []
 
     # Rows
@@ -211,7 +212,7 @@ class TextToImage(MediaTask):
         """Return the files and prompts, or only prompts.
 
         Raises:
-            ConfigError: options of training do not fit the pipeline.
+            ConfigError: training options do not fit the pipeline.
         """
         if labelled:
             self._check(setting.processor)
@@ -240,7 +241,7 @@ class TextToImage(MediaTask):
             )
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Say how many captions the text encoders do not read to their end."""
+        """Report the number of captions that the text encoders truncate."""
         from adapterhub.backbones.denoising import cut_prompts
 
         prompts = [row["prompt"] for row in data.rows]
@@ -254,14 +255,14 @@ class TextToImage(MediaTask):
         )
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Return the row with the seed of its noise in this epoch, perhaps without its caption."""
+        """Return the row with its noise seed for this epoch; the caption may be dropped."""
         digest = hashlib.sha256(repr(key).encode()).digest()
         varied = row | {"seed": int.from_bytes(digest[:7], "big")}
         left_out = int.from_bytes(digest[7:14], "big") < self.empty_prompts * 2**56
         return varied | ({"prompt": ""} if left_out else {})
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Decode the pictures of a batch; those of the prior come last."""
+        """Decode the images of a batch; prior images come last."""
         import torch
 
         from adapterhub.backbones.denoising import prompt_bytes
@@ -273,7 +274,7 @@ class TextToImage(MediaTask):
             pictures += [row["prior"] for row in rows]
             prompts += [self.prior] * len(rows)
             seeds += [row["seed"] + 1 for row in rows]
-            # The mean over both is that over the rows, and the weighted one of the prior.
+            # The total is the mean over the rows plus the weighted mean over the prior.
             weights = [2.0] * len(rows) + [2 * self.prior_weight] * len(rows)
         batch = self.process(pictures, setting)
         batch |= {"prompts": prompt_bytes(prompts), "seeds": torch.tensor(seeds)}
@@ -288,30 +289,30 @@ class TextToImage(MediaTask):
         return ImageOps.mirror(picture) if self.flip and row["seed"] % 2 else picture
 
     def show_inputs(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the shape of the picture and its prompt."""
+        """Return the shape of the image and its prompt."""
         side = self.side(setting)
         prompt = row["prompt"] or "empty, for guidance"
         return {"pixel_values": f"3 x {side} x {side}", "prompt": prompt}
 
     @property
     def compares_with_reference(self) -> bool:
-        """Whether the backbone makes pictures before training."""
+        """Whether the backbone generates images before training."""
         return bool(self.prior)
 
     @property
     def evaluates_with_reference(self) -> bool:
-        """Whether it makes them for an evaluation: the prior is no part of the metric."""
+        """Whether it also generates them for an evaluation: the prior is not part of the metric."""
         return False
 
     def with_reference(self, model: Any, data: Encoded, batch_size: int) -> Encoded:
-        """Return the rows, each with a picture of the prior that the backbone made."""
+        """Return the rows, each with a prior image generated by the backbone."""
         count = min(self.prior_pictures, len(data.rows))
         made = self.pictures(data.setting, [self.prior] * count, batch_size, "the prior")
         rows = [row | {"prior": made[i % count]} for i, row in enumerate(data.rows)]
         return replace(data, rows=rows)
 
     def loss(self, train: Encoded) -> Loss:
-        """Return the mean of the squared errors, and the weighted one of the prior."""
+        """Return the mean squared error, plus the weighted error of the prior."""
         return _mean_loss
 
     def loss_items(self, train: Encoded) -> Items:
@@ -321,14 +322,14 @@ class TextToImage(MediaTask):
     # Predictions
 
     def predict(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Make a picture of each prompt."""
+        """Generate an image for each prompt."""
         prompts = [row["prompt"] for row in data.rows]
         return [Picture(each) for each in self.pictures(data.setting, prompts, batch_size)]
 
     def pictures(
         self, setting: Setting, prompts: Sequence[str], batch_size: int, what: str = "pictures"
     ) -> list[Image]:
-        """Let the pipeline make pictures; that of prompt i has noise of the seed and of i."""
+        """Generate images with the pipeline; the noise of image i is seeded by the seed and i."""
         import torch
 
         from adapterhub.backbones.denoising import sized
@@ -359,8 +360,8 @@ class TextToImage(MediaTask):
         return {"loss": sum(losses) / len(losses)}
 
     def compared(self, model: Any, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Return the loss of each row, and pictures of the first ones."""
-        # All rows as they are, with one noise: runs with other options and seeds are compared.
+        """Return the loss of each row, and images of the first ones."""
+        # Original rows, fixed noise: runs with other options and seeds stay comparable.
         plain = replace(self, flip=False, empty_prompts=0.0)
         rows = replace(data, task=plain, setting=replace(data.setting, seed=0))
         draws = [each_row(model, _Draw(rows, i), batch_size, _losses) for i in range(DRAWS)]
@@ -372,7 +373,7 @@ class TextToImage(MediaTask):
         return [Picture(*each) for each in zip(shown, losses, strict=True)]
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
-        """Return the prompt, the loss and the picture as the text of an address."""
+        """Return the prompt, the loss and the image as a data URL."""
         assert isinstance(prediction, Picture)
         coded = base64.b64encode(prediction.png).decode()
         shown = f"data:image/png;base64,{coded}" if coded else ""
@@ -381,7 +382,7 @@ class TextToImage(MediaTask):
 
 @dataclass(frozen=True)
 class _Draw:
-    """Rows with the noise of one draw."""
+    """Rows with one draw of noise."""
 
     data: Encoded
     number: int
@@ -409,16 +410,16 @@ def _prompt_of(example: Any) -> str:
 
 
 def _caption(cell: object) -> tuple[str | float | None, str]:
-    """Return the caption of a cell, or the problem with it."""
+    """Return the caption of a cell, or a description of the problem."""
     text = cell.strip() if isinstance(cell, str) else ""
     return (text, "") if text else (None, "the caption is missing")
 
 
 def _beside(files: Sequence[MediaFile]) -> list[str]:
-    """Return the captions in the text files beside pictures.
+    """Return the captions in the text files next to images.
 
     Raises:
-        DataError: pictures have none.
+        DataError: images lack captions.
     """
     paths = [Path(file.path).with_suffix(".txt") for file in files]
     texts = [

@@ -1,4 +1,4 @@
-r"""Questions of four forms as text to text, in the format of UnifiedQA.
+r"""Questions in four forms as text to text, in the format of UnifiedQA.
 
     example      the question, with its context or choices, as one text, and the answer
     row          as in `seq2seq`
@@ -32,7 +32,7 @@ _YES_NO = {"true": "yes", "1": "yes", "false": "no", "0": "no"}
 
 
 def question_text(question: str, context: str = "", choices: Sequence[str] = ()) -> str:
-    """Return a question as UnifiedQA reads it."""
+    """Return a question in the format of UnifiedQA."""
     listed = " ".join(f"({_LETTERS[i]}) {choice}" for i, choice in enumerate(choices))
     parts = (question, listed, context)
     return SEPARATOR.join(" ".join(part.split()) for part in parts if part.strip()).lower()
@@ -79,7 +79,7 @@ class UnifiedQA(Seq2Seq):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose the columns of the form."""
+        """Infer the columns of the form."""
         return self, choose_columns(source, options, split, self._wants, labelled=labelled)
 
     def read(
@@ -115,11 +115,11 @@ class UnifiedQA(Seq2Seq):
         return read_rows(source, options, split, names, build)
 
     def read_texts(self, example: Example) -> list[str]:
-        """Return the question: there need not be a context."""
+        """Return the question: a context is optional."""
         return [example.text.partition(SEPARATOR)[0]]
 
     def group_of(self, example: Example) -> Hashable:
-        """Return the context, on which there are several questions; without one, the question."""
+        """Return the context, which may have several questions; without one, the question."""
         context = example.text.partition(SEPARATOR)[2]
         return example.text if self._has_choices or not context else context
 

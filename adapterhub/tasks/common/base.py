@@ -62,8 +62,7 @@ class Prediction(ABC):
         """Return the prediction as one line."""
 
     def cells(self, every: bool = False) -> tuple[str, ...]:
-        """Return the columns that `predict` prints; `every`: with the probabilities of all
-        labels."""
+        """Return the columns that `predict` prints; `every` adds all labels' probabilities."""
         return (str(self),)
 
     def columns(self, every: bool = False) -> dict[str, Any]:
@@ -602,8 +601,7 @@ def _is_named_options(pair: object) -> bool:
 
 
 def dump_task(task: Task) -> str | dict[str, Any]:
-    """Return the normal form of a task: {name: all options}, or its name if no option has an
-    effect."""
+    """Return the normal form of a task: {name: all options}, or its name if none has an effect."""
     options = to_dict(task)
     neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
     return task.name if neutral else {task.name: options}

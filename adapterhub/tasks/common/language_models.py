@@ -1,7 +1,7 @@
-"""Language models: the texts that they generate, and the losses of tokens.
+"""Language models: text generation and token losses.
 
 The logits of all tokens are the largest tensor of a pass: one number for each token and entry of
-the vocabulary. The loss needs those of one token at a time, and of learned tokens alone.
+the vocabulary. The loss needs the logits of one token at a time, and only of learned tokens.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _SEARCH: ContextVar[Mapping[str, Any] | None] = ContextVar("search", default=Non
 
 @dataclass(frozen=True)
 class Writing:
-    """How texts are written in some calls; None: as the task records it, without sampling.
+    """Generation options of some calls; None: the task's recorded option, without sampling.
 
     Attributes:
         max_new_tokens: the longest text, in tokens.
         temperature: divides the logits of the tokens that are sampled; 0 takes the most probable.
-        top_p: samples from the most probable tokens that have this probability together.
-        beams: of the search.
+        top_p: samples from the most probable tokens whose total probability reaches this value.
+        beams: the number of beams of the search.
 
     Raises:
         ConfigError: an option is out of range.
@@ -87,13 +87,13 @@ class Writing:
         return {name: value for name, value in values.items() if value is not None}
 
     def applied(self, task: Task) -> Task:
-        """Return a task that generates, with the length and the beams of these options."""
+        """Return a generating task with the length and the beams of these options."""
         own = {"new_tokens": self.max_new_tokens, "beams": self.beams}
         return replace(task, **{name: v for name, v in own.items() if v is not None})  # type: ignore[type-var]
 
     @contextmanager
     def sampling(self, **more: Any) -> Iterator[None]:
-        """Let `generate` sample inside, if these options do; `more` are for `model.generate`."""
+        """Apply these options to calls of `generate` inside; `more` are for `model.generate`."""
         sampled = self.temperature != 0 and {self.temperature, self.top_p} != {None}
         how = {"temperature": self.temperature or 1.0, "top_p": self.top_p or 1.0, "top_k": 0}
         token = _SEARCH.set(({"do_sample": True} | how if sampled else {}) | more)
@@ -104,22 +104,22 @@ class Writing:
 
 
 def chosen_search() -> Mapping[str, Any]:
-    """Return the options of `model.generate` that this context has chosen."""
+    """Return the options of `model.generate` that are set in this context."""
     return _SEARCH.get() or {}
 
 
-INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
-_LOSSY = ("WordPiece", "NoneType")  # decoders that put a space between words, and had others
-_UNSETTLED = 8  # characters that a later token may still change where spaces are cleaned up
+INCOMPLETE = "\ufffd"  # written for bytes that do not form a character yet
+_LOSSY = ("WordPiece", "NoneType")  # decoders that insert spaces between words
+_UNSETTLED = 8  # characters that a later token may change if spaces are cleaned up
 
 
 def cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether spaces before punctuation are taken out of decoded texts.
+    """Return whether spaces before punctuation are removed from decoded texts.
 
-    A tokenizer whose tokens lost the spaces of the text puts one between all of them, and takes
-    some out again if its configuration says so. One whose tokens have their spaces, of bytes or of
-    pieces of sentences, returns the text as it is, whatever its configuration says: it would
-    otherwise change what was written.
+    A tokenizer whose tokens lack spaces inserts one between all of them, and removes some again if
+    it is configured to. A tokenizer whose tokens contain spaces (byte-level or SentencePiece)
+    returns the text unchanged, whatever its configuration: cleaning up would alter the generated
+    text.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     loses = backend is not None and type(backend.decoder).__name__ in _LOSSY
@@ -127,11 +127,11 @@ def cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def written_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of tokens that a model wrote, without special tokens and languages.
+    """Return the text of generated tokens, without special tokens and language codes.
 
-    All texts that are generated are decoded here: of evaluations, predictions, streams and servers.
+    All generated texts are decoded here: in evaluations, predictions, streams and servers.
     """
-    codes = {*language_ids(tokenizer).values()}  # which are not special in every tokenizer
+    codes = {*language_ids(tokenizer).values()}  # not special tokens in every tokenizer
     return str(
         tokenizer.decode(
             [i for i in ids if i not in codes],
@@ -144,14 +144,14 @@ def written_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 class WrittenPieces:
     """The pieces of a text, token by token; together they are the text.
 
-    A piece ends where a later token changes nothing any more: a token may end within a character.
+    A piece ends where later tokens no longer change it: a token may end within a character.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.ids, self.given = tokenizer, list[int](), 0
 
     def add(self, ids: Sequence[int]) -> str:
-        """Return what tokens add."""
+        """Return the text that tokens add."""
         self.ids += ids
         text = written_text(self.tokenizer, self.ids)
         settled = text.rstrip(INCOMPLETE)
@@ -160,7 +160,7 @@ class WrittenPieces:
         return self._piece(settled)
 
     def end(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         return self._piece(written_text(self.tokenizer, self.ids))
 
     def _piece(self, text: str) -> str:
@@ -170,25 +170,25 @@ class WrittenPieces:
 
 
 class _Streamer:
-    """Gives out the pieces of one text, which `generate` writes in another thread."""
+    """Streams the pieces of one text, which `generate` produces in another thread."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
         self.text, self.skip = WrittenPieces(tokenizer), skip
         self.queue: Queue[str | None] = Queue()
 
     def put(self, ids: Tensor) -> None:
-        """Take tokens; the first are those of the prompt, if there is one."""
+        """Receive tokens; the first ones are the prompt, if there is one."""
         if self.skip:
             self.skip = False
         else:
             self.queue.put(self.text.add(ids.flatten().tolist()))
 
     def end(self) -> None:
-        """Give out the rest."""
+        """Emit the rest."""
         self.queue.put(self.text.end())
 
     def close(self) -> None:
-        """Let the reader end."""
+        """End the stream for the reader."""
         self.queue.put(None)
 
     def __iter__(self) -> Iterator[str]:
@@ -198,13 +198,13 @@ class _Streamer:
 def streamed(
     write: Callable[[], object], tokenizer: PreTrainedTokenizerBase, how: Writing, *, prompt: bool
 ) -> Iterator[str]:
-    """Yield the pieces of the text that `write`, a call of `generate` for one prompt, writes.
+    """Yield the pieces of the text generated by `write`, a call of `generate` for one prompt.
 
-    It runs in a thread, and ends early if no more pieces are taken. With `prompt` the tokens of the
-    prompt come first. Together the pieces are the text.
+    The call runs in a thread, and ends early if the reader stops. With `prompt` the tokens of the
+    prompt come first. The pieces join to the full text.
 
     Raises:
-        Exception: what `write` raises.
+        Exception: any exception of `write`.
     """
     from transformers import StoppingCriteriaList
 
@@ -228,7 +228,7 @@ def streamed(
     try:
         for piece in pieces:
             text = held + piece if begun else (held + piece).lstrip()
-            kept = text.rstrip()  # space at the end of a text is no part of it
+            kept = text.rstrip()  # trailing space is not part of the text
             begun, held = begun or bool(kept), text[len(kept) :]
             if kept:
                 yield kept
@@ -262,22 +262,22 @@ class Generation:
             )
 
     def stops(self, setting: Setting) -> list[int]:
-        """Return the token that the tokenizer has behind a text."""
+        """Return the token that the tokenizer appends to a text."""
         return text_stops(setting.tokenizer)
 
     def stop_texts(self, setting: Setting) -> tuple[str, ...]:
-        """Return the texts before which a generated text ends, besides its tokens: none here."""
+        """Return the stop texts, in addition to stop tokens: none here."""
         return ()
 
     def of_texts(self) -> Generation:
-        """Return the task that reads a text as it is, where texts are continued."""
+        """Return the task that reads a text unchanged, if texts are continued."""
         return self
 
     def between(self, languages: Pair) -> Generation:
-        """Return the task between two languages, for tokenizers that have several; None: as it is.
+        """Return the task between two languages; None keeps the task's own language.
 
         Raises:
-            ConfigError: it does not translate.
+            ConfigError: the task does not translate.
         """
         names = [n for n, each in zip(LANGUAGE_COLUMNS, languages, strict=True) if each]
         raise ConfigError(
@@ -287,11 +287,11 @@ class Generation:
         )
 
     def of_chats(self, setting: Setting) -> Generation:
-        """Return the task that reads chats, where a tokenizer writes them."""
+        """Return the task that reads chats, if the tokenizer formats them."""
         return self
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
-        """Return a line that says that generation will not stop behind an answer, if so."""
+        """Return a warning line if generation will not stop after an answer, else ""."""
         if self.stops(setting):
             return ()
         return (
@@ -304,7 +304,7 @@ class Generation:
         return pad(rows, setting.tokenizer, side)
 
     def generation_options(self, model: PreTrainedModel, prompts: Encoded) -> dict[str, Any]:
-        """Return the options of `model.generate`, besides those of the search."""
+        """Return the options of `model.generate`, except the search options."""
         from adapterhub.anatomy.backbone import Backbone  # imports torch
 
         stops = prompts.task.stops(prompts.setting)
@@ -319,10 +319,10 @@ class Generation:
 
 
 def check_writes(task: Task) -> None:
-    """Refuse a task that generates no texts.
+    """Reject a task that does not generate text.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the task does not generate text.
     """
     if not isinstance(task, Generation):
         raise ConfigError(
@@ -333,10 +333,10 @@ def check_writes(task: Task) -> None:
 
 @dataclass(frozen=True)
 class WritesTargets(Generation):
-    """A target that the decoder of an encoder-decoder writes."""
+    """A target text of the decoder of an encoder-decoder."""
 
     def padding_side(self, setting: Setting) -> str:
-        """Return the right: the decoder starts at the first position."""
+        """Return the right side: the decoder starts at the first position."""
         return "right"
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
@@ -379,7 +379,7 @@ class LearnsTokens(Task):
 
 
 class WritesTexts(LearnsTokens):
-    """A task with the option `metric`, by which written texts are compared with labels."""
+    """A task with the option `metric`, which compares generated texts with labels."""
 
     metric: Literal["bleu", "rouge", "exact"]
 
@@ -402,7 +402,7 @@ class WritesTexts(LearnsTokens):
         return generation_metrics(self.metric, [str(e.label) for e in examples], written)
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
-        """Return the label and the written text, and their word F1 or exact match."""
+        """Return the label and the generated text, and their word F1 or exact match."""
         outcome = text_outcome(self.shown(example), str(example.label), prediction)
         if self.metric == "exact":
             outcome["score"] = self.metrics([example], [prediction])["exact_match"]
@@ -449,20 +449,20 @@ def generate(
         return [*zip(indices, (Generated(text_before(t, stops)) for t in texts), strict=True)]
 
     model.eval()
-    # Padding would stand in front of the prefix.
+    # Padding would come before the prefix.
     batches = results(by_length(prompts, batch_size, None, prefix, even=bool(prefix)), compute)
     return in_order({index: text for batch in batches for index, text in batch})
 
 
 def text_before(text: str, stops: Sequence[str]) -> str:
-    """Return what comes before the first of some texts, without the space at its end."""
+    """Return the text before the first of the stop texts, without trailing space."""
     for stop in stops:
         text = text.partition(stop)[0]
     return text.rstrip() if stops else text
 
 
 class _StopTexts:
-    """Ends each row of `generate` behind one of some texts, if other text is before it."""
+    """Ends each row of `generate` after a stop text that follows other text."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], first: int) -> None:
         self.tokenizer, self.stops, self.first = tokenizer, stops, first
@@ -487,8 +487,8 @@ def token_loss(
 ) -> dict[str, float]:
     """Return `loss`, the mean negative log-likelihood per labelled token in nats, and `perplexity`.
 
-    `shifted`: the model predicts each token from the ones before it, so that the label of the first
-    position does not count. `record` gets the loss of each example, unless several share a row.
+    `shifted`: the model predicts each token from the tokens before it, so the label of the first
+    position does not count. `record` gets the loss of each example, unless examples share a row.
     """
     each = record is not None and len(data.owners) > 0
     head = _head_in_chunks(model, data, batch_size)
@@ -534,7 +534,7 @@ def token_loss(
 
 
 def _head_in_chunks(model: PreTrainedModel, data: Encoded, batch_size: int) -> nn.Linear | None:
-    """Return the head, if its logits are those of the model, and too many for one batch."""
+    """Return the head if it computes the model's logits, and these are too many for one batch."""
     if in_step() or not data.rows:
         return None
     longest = max(data.lengths)
@@ -545,10 +545,10 @@ def _head_in_chunks(model: PreTrainedModel, data: Encoded, batch_size: int) -> n
 def head_apart(
     model: PreTrainedModel, tokens: int, row: Callable[[], Mapping[str, Tensor]]
 ) -> nn.Linear | None:
-    """Return the head of a model, if so many tokens are too many for their logits at once.
+    """Return the head of a model if the logits of `tokens` tokens are too many at once.
 
-    None too if the logits of the model are not those of its head, which a part of one labelled
-    `row` shows.
+    Return None as well if the logits of the model are not the output of its head, as tested on a
+    part of one labelled `row`.
     """
     head = plain_head(model)
     if head is None or logits_at_once(head, tokens) == tokens:
@@ -562,7 +562,7 @@ def head_apart(
 def _row_losses(
     logits: Tensor, batch: dict[str, Tensor], shifted: bool
 ) -> Iterator[tuple[float, int]]:
-    """Yield for each row the summed loss of its labelled tokens, and their number."""
+    """Yield the summed loss of the labelled tokens of each row, and their number."""
     from torch.nn.functional import cross_entropy
 
     for scores, labels in zip(logits, batch["labels"], strict=True):
@@ -581,7 +581,7 @@ _OF_TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "
 
 
 class _Reached(Exception):
-    """A pass ends below the head."""
+    """The pass has reached the input of the head."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -589,9 +589,9 @@ class _Reached(Exception):
 
 
 def plain_head(model: PreTrainedModel) -> nn.Linear | None:
-    """Return the head of a language model, if it is a linear layer and nothing else; else None.
+    """Return the head of a language model if it is a plain linear layer, else None.
 
-    It has no hooks and is not quantized: no adapter, and no offloading, is in between.
+    A plain head has no hooks and is not quantized: no adapter or offloading intervenes.
     """
     from torch import nn
 
@@ -606,9 +606,9 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
 
 
 def states_below(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
-    """Return what the head would read of a batch, (batch, tokens, d); the pass ends there.
+    """Return the head's input for a batch, (batch, tokens, d); the pass ends there.
 
-    None: the head is not called.
+    None if the head is not called.
     """
     handle = head.register_forward_pre_hook(_end)
     try:
@@ -625,10 +625,10 @@ def _end(head: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def whole_output(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Tensor]) -> Any:
-    """Compute the output of a model; None if its logits are not what the head returned.
+    """Compute the output of a model; None if its logits differ from the head's output.
 
-    Logits that are scaled or bounded differ, even where their loss is the same by rounding. None
-    too if the model does not take these tokens, as Reformer only takes certain numbers of them.
+    Scaled or bounded logits differ, even if their loss is equal after rounding. Return None as well
+    if the model does not accept these tokens: Reformer only accepts certain lengths.
     """
     import torch
 
@@ -645,9 +645,10 @@ def whole_output(model: PreTrainedModel, head: nn.Linear, batch: Mapping[str, Te
 
 
 def few_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a row with few of its tokens, the last learned one among them, to compare logits of.
+    """Return a short part of a row for comparing logits, with its last learned token.
 
-    Rows with more than ids, as of pictures, whose tokens belong together, are returned whole.
+    Rows with more inputs than ids, such as images, are returned whole: their tokens belong
+    together.
     """
     labels = batch["labels"]
     if not batch.keys() <= _OF_TOKENS or any(tensor.dim() != 2 for tensor in batch.values()):
@@ -659,9 +660,9 @@ def few_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def targets_of(batch: Mapping[str, Tensor], shifted: bool) -> Tensor:
-    """Return the token to predict at each place, (batch, tokens); IGNORED where none is learned.
+    """Return the token to predict at each position, (batch, tokens), or IGNORED.
 
-    `shifted`: each token is predicted from those before it.
+    `shifted`: each token is predicted from the tokens before it.
     """
     import torch.nn.functional as F
 
@@ -670,9 +671,9 @@ def targets_of(batch: Mapping[str, Tensor], shifted: bool) -> Tensor:
 
 
 def logits_at_once(head: nn.Linear | None, tokens: int) -> int:
-    """Return how many of some tokens have their logits at a time: all, if they are few.
+    """Return the number of tokens whose logits are computed at a time: all, if they are few.
 
-    `head` is None where all tokens have their logits.
+    `head` is None if the logits of all tokens are computed.
     """
     if head is None or tokens * head.weight.shape[0] < _WORTHWHILE:
         return tokens
@@ -685,7 +686,7 @@ def _chunk(head: nn.Linear) -> int:
 
 
 def token_chunks(tokens: int, head: nn.Linear) -> list[slice]:
-    """Divide tokens into those that have their logits at a time."""
+    """Split tokens into chunks whose logits are computed at a time."""
     size = _chunk(head)
     return [slice(begin, begin + size) for begin in range(0, tokens, size)]
 

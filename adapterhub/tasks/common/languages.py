@@ -4,8 +4,8 @@
     mBART-50, NLLB, M2M-100     code text </s>
     Marian                      >>code<< text </s>, and targets without a code
 
-The tokenizers write the codes. The decoder starts at that of the target: it is the first token of
-the targets, or what the model puts in front of them.
+The tokenizers add the codes. The decoder starts at the target's code: it is the first token of the
+targets, or the model moves it in front of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pair: TypeAlias = tuple[str | None, str | None]
 """The languages of an input and of its target."""
 
 LANGUAGE_COLUMNS = ("src_lang", "tgt_lang")
-"""The columns of data, and the options of a task, that name the languages of a pair."""
+"""The data columns and task options that name the languages of a pair."""
 
 _CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 _PREFIX = re.compile(r"\s*>>[^<>\s]+<<")
@@ -33,11 +33,11 @@ _SPEAKING = threading.Lock()
 
 
 class LanguageError(ConfigError):
-    """A language that a tokenizer needs is missing, or it does not have the one that is named."""
+    """A tokenizer requires a language that is not named, or lacks the named one."""
 
 
 def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Return the token of each language whose code a tokenizer writes around texts."""
+    """Return the token of each language whose code a tokenizer adds to texts."""
     speaks: Any = tokenizer
     if not hasattr(speaks, "set_tgt_lang_special_tokens") and not hasattr(speaks, "get_lang_id"):
         return {}
@@ -48,12 +48,12 @@ def language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def languages_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return the languages between which a tokenizer is told to choose, sorted."""
+    """Return the languages of a tokenizer that needs a choice, sorted."""
     return tuple(sorted(language_ids(tokenizer) or _prefixes(tokenizer)))
 
 
 def _prefixes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the target languages of a Marian model for several: fra of >>fra<<."""
+    """Return the target languages of a multilingual Marian model: fra for >>fra<<."""
     codes: Sequence[str] = getattr(tokenizer, "supported_language_codes", ())
     return [code[2:-2] for code in codes]
 
@@ -61,12 +61,12 @@ def _prefixes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def check_languages(
     pairs: Sequence[Pair], chosen: Pair, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse languages that a tokenizer needs and that are missing, or that it does not have.
+    """Reject missing languages that a tokenizer requires, and languages that it lacks.
 
-    `chosen` are those of the task; `pairs` has those of each text.
+    `chosen` are the languages of the task, `pairs` the languages of each text.
 
     Raises:
-        LanguageError: a language is refused.
+        LanguageError: a language is rejected.
     """
     known = languages_of(tokenizer)
     listed = " ".join(known)  # without commas: NLLB's 202 fit the longest line of an error
@@ -105,7 +105,7 @@ def check_languages(
 
 
 def by_languages(pairs: Sequence[Pair]) -> dict[Pair, list[int]]:
-    """Return which texts have each pair of languages, by their index."""
+    """Return the indices of the texts of each pair of languages."""
     groups: dict[Pair, list[int]] = {}
     for index, pair in enumerate(pairs):
         groups.setdefault(pair, []).append(index)
@@ -113,14 +113,14 @@ def by_languages(pairs: Sequence[Pair]) -> dict[Pair, list[int]]:
 
 
 def with_code(text: str, pair: Pair, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a text with the code of the target in front of it, where Marian reads it there."""
+    """Return a text with the target's code in front of it if the model is Marian's."""
     reads = pair[1] and _prefixes(tokenizer) and not _PREFIX.match(text)
     return f">>{pair[1]}<< {text}" if reads else text
 
 
 @contextmanager
 def speaking(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> Iterator[None]:
-    """Let a tokenizer write the codes of two languages; one thread at a time."""
+    """Set the two languages of a tokenizer inside; one thread at a time."""
     speaks: Any = tokenizer
     if None in pair or not language_ids(tokenizer):
         yield
@@ -137,10 +137,10 @@ def speaking(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> Iterator[None]:
 def target_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair: Pair
 ) -> dict[str, Any]:
-    """Return the options of `generate` by which a decoder starts at the code of the target.
+    """Return the options of `generate` that start a decoder at the code of the target.
 
-    A code that begins targets is forced as the first token, as transformers does. mBART's is
-    behind them, and the model moves it in front of the first token in training.
+    A code that begins targets is forced as the first token, as in transformers. mBART's code ends
+    targets, and the model moves it in front of the first token in training.
     """
     code = language_ids(tokenizer).get(str(pair[1]))
     if code is None:
@@ -153,7 +153,7 @@ def target_start(
 
 
 def _moves_last(model: PreTrainedModel, ids: list[int]) -> bool:
-    """Return whether the decoder of a model reads the last token of targets first."""
+    """Return whether the decoder of a model starts with the last token of targets."""
     import torch
 
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)

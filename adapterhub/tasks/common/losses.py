@@ -1,11 +1,11 @@
-"""Losses of a batch in place of the model's own, of vectors, and of comparisons.
+"""Losses of a batch: replacements for the model's own, losses of vectors and of comparisons.
 
-The vectors of a batch are (batch, columns, d): of the anchor, of its positive and of its negatives.
+The vectors of a batch are (batch, columns, d): the anchor, its positive and its negatives.
 `texts` (batch, columns) has a number for each text, equal for equal texts, and 0 where a row has
 fewer negatives. All similarities are cosines.
 
-The log probabilities of comparisons are (batch, 2), the chosen response first: the sums over the
-tokens of a response.
+The log probabilities of comparisons are (batch, 2), the chosen response first; each is summed over
+the tokens of a response.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Items = Callable[[Mapping[str, "Tensor"]], float]
 
 
 OF_LOSS = "loss."
-"""Begins the names of what the loss of a batch reads, and the model does not get."""
+"""The prefix of batch entries that only the loss reads; the model does not receive them."""
 
 
 def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the part of a batch that the model gets."""
+    """Return the part of a batch that is passed to the model."""
     return {name: tensor for name, tensor in batch.items() if not name.startswith(OF_LOSS)}
 
 
 def learned(batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """Return a context that tells a model which tokens of a batch are learned."""
+    """Return a context that marks the learned tokens of a batch for a model."""
     labels = batch.get("labels", batch.get(f"{OF_LOSS}labels"))
     return learned_tokens(labels)
 
@@ -52,7 +52,7 @@ def batch_rows(batch: Mapping[str, Tensor]) -> float:
 def batch_labels(batch: Mapping[str, Tensor], *, shifted: bool = False) -> float:
     """Count the labels of a batch; without labels of classes or tokens, its rows.
 
-    `shifted`: each label is predicted at the token before it, the first one is not.
+    `shifted`: each label is predicted at the token before it, except the first.
     """
     labels = batch.get("labels")
     if labels is None or labels.is_floating_point():
@@ -64,7 +64,7 @@ def next_token_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of the labels, each predicted at the token before it."""
     import torch.nn.functional as F
 
-    # As in transformers, the labels move: a slice of the logits would be a copy of them.
+    # As in transformers, the labels are shifted: slicing the logits would copy them.
     labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
     logits = output.logits.float().flatten(0, 1)
     return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
@@ -81,8 +81,8 @@ def relevance_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
 def span_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the mean of the cross-entropies of the first and the last token of the answer.
 
-    No answer begins or ends in the padding. Models count the padding as further candidates: the
-    loss of a text would depend on how long the others of its batch are.
+    Padding is excluded, since no answer begins or ends in it. Models count padding as candidates,
+    so the loss of a text would depend on the lengths of the others in its batch.
     """
     import torch.nn.functional as F
 
@@ -99,7 +99,7 @@ def span_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def corrected_loss(model: PreTrainedModel, kind: str) -> Loss | None:
-    """Return the loss to use in place of the model's own; None: its own is right.
+    """Return the loss that replaces the model's own; None if the model's own is right.
 
     `kind` is the `head` of a task.
     """
@@ -123,8 +123,8 @@ def multiple_negatives_loss(vectors: Tensor, texts: Tensor, temperature: float) 
 
         -log(exp(cos(a_i, p_i) / t) / sum over candidates c of exp(cos(a_i, c) / t))
 
-    The candidates are the positives and negatives of all rows. One that has the text of the anchor,
-    or of a positive of it in any row, is no negative: it is left out.
+    The candidates are the positives and negatives of all rows. A candidate with the text of the
+    anchor, or of one of its positives in any row, is not a negative and is left out.
 
     vectors: (batch, columns, d), texts: (batch, columns), temperature: t.
     """
@@ -199,7 +199,7 @@ def response_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def dpo_loss(policy: Tensor, reference: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Return the loss of direct preference optimization, of each comparison.
+    """Return the loss of direct preference optimization for each comparison.
 
     Rafailov et al. 2023, equation 7, https://arxiv.org/abs/2305.18290, for labels that are wrong
     with a probability of `smoothing` (Mitchell 2023, equation 3,
@@ -218,10 +218,10 @@ def dpo_loss(policy: Tensor, reference: Tensor, beta: float, smoothing: float) -
 
 
 def ipo_loss(policy: Tensor, reference: Tensor, tokens: Tensor, beta: float) -> Tensor:
-    """Return the loss of identity preference optimization, of each comparison.
+    """Return the loss of identity preference optimization for each comparison.
 
     Azar et al. 2023, equation 17, https://arxiv.org/abs/2310.12036. As in trl, log probabilities
-    are means over the tokens of a response, by which its authors computed their results.
+    are means over the tokens of a response; its authors computed their results this way.
 
     policy, reference, tokens (of each response): (batch, 2). beta is tau in the paper, the strength
     of the regularization.
@@ -232,9 +232,9 @@ def ipo_loss(policy: Tensor, reference: Tensor, tokens: Tensor, beta: float) -> 
 
 
 def orpo_loss(policy: Tensor, tokens: Tensor, beta: float) -> Tensor:
-    """Return the loss of odds-ratio preference optimization, of each comparison.
+    """Return the loss of odds-ratio preference optimization for each comparison.
 
-    Hong et al. 2024, equations 4, 6 and 7, https://arxiv.org/abs/2403.07691; it has no reference:
+    Hong et al. 2024, equations 4, 6 and 7, https://arxiv.org/abs/2403.07691, without a reference:
 
         -log P(c) - beta log sigmoid(log(odds(c) / odds(r))), odds(y) = P(y) / (1 - P(y))
 
@@ -252,7 +252,7 @@ def orpo_loss(policy: Tensor, tokens: Tensor, beta: float) -> Tensor:
 
 
 def bradley_terry_loss(scores: Tensor) -> Tensor:
-    """Return -log sigmoid(s_c - s_r) of each comparison.
+    """Return -log sigmoid(s_c - s_r) for each comparison.
 
     Bradley & Terry 1952; Ouyang et al. 2022, equation 1, https://arxiv.org/abs/2203.02155.
 

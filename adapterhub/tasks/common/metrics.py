@@ -14,8 +14,8 @@ from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
 
-RANKED = 10  # passages that are ranked
-TIE_DIGITS = 6  # of scores: what differs behind them differs by rounding
+RANKED = 10  # ranked passages
+TIE_DIGITS = 6  # decimals of scores; later ones differ by rounding
 RANKING_METRICS = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
 _APOSTROPHES = "'\u2019"
 
@@ -70,9 +70,9 @@ def multi_label_metrics(
 ) -> dict[str, float]:
     """Compute micro F1, macro F1 over all labels, and the share of texts that match exactly.
 
-    The F1 of a label that no text has and none gets is 0.
+    The F1 of a label that is neither present nor predicted in any text is 0.
 
-    `labels` are all labels; the others are those of each text.
+    `labels` lists all labels; the other arguments hold the labels of each text.
 
     Raises:
         DataError: the two differ in length or are empty.
@@ -122,8 +122,8 @@ def tag_metrics(
 ) -> dict[str, float]:
     """Compute the accuracy of the tags of words, and the mean F1 of each tag.
 
-    Both arguments hold one list of tags per sentence. An empty tag, of a word that was not read,
-    is wrong, and has no F1 of its own.
+    Both arguments hold one list of tags per sentence. An empty tag marks a word that was not read;
+    it is wrong, and is not averaged as a tag.
 
     Raises:
         DataError: the two differ in the number of sentences or tags, or are empty.
@@ -249,7 +249,7 @@ def transcription_metrics(
 
 
 def word_errors(said: str, written: str, *, exact: bool = False) -> tuple[int, int]:
-    """Count the words that were substituted, deleted or inserted, and those that were said.
+    """Count the wrong words (substituted, deleted, inserted) and the words of the reference.
 
     Raises:
         ConfigError: the library that counts errors is not installed.
@@ -277,7 +277,7 @@ def _compared(said: str, written: str, exact: bool) -> tuple[str, str]:
 
 
 def spoken(text: str) -> str:
-    """Return the words of a text in small letters, without punctuation but apostrophes in words."""
+    """Return the words of a text in lower case, without punctuation except inner apostrophes."""
     letters = [c if unicodedata.category(c)[0] in "LMN" or c in _APOSTROPHES else " " for c in text]
     return " ".join(filter(None, (w.strip(_APOSTROPHES) for w in "".join(letters).lower().split())))
 
@@ -303,16 +303,16 @@ GENERATION_METRICS = {
 
 @dataclass(frozen=True)
 class Tied:
-    """Passages that a model scores alike: their number, and the gains of the relevant ones."""
+    """Passages with equal scores: their number, and the gains of the relevant ones."""
 
     size: int
     gains: tuple[float, ...] = ()
 
 
 def ranked_gains(scores: Sequence[float], gains: Sequence[float]) -> list[Tied]:
-    """Return the passages of a query from the highest score down, equal ones together.
+    """Return the passages of a query by descending score, with ties grouped.
 
-    Scores that differ by rounding alone, less than a millionth, are equal.
+    Scores that differ only by rounding, by less than a millionth, are ties.
     """
     by_score: dict[float, list[float]] = {}
     for score, gain in zip(scores, gains, strict=True):
@@ -331,11 +331,11 @@ def ranking_metrics(
     Recall is the share of a query's relevant passages that are found. nDCG is Järvelin & Kekäläinen
     2002, https://doi.org/10.1145/582415.582418, with the relevance as the gain. Tied passages count
     as the mean over all their orders (McSherry & Najork 2008,
-    https://doi.org/10.1007/978-3-540-78646-7_38): a model that tells none apart gets what chance
-    gets, whatever the order of the file.
+    https://doi.org/10.1007/978-3-540-78646-7_38): a model that scores all passages alike scores at
+    chance, whatever the order of the file.
 
-    `ranked` has for each query the relevance of the passages that were found, the first one first,
-    and `relevant` that of all its relevant passages.
+    For each query, `ranked` has the relevance of the passages found, in rank order, and `relevant`
+    the relevance of all its relevant passages.
 
     Raises:
         DataError: there are no queries, or one has no relevant passage.
@@ -350,7 +350,7 @@ def ranking_metrics(
 def query_metrics(
     found: Sequence[float | Tied], gains: Sequence[float]
 ) -> tuple[float, float, float, float]:
-    """Compute `RANKING_METRICS` of one query, which has a relevant passage."""
+    """Compute `RANKING_METRICS` of one query with a relevant passage."""
     blocks = [each if isinstance(each, Tied) else _alone(each) for each in found]
     hits = _by_rank(blocks, len)
     many = sum(gain > 0 for gain in gains)
@@ -364,7 +364,7 @@ def _alone(gain: float) -> Tied:
 
 
 def _by_rank(blocks: Sequence[Tied], total: Callable[[tuple[float, ...]], float]) -> list[float]:
-    """Return what is expected at each of the first ranks: the mean of the block there."""
+    """Return the expected gain at each of the first ranks: the mean of the tied block there."""
     expected: list[float] = []
     for block in blocks:
         room = min(block.size, RANKED - len(expected))
@@ -373,7 +373,7 @@ def _by_rank(blocks: Sequence[Tied], total: Callable[[tuple[float, ...]], float]
 
 
 def _first(blocks: Sequence[Tied]) -> float:
-    """Return the expected reciprocal rank of the first relevant passage, 0 behind the ranks."""
+    """Return the expected reciprocal rank of the first relevant passage, or 0 beyond the cutoff."""
     before = 0
     for block in blocks:
         many = len(block.gains)
@@ -395,7 +395,7 @@ def _discounted(gains: Sequence[float]) -> float:
 
 
 def tied_share(scores: Sequence[float], right: int) -> float:
-    """Return the chance that the right one of some scores is taken, the highest: ties share it."""
+    """Return the chance that the right choice has the highest score; ties share it."""
     equal = [round(score, TIE_DIGITS) for score in scores]
     best = max(equal)
     return 1 / equal.count(best) if equal[right] == best else 0.0

@@ -34,7 +34,7 @@ class Frame:
         end: the tokens after each document.
         before: the tokens before each window.
         after: the tokens after each window.
-        room: the tokens that a window leaves free, for those that are added later.
+        room: the number of tokens that a window leaves free for later additions.
         words: whether the first token of each word is flagged.
     """
 
@@ -53,7 +53,7 @@ class Frame:
 class Windows(Sequence[Any]):
     """The windows of some tokens, as rows; each is built when it is read.
 
-    `tokens` have flags, (tokens,); a row of `limit` ids is made by `build`, of its ids and of the
+    `tokens` have flags, (tokens,). `build` makes a row of `limit` ids from its ids and the
     positions where words start.
     """
 
@@ -67,7 +67,7 @@ class Windows(Sequence[Any]):
         self.tokens, self.frame, self.limit, self.build = tokens, frame, limit, build
         self.size = frame.size(limit)
         self.total = -(-len(tokens) // self.size)
-        # A single token is nothing to learn from.
+        # A single token has nothing to learn.
         if self.total > 1 and len(tokens) - (self.total - 1) * self.size < 2:
             self.total -= 1
 
@@ -145,10 +145,11 @@ def around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tu
 def word_starts(encoded: Any, index: int, text: str) -> frozenset[int]:
     """Return the positions of the tokens that begin a word.
 
-    Words are those of the tokenizer's pre-tokenizer: BERT's separates punctuation, others spaces.
-    Where it has none, a word begins at the start and after a space, by the offsets of the tokens.
+    Words are defined by the tokenizer's pre-tokenizer: BERT's splits at punctuation, others at
+    spaces. Without a pre-tokenizer, a word begins at the start and after a space, by the offsets of
+    the tokens.
 
-    `encoded` is what a fast tokenizer returned, without special tokens, and `index` the row of the
+    `encoded` is the output of a fast tokenizer without special tokens, and `index` the row of the
     text.
     """
     encoding = encoded.encodings[index]
@@ -164,7 +165,7 @@ def word_starts(encoded: Any, index: int, text: str) -> frozenset[int]:
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a digest of all that decides which tokens a text has."""
+    """Return a digest of everything that determines the tokens of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return hashlib.sha256(backend.to_str().encode()).hexdigest()

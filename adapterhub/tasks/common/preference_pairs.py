@@ -1,4 +1,4 @@
-"""What tasks on comparisons share: examples, rows of two responses, metrics of their rewards."""
+"""Code shared by tasks on comparisons: examples, rows of two responses, reward metrics."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Compared(Prediction):
 
     @property
     def margin(self) -> float:
-        """By how much the chosen response is better."""
+        """The reward of the chosen response minus that of the rejected one."""
         return self.chosen - self.rejected
 
     @property
     def right(self) -> float:
-        """1 if the chosen response has the higher reward, a half if both have the same, else 0."""
+        """1 if the chosen response has the higher reward, 0.5 for a tie, else 0."""
         return 0.5 if round(self.margin, TIE_DIGITS) == 0 else float(self.margin > 0)
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class OfComparisons(Task):
 
     @property
     def model_note(self) -> str:
-        """Whether the tokenizer's chat template writes the pairs."""
+        """Whether the tokenizer's chat template formats the pairs."""
         return template_note(self.name) if self.data == "pairs" and self.template is None else ""
 
     @property
@@ -108,7 +108,7 @@ class OfComparisons(Task):
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
-        """Choose the columns; lists of messages are read as chats."""
+        """Infer the columns; lists of messages are read as chats."""
         chats = labelled and self.data == "pairs" and are_chats(source, options, split)
         task = replace(self, data="chat") if chats else self
         return task, comparison_columns(source, options, split, labelled=labelled)
@@ -118,7 +118,7 @@ class OfComparisons(Task):
         return [example.text]
 
     def group_of(self, example: Comparison) -> Hashable:
-        """Return the prompt; of a chat, its first messages."""
+        """Return the prompt; for a chat, its first messages."""
         return opening(example.prompt or "")
 
     # Rows
@@ -140,10 +140,10 @@ class OfComparisons(Task):
         return one_row_each(self, examples, setting, rows)
 
     def asked(self, example: Comparison, setting: Setting, response: str = "") -> Example | Chat:
-        """Return a prompt as an example of causal-lm, with the `response` of this name, if any.
+        """Return a prompt as an example of causal-lm, with the `response` of that name, if any.
 
-        The response alone is learned, not earlier answers. A prompt of messages that was a text is
-        one where no chat template writes the prompts.
+        Only the response is learned, not earlier answers. A prompt that was a text stays a text if
+        no chat template formats prompts.
         """
         text = str(getattr(example, response)) if response else None
         template = prompt_template(self.template, setting.tokenizer)
@@ -155,12 +155,12 @@ class OfComparisons(Task):
         return Chat((*map(as_read, example.prompt), ("assistant", text)))
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return what of both responses is compared."""
+        """Return the texts of both responses that are compared."""
         lines = [learned_line(each["labels"], setting.tokenizer) for each in row["responses"]]
         return dict(zip(("chosen", "rejected"), lines, strict=True))
 
     def padding_side(self, setting: Setting) -> str:
-        """Return the right: no token attends to it."""
+        """Return the right side: no token attends to padding there."""
         return "right"
 
     def stacked(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ class OfComparisons(Task):
         return pad(both, setting.tokenizer, self.padding_side(setting))
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Name the keys of messages that the chat template does not use."""
+        """List the keys of messages that the chat template does not use."""
         prompts = [self.asked(example, data.setting) for example in data.examples]
         chats = [prompt for prompt in prompts if isinstance(prompt, Chat)]
         return unused_note(chats, data.setting.tokenizer)
@@ -177,13 +177,13 @@ class OfComparisons(Task):
     # Metrics
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return what counts comparisons."""
+        """Return a function that counts comparisons."""
         return batch_rows
 
     def metrics(
         self, examples: Sequence[Comparison], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute how often the chosen response has the higher reward, ties by half, and means."""
+        """Compute how often the chosen response wins, with ties by half, and mean rewards."""
         compared = [p for p in predictions if isinstance(p, Compared)]
         columns = zip(*((p.right, p.margin, p.loss) for p in compared), strict=True)
         means = (math.fsum(values) / len(compared) for values in columns)

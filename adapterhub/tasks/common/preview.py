@@ -1,4 +1,4 @@
-"""Rows as text: their tokens, and what the model learns of them."""
+"""Rows as text: their tokens, and the learned ones among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACE, NOT_LEARNED = "▁", "·"
 
 
 def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the tokens of ids, special ones included; ▁ is a space in front of a token."""
+    """Return the tokens of ids, including special ones; ▁ is a space before a token."""
     return [_token_text(i, tokenizer) for i in ids]
 
 
@@ -26,7 +26,7 @@ def tokens_line(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def learned_line(labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the tokens that labels name, with · for positions that the loss ignores."""
+    """Return the tokens of labels, with · for positions that the loss ignores."""
     words: list[str] = []
     for learned, group in itertools.groupby(labels, lambda label: label >= 0):
         ids = list(group)
@@ -52,7 +52,7 @@ def tags_line(
 def removed_text(
     whole: Sequence[int], kept: Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """Return the text of the tokens that are in `whole` and not in `kept`, in order."""
+    """Return the text of the tokens in `whole` but not in `kept`, in order."""
     matcher = SequenceMatcher(None, whole, kept, autojunk=False)
     gone = [whole[a:b] for what, a, b, _, _ in matcher.get_opcodes() if what != "equal"]
     return " ... ".join(str(tokenizer.decode(list(ids))).strip() for ids in gone if ids)
@@ -62,6 +62,6 @@ def _token_text(token_id: int, tokenizer: PreTrainedTokenizerBase) -> str:
     token = str(tokenizer.convert_ids_to_tokens(token_id))
     text = str(tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
     if token.startswith("##") or "\ufffd" in text or not text:
-        return one_line(token)  # a part of a word, or of a character
+        return one_line(token)  # part of a word or of a character
     lead = SPACE * token.startswith(("Ġ", SPACE)) if not text.startswith(" ") else ""
     return one_line(lead + text.replace(" ", SPACE))

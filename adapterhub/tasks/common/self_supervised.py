@@ -1,4 +1,4 @@
-"""What tasks have in common that learn from raw text: some of it is hidden, and learned."""
+"""Code shared by tasks on raw text: part of the text is hidden, and learned."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class RawText(LearnsTokens):
 
 @dataclass(frozen=True)
 class RestoredText(WritesTargets, RawText):
-    """Text that was changed goes in, and an encoder-decoder writes what was lost."""
+    """The input is corrupted text; an encoder-decoder restores it."""
 
     head = "seq2seq"
     shortest: ClassVar[int] = 1
-    """The tokens of a window from which something can be lost."""
+    """The smallest window that can be corrupted, in tokens."""
     no_windows: ClassVar[str] = "the texts contain no tokens"
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Cut texts into windows; without `labelled` leave them whole.
+        """Cut texts into windows; without `labelled`, keep them whole.
 
         Raises:
-            DataError: no text has a window.
+            DataError: no text is long enough for a window.
         """
         encoded = super().encode(examples, setting, labelled=labelled)
         if labelled and not encoded.rows:
@@ -67,7 +67,7 @@ class RestoredText(WritesTargets, RawText):
         return encoded
 
     def rows_of(self, example: Example, setting: Setting, *, labelled: bool) -> list[Row]:
-        """Return the windows of a text, to be changed by `vary`; or the text."""
+        """Return the windows of a text, which `vary` corrupts, or the whole text."""
         tokenizer, limit = setting.tokenizer, limit_of(setting)
         size = self.frame(setting).size(limit)
         if not labelled:
@@ -78,6 +78,6 @@ class RestoredText(WritesTargets, RawText):
         return [{"input_ids": window} for window in windows if len(window) >= self.shortest]
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Generate what is missing in the texts."""
+        """Generate the missing parts of the texts."""
         prompts = self.encode(data.examples, data.setting, labelled=False)
         return list(generate(model, prompts, batch_size, self))

@@ -1,15 +1,15 @@
-"""The tokens with which prompts begin alike are computed once, and so are those of answers.
+"""Common prefixes of prompts are computed once, and so are prompts with several answers.
 
-Few-shot examples and instructions stand in front of every row. A causal model reads them once; each
-batch continues their keys and values. Which tokens are shared is found by comparing rows. Whether a
-model continues a cache as it reads the whole row is tried on the first call, with one row: where
-its logits differ, or it takes no cache, all tokens are computed.
+Few-shot examples and instructions begin every row. A causal model reads them once; each batch
+continues from their keys and values. Shared tokens are found by comparing rows. The first call
+tests one row with the cache against the whole row: if the logits differ, or the model does not
+accept a cache, all tokens are computed.
 
     rows      t1 t2 t3 t4 | a b      one pass of t1 ... t4, then one of
               t1 t2 t3 t4 | c d e    a b _ and c d e
 
-A server keeps the prefix of an adapter between its requests (`PrefixStore`), since its weights stay
-as they are. Generation in packed steps has pages for it (`serving.paged`).
+A server keeps the prefix of an adapter between requests (`PrefixStore`), since the weights do not
+change. Generation in packed steps stores it in pages (`serving.paged`).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
     from adapterhub.tasks.common.base import Encoded
 
-_LEAST = 16  # tokens: a pass of fewer costs more than it saves
+_LEAST = 16  # tokens: a shorter prefix costs more than it saves
 _WORTHWHILE = 0.25  # of the tokens of all rows
-_CANDIDATES = 9  # rows of which the middle one is typical
+_CANDIDATES = 9  # rows whose middle one is typical
 _INPUTS = {"input_ids", "attention_mask", "labels", "position"}
-_ANSWER_TOKENS = 4 * CPU_TOKENS  # positions of prompts whose answers are computed at once
+_ANSWER_TOKENS = 4 * CPU_TOKENS  # positions of prompts whose answers are computed together
 
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Tokens with which some rows begin, and the cache of a model that has read them.
+    """A common prefix of rows, and a model's cache of it.
 
     Attributes:
         ids: the tokens.
-        cache: their keys and values, of one row.
-        rows: the rows that begin with them.
+        cache: the keys and values of the tokens, for one row.
+        rows: the rows that begin with the tokens.
     """
 
     ids: tuple[int, ...]
@@ -61,12 +61,12 @@ class SharedPrefix:
 
     @property
     def length(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return len(self.ids)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the cache has no virtual tokens, by which `generate` would count wrongly."""
+        """Whether the cache is free of virtual tokens, which `generate` would miscount."""
         return bool(self.cache.get_seq_length() == self.length)
 
     def cached(self, rows: int) -> Any:
@@ -76,19 +76,19 @@ class SharedPrefix:
         return _selected(self.cache, torch.zeros(rows, dtype=torch.long))
 
     def continued(self, batch: dict[str, Tensor]) -> dict[str, Any]:
-        """Return the inputs behind these tokens, with the cache; the mask stays whole."""
+        """Return the inputs after the prefix, with the cache; the mask stays whole."""
         rest = {n: t if n == "attention_mask" else t[:, self.length :] for n, t in batch.items()}
         return rest | {"past_key_values": self.cached(len(batch["input_ids"]))}
 
 
 @dataclass
 class PrefixStore:
-    """What prompts on the same weights began with, between calls.
+    """The prefix of prompts on the same weights, kept between calls.
 
     Attributes:
-        ids: the tokens that the prompts so far have in common, or those of the first.
-        prefix: what was computed of them.
-        refused: whether the model does not continue a cache.
+        ids: the common tokens of the prompts so far, or the tokens of the first prompt.
+        prefix: the computed prefix of these tokens.
+        refused: whether the model cannot continue from a cache.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -101,7 +101,7 @@ _KEPT: ContextVar[PrefixStore | None] = ContextVar("prefix_store", default=None)
 
 @contextmanager
 def keeping_prefix(store: PrefixStore) -> Iterator[None]:
-    """Keep the shared prefix of calls inside, on weights that do not change."""
+    """Keep the shared prefix of calls inside; the weights must not change."""
     token = _KEPT.set(store)
     try:
         yield
@@ -110,9 +110,9 @@ def keeping_prefix(store: PrefixStore) -> Iterator[None]:
 
 
 def shared_prefix(model: PreTrainedModel, rows: Sequence[Row]) -> SharedPrefix | None:
-    """Return the tokens with which most rows begin, computed; None: nothing is gained by them.
+    """Return the computed common prefix of most rows; None if it saves nothing.
 
-    Of rows with labels, no learned token is among them. The model is put in evaluation mode.
+    The prefix excludes learned tokens. The model is put in evaluation mode.
     """
     store = _KEPT.get()
     if not _may_share(model, rows) or (store is not None and store.refused):
@@ -140,14 +140,14 @@ def _of_store(
     length: int,
     members: frozenset[int],
 ) -> SharedPrefix | None:
-    """Return the prefix that is kept, or compute a shorter one that rows have in common with it."""
-    if not store.ids:  # the first call: what its rows share with later ones is not known
+    """Return the kept prefix, or compute the shorter part of it that the rows share."""
+    if not store.ids:  # the first call: the prefix shared with later rows is unknown
         store.ids = list(row)
         return None
     known = store.prefix
     if known is None or known.length != length:
         if known is not None and length < known.length / 2:
-            return None  # an exception: others have the whole prefix
+            return None  # an exception: the other rows have the whole prefix
         store.ids = list(row[:length])
         cache = _tried_cache(model, row, length)
         store.refused = cache is None
@@ -156,7 +156,7 @@ def _of_store(
 
 
 def _may_share(model: Any, rows: Sequence[Row]) -> bool:
-    """Return whether rows are tokens alone, which a causal model may read in parts."""
+    """Return whether rows consist of tokens only, which a causal model may read in parts."""
     config = getattr(model, "config", None)
     if not rows or in_step() or config is None or getattr(config, "is_encoder_decoder", False):
         return False
@@ -164,14 +164,14 @@ def _may_share(model: Any, rows: Sequence[Row]) -> bool:
 
 
 def _typical(rows: Sequence[Row]) -> list[int]:
-    """Return the tokens of a row that begins as most do, if most begin alike."""
+    """Return the tokens of a row with the most common beginning, if most rows share it."""
     step = max(len(rows) // _CANDIDATES, 1)
     some = sorted(row["input_ids"] for row in rows[::step])
     return list(some[len(some) // 2])
 
 
 def _last(row: Row) -> int:
-    """Return how many tokens of a row may be read before: what is predicted comes behind them."""
+    """Return the number of leading tokens of a row that precede all predictions."""
     labels = row.get("labels", ())
     learned = next((i for i, label in enumerate(labels) if label != IGNORED), len(labels) or None)
     ends = (len(row["input_ids"]), learned, row.get("position", -1) + 1 or None)
@@ -179,7 +179,7 @@ def _last(row: Row) -> int:
 
 
 def _common(first: Sequence[int], second: Sequence[int], most: int) -> int:
-    """Return how many tokens two lists have in common at their start, `most` at most."""
+    """Return the length of the common prefix of two lists, at most `most`."""
     low, high = 0, min(len(first), most)
     while low < high:
         middle = (low + high + 1) // 2
@@ -198,9 +198,9 @@ def _selected(cache: Any, rows: Tensor) -> Any:
 
 
 def _tried_cache(model: PreTrainedModel, ids: Sequence[int], length: int) -> Any:
-    """Return the cache of the first tokens of a row; None: the model does not go on from it.
+    """Return the cache of the first tokens of a row; None if the model cannot continue from it.
 
-    The logits of the others must be those of the whole row, with padding behind them.
+    The logits of the remaining tokens must equal those of the whole row, with padding after them.
     """
     import torch  # slow to import
 
@@ -220,14 +220,14 @@ def _tried_cache(model: PreTrainedModel, ids: Sequence[int], length: int) -> Any
             copied = _selected(cache, torch.zeros(1, dtype=torch.long))
             found = model(input_ids=rest, attention_mask=mask, past_key_values=copied)
             expected = model(input_ids=whole, attention_mask=mask[:, :-1], **all_of_rest)
-    except Exception:  # of a model that takes no cache, or not of a part of a text
+    except Exception:  # raised by a model that accepts no cache, or no part of a text
         return None
     pairs = {"logits": expected.logits[:, -tokens:]}, {"logits": found.logits[:, :tokens]}
     return cache if same(*pairs, model.dtype) else None
 
 
 def _keeping(model: Any, tokens: int) -> dict[str, int]:
-    """Return the option by which a model computes the logits of its last tokens alone."""
+    """Return the option that makes a model compute only the logits of its last tokens."""
     known = "logits_to_keep" in inspect.signature(model.forward).parameters
     return {"logits_to_keep": tokens} if known else {}
 
@@ -238,9 +238,9 @@ def _keeping(model: Any, tokens: int) -> dict[str, int]:
 def answer_scores(
     model: PreTrainedModel, prompts: Encoded, answers: Sequence[Sequence[int]], batch_size: int
 ) -> list[list[float]]:
-    """Return for each prompt the log likelihood of each answer: the sum over its tokens.
+    """Return the log likelihood of each answer to each prompt, summed over its tokens.
 
-    The tokens of a prompt are computed once for all answers, where the model takes a cache.
+    The tokens of a prompt are computed once for all answers if the model accepts a cache.
     """
     prefix = shared_prefix(model, prompts.rows)
     longest = max(map(len, answers))
@@ -268,7 +268,7 @@ def _listed(passed: Passed) -> list[list[float]]:
 def _continued_scores(
     model: PreTrainedModel, batch: Mapping[str, Tensor], answers: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return the log likelihoods of answers behind prompts of one length, (prompts, answers)."""
+    """Return the log likelihoods of answers to prompts of one length, (prompts, answers)."""
     output = model(**model_inputs(batch), use_cache=True, **_keeping(model, 1))
     firsts = [answer[0] for answer in answers]
     scores: Tensor = output.logits[:, -1].float().log_softmax(-1)[:, firsts]
@@ -308,7 +308,7 @@ def _rest_scores(
 def _whole_scores(
     model: PreTrainedModel, prompts: Encoded, answers: Sequence[Sequence[int]], batch_size: int
 ) -> list[list[float]]:
-    """Return the log likelihoods of answers, each behind its own copy of the prompt."""
+    """Return the log likelihoods of answers, each after its own copy of the prompt."""
     import torch
 
     pairs = [(row["input_ids"], answer) for row in prompts.rows for answer in answers]

@@ -1,11 +1,11 @@
 """Schemes of tags: how the tags of words form entities, in data as they are published.
 
     bio      B-x begins an entity, I-x continues it (IOB2)
-    iob1     I-x, and B-x where an entity follows another one of its kind
-    io       I-x alone: entities of one kind that touch are one
+    iob1     I-x, and B-x if an entity follows another one of its kind
+    io       only I-x: adjacent entities of one kind are merged
     bioes    B-x, I-x, E-x at the end, and S-x for an entity of one word
     bilou    the same with L-x and U-x
-    kinds    x alone: as io, without a prefix
+    kinds    only x: as io, without a prefix
     plain    no entities: a tag for each word, such as a part of speech
 
 O is outside any entity. Ramshaw & Marcus 1995, https://arxiv.org/abs/cmp-lg/9505040; Ratinov &
@@ -24,7 +24,7 @@ from adapterhub.errors import DataError
 
 Scheme: TypeAlias = Literal["auto", "bio", "iob1", "io", "bioes", "bilou", "kinds", "plain"]
 Span: TypeAlias = tuple[str, int, int]
-"""The kind of an entity, its first word, and the word behind its last one."""
+"""The kind of an entity, its first word, and the word after its last one."""
 
 OUTSIDE = "O"
 _PREFIXES = {"bio": "BI", "iob1": "BI", "io": "I", "bioes": "BIES", "bilou": "BILU"}
@@ -32,10 +32,10 @@ _BEGINS, _ENDS = "BSU", "ESLU"
 
 
 def scheme_of(sentences: Iterable[Sequence[str]]) -> Scheme:
-    """Return the scheme of the tags of sentences; bio, which refuses them, if they have none.
+    """Return the scheme of the tags of sentences; bio, which rejects them, if none fits.
 
     Raises:
-        DataError: the tags have no prefixes, and O: they may be of entities or not.
+        DataError: the tags have no prefixes, but O: they may be entities or plain tags.
     """
     rows = list(sentences)
     tags = {tag for row in rows for tag in row} - {OUTSIDE}
@@ -61,12 +61,12 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> Scheme:
 
 
 def fits(sentences: Iterable[Sequence[str]], scheme: Scheme) -> bool:
-    """Return whether all tags are of a scheme."""
+    """Return whether all tags belong to a scheme."""
     return not any(tag_problems(tags, scheme) for tags in sentences)
 
 
 def tag_problems(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """List what is wrong with the tags of a sentence: their form or their order."""
+    """List the errors in the tags of a sentence: their form or their order."""
     if scheme in ("plain", "kinds"):
         return [f"token {n}: the tag is empty" for n, t in enumerate(tags, start=1) if not t]
     prefixes = _PREFIXES[scheme]
@@ -92,10 +92,10 @@ def tag_problems(tags: Sequence[str], scheme: Scheme) -> list[str]:
 
 
 def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
-    """List the entities that tags form; of plain tags, each word.
+    """List the entities that tags form; for plain tags, each word.
 
-    A tag that continues no entity of its kind begins one, as in conlleval and in seqeval's default
-    mode. An empty tag is of a word that was not read.
+    A continuing tag without an entity of its kind begins one, as in conlleval and in seqeval's
+    default mode. An empty tag marks a word that was not read.
     """
     if scheme == "plain":
         return [(tag, n, n + 1) for n, tag in enumerate(tags) if tag]
@@ -115,7 +115,7 @@ def spans(tags: Sequence[str], scheme: Scheme) -> list[Span]:
 
 
 def written(entities: Sequence[Span], words: int, scheme: Scheme) -> list[str]:
-    """Return the tags of a sentence of so many words with some entities."""
+    """Return the tags of a sentence of `words` words with the given entities."""
     tags = ["" if scheme == "plain" else OUTSIDE] * words
     before: Span = ("", 0, -1)
     for kind, start, end in entities:
