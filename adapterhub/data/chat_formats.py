@@ -1,14 +1,14 @@
-"""Recognize data of instructions and chats by its columns, as other libraries publish it.
+"""Recognize the common formats of instruction and chat data by their columns.
 
 Alpaca               instruction, input (may be empty), output
 prompt, completion   one prompt and its completion (also: response)
 OpenAI               messages, each {role: ..., content: ...}
 ShareGPT             conversations, each message {from: human, value: ...}
 
-A message has a text, a list of parts that are texts, or none (with calls of tools). Its other keys
-are those that chat templates read, and `weight` or `train`, which say whether it is learned.
-Columns beside the messages are a system message, and what templates get besides: tools, documents
-and chat_template_kwargs.
+A message has a text, a list of text parts, or no content (with tool calls). Its other keys are the
+keys that chat templates read, and `weight` or `train`, which control whether it is learned. Columns
+next to the messages are a system message and further template inputs: tools, documents and
+chat_template_kwargs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from adapterhub.data.tables import keep_table, read_table
 from adapterhub.errors import DataError, one_line
 
 Message: TypeAlias = tuple[str, str] | tuple[str, str, str]
-"""The role and the text of a message; and its other keys, if it has some, as JSON."""
+"""The role and the text of a message, and any other keys as JSON."""
 
 ROLES = {
     "human": "user",
@@ -42,12 +42,12 @@ ROLES = {
     "function_call": "assistant",
 }
 _KEYS = (("role", "content"), ("from", "value"))
-_LEARNED = ("weight", "train")  # keys that say whether an answer is learned
+_LEARNED = ("weight", "train")  # keys that control whether an answer is learned
 _IN_PLACE = ("tool_calls", "reasoning_content", "reasoning", "thinking", "refusal", "audio")
 _TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 ARGUMENTS = "chat_template_kwargs"
-"""The key of the first message with what a template gets besides the messages."""
+"""The key of the first message that holds a template's further inputs."""
 _BESIDE = {"system": "system", "tools": "tools", "functions": "tools", "documents": "documents",
            ARGUMENTS: ARGUMENTS}  # fmt: skip
 _UNREAD = ("system", "history", "tools", "images")
@@ -56,7 +56,7 @@ _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "out
 
 
 def opening(prompt: str | Sequence[Message]) -> str | tuple[tuple[str, str], ...]:
-    """Return what conversations of one origin share: the messages up to the first of the user."""
+    """Return the group key of a conversation: the messages up to the user's first one."""
     if isinstance(prompt, str):
         return prompt
     users = (number for number, message in enumerate(prompt) if message[0] == "user")
@@ -65,10 +65,10 @@ def opening(prompt: str | Sequence[Message]) -> str | tuple[tuple[str, str], ...
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A format that was recognized: its name, and the columns with the text and the target.
+    """A recognized format: its name, and the columns with the text and the target.
 
-    `label` is None for chats, whose last message is the target. `beside` are the columns that are
-    read with chats, and `unread` those that other trainers read in these formats.
+    `label` is None for chats, whose last message is the target. `beside` lists the columns read
+    along with chats, and `unread` the columns that only other trainers read in these formats.
     """
 
     name: str
@@ -79,10 +79,10 @@ class ChatFormat:
 
 
 def recognize_format(table: Table) -> ChatFormat | None:
-    """Return the format of instructions or chats that a table has beyond doubt, or None.
+    """Return the unambiguous instruction or chat format of a table, or None.
 
     Raises:
-        DataError: it has bad responses, too, and says which.
+        DataError: the table has bad responses, too, and marks them in a column.
     """
     columns = {name.lower(): name for name in table.columns}
     found = _format_of(table, columns)
@@ -95,10 +95,10 @@ def recognize_format(table: Table) -> ChatFormat | None:
 
 
 def _refuse_unpaired(table: Table, columns: Mapping[str, str]) -> None:
-    """Refuse responses with a truth value for each, which says whether it is a good one.
+    """Reject responses with a truth value for their quality.
 
     Raises:
-        DataError: there are some.
+        DataError: the table has such responses.
     """
     answers = {"completion", "response", *CHAT_COLUMNS} & columns.keys()
     judged = [columns[name] for name in ("label", "labels", "desirable") if name in columns]
@@ -120,7 +120,7 @@ def _refuse_unpaired(table: Table, columns: Mapping[str, str]) -> None:
 
 
 def columns_beside(table: Table) -> dict[str, str]:
-    """Return the columns that are read with the messages of chats, and what each is."""
+    """Return the columns that are read with the messages of chats, and the meaning of each."""
     kinds = {name: _BESIDE[name.lower()] for name in table.columns if name.lower() in _BESIDE}
     return {name: kind for name, kind in kinds.items() if [*kinds.values()].count(kind) == 1}
 
@@ -128,12 +128,12 @@ def columns_beside(table: Table) -> dict[str, str]:
 def with_beside(
     messages: tuple[Message, ...], beside: Mapping[str, str], values: Iterable[Any]
 ) -> tuple[Message, ...]:
-    """Return a chat with what the columns beside its messages have.
+    """Return a chat with the values of the columns next to its messages.
 
-    A system message of the chat's own stays, and its column is not used.
+    If the chat has its own system message, the column is not used.
 
     Raises:
-        ValueError: one is of another form.
+        ValueError: a value has another form.
     """
     given: dict[str, Any] = {}
     for (column, kind), value in zip(beside.items(), values, strict=True):
@@ -160,7 +160,7 @@ _FORMS = {str: "text", Mapping: "object", list: "list"}
 
 
 def _from_json(value: Any, column: str) -> Any:
-    """Return a value that may be given as JSON."""
+    """Return a value, parsed if it is JSON."""
     if not isinstance(value, str) or not value.strip():
         return value.strip() if isinstance(value, str) else value
     try:
@@ -170,7 +170,7 @@ def _from_json(value: Any, column: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out keys that are null, as tables do: then a schema is the same in each format."""
+    """Drop keys that are null, as tables do: then a schema is the same in each format."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
@@ -182,9 +182,9 @@ def _as_tool(function: Any) -> Any:
 
 
 def instruction_template(columns: Iterable[str]) -> str | None:
-    """Return the template of an instruction or a question with the text that it is about.
+    """Return the template that joins an instruction or a question with its text.
 
-    None: there are not both, or several of one.
+    None if one of the two is missing or ambiguous.
     """
     named = {name.lower(): name for name in columns}
     asked = [named[name] for name in ("instruction", "question") if name in named]
@@ -196,7 +196,7 @@ def instruction_template(columns: Iterable[str]) -> str | None:
 
 
 def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
-    """Return the format of a table; `columns` are its columns by their names in lower case."""
+    """Return the format of a table; `columns` maps lower-case names to its columns."""
     chats = [name for name in CHAT_COLUMNS if name in columns]
     if len(chats) == 1 and not {"text", "label"} & columns.keys():
         column = columns[chats[0]]
@@ -221,7 +221,7 @@ def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
 
 
 def is_chat(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether data is chats beyond doubt, and the options name no columns.
+    """Return whether the data clearly holds chats, and the options do not name columns.
 
     Raises:
         DataError: the source cannot be read.
@@ -233,10 +233,10 @@ def is_chat(source: str, options: DataOptions, split: str) -> bool:
 
 
 def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
-    """Choose the column with the chats.
+    """Infer the column with the chats.
 
     Raises:
-        DataError: the source cannot be read, or the column is in doubt.
+        DataError: the source cannot be read, or the column is ambiguous.
     """
     table = read_table(source, options, split)
     found = recognize_format(table) if options.text is None else None
@@ -247,7 +247,7 @@ def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
 
 
 def instruction_columns(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
-    """Choose the columns of a format of instructions, or return None if there is none.
+    """Return the columns of an instruction format, or None if the data has no such format.
 
     Raises:
         DataError: the source cannot be read.
@@ -274,7 +274,7 @@ def _choice(
     )
     names = ", ".join(map(one_line, found.unread))
     unread = (f"{UNREAD}{names}; write it into the texts or the messages",) if names else ()
-    # An empty input of Alpaca is usual, and no note.
+    # Empty inputs are usual in Alpaca and need no note.
     read = choice.notes[: 1 + len(choice.table.notes if choice.table else ())]
     return replace(choice, notes=(*read, about, *unread))
 
@@ -284,9 +284,9 @@ def _are_texts(table: Table, column: str) -> bool:
 
 
 def messages_of(value: Any) -> tuple[Message, ...] | None:
-    """Return a chat as its messages, or None if it is none.
+    """Return the messages of a chat, or None if the value is not a chat.
 
-    Messages are {role, content} or {from, value}; the roles of ShareGPT become those of templates.
+    Messages are {role, content} or {from, value}; ShareGPT's roles become template roles.
     """
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
@@ -295,7 +295,7 @@ def messages_of(value: Any) -> tuple[Message, ...] | None:
 
 
 def message_keys(item: Any) -> tuple[str, str] | None:
-    """Return the keys of a message's role and content; None: it is no message."""
+    """Return the keys of a message's role and content; None if it is not a message."""
     if not isinstance(item, Mapping):
         return None
     return next((keys for keys in _KEYS if isinstance(item.get(keys[0]), str)), None)
@@ -305,7 +305,7 @@ def _message(item: Any) -> Message | None:
     if (named := message_keys(item)) is None:
         return None
     role, content = named
-    # Tables give all messages the keys of any of them.
+    # Tables give each message the keys of all messages.
     keys = {k: v for k, v in item.items() if v is not None and k not in (role, content)}
     given, name = item.get(content), str(item.get(role))
     text = _text(given)
@@ -316,7 +316,7 @@ def _message(item: Any) -> Message | None:
     if role == "from" and name == "function_call":
         keys |= _called(text)
     if role == "from":
-        name = ROLES.get(name, name)  # those of {role, content} are the template's own
+        name = ROLES.get(name, name)  # roles of {role, content} are the template's own
     if "function_call" in keys and "tool_calls" not in keys:
         keys["tool_calls"] = [{"type": "function", "function": keys.pop("function_call")}]
     if not keys:
@@ -325,7 +325,7 @@ def _message(item: Any) -> Message | None:
 
 
 def _text(content: Any) -> str | None:
-    """Return the text of a content; None: it has other parts than texts."""
+    """Return the text of a content; None if it has parts other than text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -349,7 +349,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _called(text: str) -> dict[str, Any]:
-    """Return the calls of tools that the message of a function call has as JSON."""
+    """Return the tool calls of a function-call message, which holds them as JSON."""
     try:
         calls = json.loads(text)
     except ValueError:
@@ -362,7 +362,7 @@ def _called(text: str) -> dict[str, Any]:
 
 
 def turns_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return messages as templates get them, without keys that are null."""
+    """Return messages in the form passed to templates, without null keys."""
     turns = ({"role": m[0], "content": m[1]} | _keys(m) for m in messages)
     return [{k: v for k, v in t.items() if v is not None and k not in _LEARNED} for t in turns]
 
@@ -370,7 +370,7 @@ def turns_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
 def with_arguments(
     messages: tuple[Message, ...], arguments: Mapping[str, Any]
 ) -> tuple[Message, ...]:
-    """Return a chat with arguments of the chat template, where it has none of these names."""
+    """Return a chat with chat template arguments; its own arguments take precedence."""
     if not arguments or not messages:
         return messages
     keys = _keys(messages[0])
@@ -379,9 +379,9 @@ def with_arguments(
 
 
 def behind_turns(messages: tuple[Message, ...], turns: Sequence[Message]) -> tuple[Message, ...]:
-    """Return a chat with turns between its instructions and its first other message.
+    """Return a chat with turns inserted after its instructions.
 
-    What a template gets besides the messages stays with the first one.
+    A template's further inputs stay with the first message.
     """
     start = next((n for n, m in enumerate(messages) if m[0] != "system"), len(messages))
     if start or not turns or not messages:
@@ -393,7 +393,7 @@ def behind_turns(messages: tuple[Message, ...], turns: Sequence[Message]) -> tup
 
 
 def shared_arguments(chats: Iterable[Sequence[Message]]) -> dict[str, Any]:
-    """Return the arguments of the chat template that all chats have, but tools and documents."""
+    """Return the template arguments shared by all chats, except tools and documents."""
     found: list[dict[str, Any]] = []
     for messages in chats:
         given = _keys(messages[0]).get(ARGUMENTS, {}) if messages else {}
@@ -405,23 +405,23 @@ def shared_arguments(chats: Iterable[Sequence[Message]]) -> dict[str, Any]:
 
 
 def is_learned(message: Message) -> bool:
-    """Return whether a message is learned: the assistant's, unless its `weight` is 0."""
+    """Return whether a message is learned: assistant messages are, unless their `weight` is 0."""
     return message[0] == "assistant" and all(bool(_keys(message).get(k, True)) for k in _LEARNED)
 
 
 def as_read(message: Message) -> Message:
-    """Return a message that is read, and not learned."""
+    """Return a message that is read but not learned."""
     keys = json.dumps(_keys(message) | {"weight": 0}, ensure_ascii=False)
     return (*message[:2], keys) if message[0] == "assistant" else message
 
 
 def may_be_empty(message: Message) -> bool:
-    """Return whether a message needs no text: it has calls of tools, or what came before one."""
+    """Return whether a message may lack text, such as a tool result or a tool call."""
     return message[0] in ("system", "tool") or any(key in _keys(message) for key in _IN_PLACE)
 
 
 def weight_problem(message: Message) -> str:
-    """Describe what is wrong with the keys that say whether a message is learned."""
+    """Describe the error in the keys that control whether a message is learned."""
     given = {key: value for key, value in _keys(message).items() if key in _LEARNED}
     wrong = [f"{key} is {value!r}" for key, value in given.items() if value not in (0, 1)]
     return f"{wrong[0]}: expected 0 or 1" if wrong else ""

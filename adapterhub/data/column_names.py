@@ -1,13 +1,13 @@
-"""The names that columns have in the data sets of others, by what the columns contain.
+"""Usual column names of public data sets, by the content of the columns.
 
-Names are compared in small letters and without punctuation: "Review Text" is "reviewtext".
+Names are compared in lower case and without punctuation: "Review Text" is "reviewtext".
 """
 
 from __future__ import annotations
 
 import re
 
-# In each list the names that come first are preferred to later ones.
+# In each list, earlier names are preferred to later ones.
 TEXTS = (
     ("text",),
     ("sentence", "review", "content", "document", "comment", "message", "tweet", "utterance",
@@ -100,17 +100,17 @@ CHOSEN = (("label",), ("answeridx",),
           ("answer", "answerkey", "correct", "target", "gold", "correctanswer", "cop",
            "correctoption", "correctchoice", "correctanswernum", "correctanswerid", "goldlabel",
            "rightanswer"))  # fmt: skip
-# What a question with choices is about, which is read in front of it.
+# Columns with the context of a question with choices, which is read before it.
 ABOUT = ("context", "passage", "article", "paragraph", "premise", "story", "document", "support",
          "para", "florespassage")  # fmt: skip
 CHOICE_COLUMNS = ("choice", "option", "ending", "answer", "sol", "op", "opt", "candidate", "ans",
                   "mcanswer")  # fmt: skip
-# Columns with a wrong choice each, beside one with the right choice.
+# Columns with one wrong choice each, next to a column with the right choice.
 WRONG_COLUMNS = ("distractor", "incorrectanswer", "wronganswer", "incorrectchoice")
 RIGHT_COLUMNS = ("correctanswer", "rightanswer", "bestanswer", "correctchoice", "answer")
 CHOICES = (("choices",), ("options", "endings", "answers", "candidates", "choice",
                           "answeroptions"))  # fmt: skip
-# Parts of questions, by what the names of their columns contain.
+# Parts of questions, by substrings of their column names.
 ANSWER_PARTS = ("answer", "choice", "option", "distractor", "solution")
 QUESTION_PARTS = ("context", "passage", "paragraph", "document", "story", "article", "dialog",
                   "plot", "background", "situation")  # fmt: skip
@@ -121,7 +121,7 @@ PAIRS = (
     ("string1", "string2"), ("s1", "s2"), ("sent1", "sent2"), ("question", "context"),
     ("claim", "evidence"),
 )  # fmt: skip
-# Columns that number, date or locate a row: never a text or label that is guessed.
+# Columns that number, date or locate a row: never inferred as a text or label.
 _NEVER = (
     "id ids idx index no nr number rowid uid guid uuid key date time datetime timestamp created "
     "createdat updated year month day url link href path file filename image source1 source2 split "
@@ -140,7 +140,7 @@ KNOWN = frozenset(
 
 
 def plain_name(name: str) -> str:
-    """Return a column name in small letters, without spaces and punctuation."""
+    """Return a column name in lower case, without spaces and punctuation."""
     return re.sub(r"[\W_]+", "", name.lower())
 
 

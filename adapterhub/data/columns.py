@@ -1,9 +1,9 @@
-"""Choose the columns that a task reads, where the options leave them open and nothing is in doubt.
+"""Infer the columns that a task reads if the options do not name them and no doubt remains.
 
-A usual name decides (`adapterhub.data.column_names`), if the cells fit it; else the only column
-whose cells look like what is wanted. Two candidates are a doubt: one error shows every column with
-samples, and what to type. What is wanted is given as {option: kind}, such as
-{"text": "text", "pair": "text", "label": "class"}.
+A column with a usual name (`adapterhub.data.column_names`) is chosen if its cells fit; otherwise
+the only column whose cells look like the required kind. Two candidates are ambiguous: the error
+shows every column with samples, and the flags to type. Requirements have the form {option: kind},
+such as {"text": "text", "pair": "text", "label": "class"}.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WANTS: Mapping[str, Wants] = {
     "texts": {"text": "text"},
     "pictures": {"text": "picture", "label": "class"},
     "captioned pictures": {"text": "picture", "label": "caption"},
-    # The answer first: what is left over may be the question.
+    # The answer first: the remaining column may be the question.
     "asked pictures": {"text": "picture", "label": "reply", "pair": "asked"},
     "sounds": {"text": "sound", "label": "class"},
     "speech": {"text": "sound", "label": "transcript"},
@@ -48,19 +48,19 @@ WANTS: Mapping[str, Wants] = {
     "comparisons": {"text": "prompts", "label": "preferred", "pair": "rejected"},
     "scored pairs": {"text": "anchor", "pair": "positive", "label": "number"},
 }
-"""What tasks want, by what they learn."""
+"""The columns that tasks require, by learning target."""
 
 
 OPTIONAL = frozenset({"text", "asked"})
-"""The kinds of second columns that data may lack."""
+"""The kinds of optional second columns."""
 
 FILES = frozenset({"picture", "sound"})
-"""The kinds of columns whose cells are files, which nothing else looks like."""
+"""The kinds of columns whose cells are files, which are unmistakable."""
 
-# Columns of these names were the only ones that were read; what is wrong with their cells is told.
+# Columns with these names used to be the only ones read; problems of their cells are reported.
 _USUAL = {"text": "text", "pair": "context", "label": "label", "choices": "choices"}
 
-# Kinds with names of their own.
+# Kinds with their own names.
 _BY_NAME = frozenset(
     {"transcript", "asked", "reply", "prompts", "preferred", "rejected", "positive"}
 )
@@ -68,7 +68,7 @@ _BY_NAME = frozenset(
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of column: its usual names, in tiers, and tests of cells with and without a name."""
+    """A kind of column: its usual names, in tiers, and tests of named and unnamed columns."""
 
     names: tuple[tuple[str, ...], ...]
     named: Callable[[ColumnProfile], bool]
@@ -125,7 +125,7 @@ _KINDS = {
 
 
 def described_columns(wants: Wants) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return what each option names, in words, and the usual names of such columns."""
+    """Return a description of the column of each option, and its usual names."""
     return {
         option: (_KINDS[kind].words, tuple(name for tier in _KINDS[kind].names for name in tier))
         for option, kind in wants.items()
@@ -134,14 +134,14 @@ def described_columns(wants: Wants) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """Options whose columns are all named, the table they were chosen in, and what was guessed."""
+    """Options with all columns named, the table they were inferred from, and the guesses."""
 
     options: DataOptions
     table: Table | None = None
     notes: tuple[str, ...] = ()
 
     def places(self, rows: int) -> list[str]:
-        """Return where each of so many rows is, for errors; [] if rows were skipped."""
+        """Return the location of each row, for errors; [] if rows were skipped."""
         table = self.table
         if table is None or len(table.lines) != rows:
             return []
@@ -151,13 +151,13 @@ class ColumnChoice:
 def choose_columns(
     source: str, options: DataOptions, split: str, wants: Wants, *, labelled: bool = True
 ) -> ColumnChoice:
-    """Name the columns that the options leave open; without `labelled`, all but the label.
+    """Infer the columns that the options do not name; without `labelled`, all but the label.
 
-    Columns that the options name are taken, unless the source has no names for its columns: those
-    of the training data are then chosen anew in data to predict on.
+    Columns named by the options are used. In data to predict on without column names, the columns
+    are inferred again, since the options name those of the training data.
 
     Raises:
-        DataError: the source cannot be read, or its columns are in doubt.
+        DataError: the source cannot be read, or its columns are ambiguous.
     """
     table = read_table(source, options, split)
     named = {n: table.named(v) for n in wants if isinstance(v := getattr(options, n), str)}
@@ -184,7 +184,7 @@ class _Chooser:
         return self._profiles[name]
 
     def choose(self, wanted: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
-        """Return a column or template for each wanted option that is open."""
+        """Return a column or template for each required option that is not set."""
         open_ones = [name for name in wanted if self._is_open(name)]
         taken = {
             column
@@ -220,11 +220,11 @@ class _Chooser:
             return False
         if self.wants[name] in FILES:  # folders and tables of files have other columns
             return True
-        # Numbers are names of columns in files that have none, other names in those that have.
+        # Numbers name columns in files without column names, other names in files with them.
         return value.isdecimal() or self.table.header is False
 
     def _column(self, name: str, free: Sequence[str]) -> str | None:
-        """Return the column of an option by its name, or else by its cells."""
+        """Return the column of an option by its name, or otherwise by its cells."""
         kind = _KINDS[self.wants[name]]
         if self.wants[name] == "stem" and (both := self._about(free)):
             return both
@@ -244,7 +244,7 @@ class _Chooser:
         if len(flags) > 1:
             return ",".join(flags)
         if any(plain_name(c) in tier for c in free for tier in kind.names) and name == "label":
-            return None  # a column has the right name and the wrong cells: a doubt
+            return None  # a column has the right name but the wrong cells: ambiguous
         alike = [c for c in free if kind.unnamed(self.profile(c))]
         if len(alike) == 1:
             return alike[0]
@@ -255,12 +255,12 @@ class _Chooser:
         return only[0] if texts and len(free) == len(only) == 1 else None
 
     def _is_no_class(self, column: str) -> bool:
-        """Return whether a column called label holds texts or numbers of rows instead."""
+        """Return whether a column named label holds texts or row numbers instead."""
         profile = self.profile(column)
         return bool(profile.texts) and not profile.could_be_class
 
     def _with_title(self, column: str, free: Sequence[str]) -> str | None:
-        """Return a template of title and body, if there is one of each."""
+        """Return a template of title and body, if there is exactly one of each."""
         plain = {plain_name(c): c for c in free if self.profile(c).is_text}
         titles = [plain[n] for n in names.TITLES if n in plain]
         bodies = [plain[n] for n in names.BODIES if n in plain and plain[n] not in titles]
@@ -270,14 +270,14 @@ class _Chooser:
         return column if set(others) <= {column} or plain_name(column) == "text" else None
 
     def _about(self, free: Sequence[str]) -> str | None:
-        """Return a template of a question and what it is about, if there is one of each."""
+        """Return a template of a question and its context, if there is exactly one of each."""
         plain = {plain_name(c): c for c in free if self.profile(c).is_string}
         asked = [plain[n] for n in ("question", "query") if n in plain]
         about = [plain[n] for n in names.ABOUT if n in plain]
         return f"{{{about[0]}}}\n\n{{{asked[0]}}}" if len(asked) == len(about) == 1 else None
 
     def _in_order(self, name: str, free: Sequence[str]) -> str | None:
-        """Return text and target of a table without names that has just these two columns."""
+        """Return the text and target columns of an unnamed table with just two columns."""
         strings = [c for c in self.table.columns if self.profile(c).is_string]
         if len(strings) != 2 or len(self.table.columns) != 2:
             return None
@@ -285,7 +285,7 @@ class _Chooser:
         return column if column in free else None
 
     def _pair(self, taken: set[str], wanted: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
-        """Return two columns that are a pair by their names, or that a recorded pair needs."""
+        """Return two columns that form a pair by their names, or match a recorded pair."""
         plain = {plain_name(c): c for c in self.table.columns if c not in taken}
         if "pair" in wanted and self.options.pair is None:
             pairs = [
@@ -304,7 +304,7 @@ class _Chooser:
         return several[0] if len(several) == 1 else self._column("choices", free)
 
     def notes(self, chosen: Mapping[str, str | tuple[str, ...]]) -> tuple[str, ...]:
-        """Say what was read and guessed, and count the empty cells in templates."""
+        """Report the columns read and guessed, and count the empty cells in templates."""
         table = self.table
         notes = [f"{table.shown_source}: {table.described()}", *table.notes]
         guessed = {n: chosen[n] for n in self.wants if n in chosen and chosen[n] != n}
@@ -328,7 +328,7 @@ class _Chooser:
     def _doubt(
         self, chosen: Mapping[str, str | tuple[str, ...]], missing: Sequence[str]
     ) -> DataError:
-        """Build the error that shows the columns and what to type."""
+        """Build the error that shows the columns and the flags to type."""
         wanted = [f"{_KINDS[self.wants[name]].words} (--{name})" for name in missing]
         flags = {
             **{n: c for n, c in chosen.items() if isinstance(c, str)},
@@ -357,7 +357,7 @@ class _Chooser:
         )
 
     def _other_task(self, missing: Sequence[str]) -> str:
-        """Return the task that fits a table without a column of classes, as it is typed, or ""."""
+        """Return the flag for a task that fits a table without a class column, or ""."""
         if "label" not in missing or self.wants["label"] != "class":
             return ""
         plain = {plain_name(column): column for column in self.table.columns}
@@ -372,7 +372,7 @@ class _Chooser:
         return ""
 
     def _task_of_files(self) -> str | None:
-        """Return the task for the files in a column; None if there are none, or they are read."""
+        """Return the task for a column of files; None without files, or if they are read."""
         if not FILES.isdisjoint(self.wants.values()):
             return None
         for profile in filter(lambda p: p.is_files, map(self.profile, self.table.columns)):
@@ -385,7 +385,7 @@ class _Chooser:
         return None
 
     def _unfit(self, missing: Sequence[str]) -> str:
-        """Say why a column with the name of a label was not taken."""
+        """Explain why a column with the name of a label was not chosen."""
         if "label" not in missing or self.wants["label"] != "class":
             return ""
         tiers = _KINDS["class"].names
@@ -398,7 +398,7 @@ class _Chooser:
     def _likely(
         self, chosen: Mapping[str, str | tuple[str, ...]], missing: Sequence[str]
     ) -> dict[str, str]:
-        """Return for each missing option a column to propose, or COLUMN if none is likely."""
+        """Return a column to suggest for each missing option, or COLUMN if none is likely."""
         free = [c for c in self.table.columns if c not in _columns_in(chosen)]
         profiles = [p for c in free if (p := self.profile(c)).values]
         likely: dict[str, str] = {}
@@ -406,7 +406,7 @@ class _Chooser:
             kind = _KINDS[self.wants[name]]
             rest = [p for p in profiles if p.name not in likely.values()]
             fitting = [p for p in rest if kind.unnamed(p)] or [p for p in rest if kind.named(p)]
-            if self.wants[name] == "class":  # nobody learns numbers of rows, or texts as classes
+            if self.wants[name] == "class":  # row numbers, and texts as classes, are not learned
                 fitting = [p for p in fitting if not numbers_rows(p.name) and not p.is_text]
             if self.wants[name] in ("class", "number"):
                 fitting.sort(key=lambda p: (numbers_rows(p.name), p.distinct))
@@ -417,9 +417,9 @@ class _Chooser:
 
 
 def choice_families(columns: Iterable[str]) -> list[tuple[str, ...]]:
-    """List the columns with one choice each: ending0, ending1 and ending2; or the right one first.
+    """List the columns with one choice each, such as ending0, ending1 and ending2.
 
-    That is of columns such as correct_answer, distractor1 and distractor2.
+    Of correct_answer, distractor1 and distractor2, the right one comes first.
     """
     families: dict[str, list[str]] = {}
     plain = {column: plain_name(column) for column in columns}
@@ -433,12 +433,12 @@ def choice_families(columns: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _right_of(columns: str | tuple[str, ...]) -> str | None:
-    """Return the first of some columns of choices, if it has the right ones, which are no label."""
+    """Return the first choice column if it has the right choices, which are not a label."""
     return columns[0] if plain_name(columns[-1])[:-1] in names.WRONG_COLUMNS else None
 
 
 def marked_choices(value: object) -> bool:
-    """Return whether a cell has choices by their letters: {"A": "a text", "B": "another"}."""
+    """Return whether a cell has choices keyed by letters: {"A": "a text", "B": "another"}."""
     if not isinstance(value, dict) or len(value) < 2:
         return False
     letters = [key for key in value if isinstance(key, str) and len(key) == 1 and key.isalnum()]
@@ -451,7 +451,7 @@ def switches(profiles: Iterable[ColumnProfile]) -> list[str]:
 
 
 def _columns_in(chosen: Mapping[str, str | tuple[str, ...]]) -> set[str]:
-    """Return the columns that are chosen; those of a template stay free, as few need them."""
+    """Return the chosen columns; a template's columns stay free, as few kinds need them."""
     return {
         column
         for value in chosen.values()
@@ -464,7 +464,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _typed(name: str, column: str | tuple[str, ...]) -> str:
-    """Write a choice as it is typed."""
+    """Format a choice as typed on the command line."""
     if not isinstance(column, str):
         return f"'data.{name}=[{', '.join(column)}]'"
     shown = column.replace("\n", "\\n")
@@ -474,7 +474,7 @@ def _typed(name: str, column: str | tuple[str, ...]) -> str:
 
 _SAMPLE = 1000  # cells
 _LONGEST_CLASS = 60  # characters
-_FEW = 20  # rows: fewer say little about how often a value recurs
+_FEW = 20  # rows: fewer tell little about how often a value recurs
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 _CODE = re.compile(r"(?=.*\d)[\w:./-]+")
 _FILE = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
@@ -495,7 +495,7 @@ class ColumnProfile:
 
     @functools.cached_property
     def distinct(self) -> int:
-        """The number of different cells."""
+        """The number of distinct cells."""
         return len(set(self.texts))
 
     @functools.cached_property
@@ -515,13 +515,13 @@ class ColumnProfile:
 
     @property
     def is_words_or_names(self) -> bool:
-        """Whether the cells could be short texts: no numbers, dates and codes such as user9."""
+        """Whether the cells could be short texts, and not numbers, dates or codes such as user9."""
         codes = sum(_is_address(t) or bool(_CODE.fullmatch(t)) for t in self.texts)
         return self.is_string and codes < 0.5 * len(self.texts) and not numbers_rows(self.name)
 
     @property
     def is_asking(self) -> bool:
-        """Whether the cells are short texts, hardly one twice, that may be prompts."""
+        """Whether the cells are short, mostly distinct texts that may be prompts."""
         return self.is_words_or_names and self.distinct > 0.5 * len(self.texts) > 1
 
     @property
@@ -535,7 +535,7 @@ class ColumnProfile:
 
     @property
     def is_text(self) -> bool:
-        """Whether the cells are texts by their look: of several words, and hardly one twice."""
+        """Whether the cells look like texts: several words, and mostly distinct."""
         if not self.is_string or self.numeric or numbers_rows(self.name):
             return False
         words = statistics.fmean(len(text.split()) for text in self.texts)
@@ -547,7 +547,7 @@ class ColumnProfile:
 
     @property
     def could_be_class(self) -> bool:
-        """Whether the cells could be names of classes if the column's name says that they are."""
+        """Whether the cells could be class names, given a matching column name."""
         if not self.texts:
             return False
         recurs = self.distinct <= max(2, len(self.texts) // 2)
@@ -561,7 +561,7 @@ class ColumnProfile:
 
     @property
     def is_class(self) -> bool:
-        """Whether the cells are classes by their look: few, short, and each one recurs."""
+        """Whether the cells look like classes: few, short and recurring."""
         if not self.could_be_class or numbers_rows(self.name) or self.is_text:
             return False
         few = self.distinct <= max(2, len(self.texts) // 5)
@@ -569,19 +569,19 @@ class ColumnProfile:
 
     @property
     def is_number(self) -> bool:
-        """Whether the cells are numbers that may be learned, not ones that number rows."""
+        """Whether the cells are numbers to learn, not row numbers."""
         return self.numeric and self.distinct > 1 and not numbers_rows(self.name)
 
     @property
     def is_switch(self) -> bool:
-        """Whether the cells are 1 and 0, true and false or yes and no, and do not number rows."""
+        """Whether the cells are 1 and 0, true and false or yes and no, but not row numbers."""
         states = {text.lower().removesuffix(".0") for text in self.texts}
         known = any(states <= pair for pair in ({"0", "1"}, {"true", "false"}, {"yes", "no"}))
         return bool(states) and known and not numbers_rows(self.name)
 
     @property
     def is_joined(self) -> bool:
-        """Whether the cells are several labels each, by their look: parts that recur in others."""
+        """Whether the cells look like several labels each, whose parts recur in other cells."""
         if not self.could_be_class or self.is_text or numbers_rows(self.name):
             return False
         return separator_of(self.texts) is not None
@@ -635,7 +635,7 @@ class ColumnProfile:
 
 
 def profile_of(table: Table, name: str) -> ColumnProfile:
-    """Profile a column from cells all over the table."""
+    """Profile a column from cells spread over the table."""
     cells = table.spread(name, _SAMPLE)
     return ColumnProfile(name, tuple(v for v in cells if v is not None and str(v).strip()))
 

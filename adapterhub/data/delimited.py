@@ -1,14 +1,14 @@
 """Read delimited text as a table: CSV, TSV and their relatives, strictly.
 
-The delimiter, the quotes, and whether columns have names are detected. Only a beginning of the text
-is read for that, but for quotes. Where the evidence is not clear the form that the file's suffix
-stands for is assumed; `Dialect.doubt` then says what to type if it is not so.
+The delimiter, the quotes and the header are detected. Except for quotes, only the beginning of the
+text is read for that. If the evidence is unclear, the form of the file's suffix is assumed;
+`Dialect.doubt` then holds the flag to type if the assumption is wrong.
 
 Text of files: gzipped or not, UTF-8 and byte-order marks first; other encodings are guessed.
 
-Standard input and files that must be UTF-8 are decoded strictly by `decode_text`. A file of the
-user's own may come from a spreadsheet of another country: `decode_file` guesses its encoding and
-returns what it guessed, with a sample, so that a wrong guess is seen; or it refuses the file.
+Standard input and files that must be UTF-8 are decoded strictly by `decode_text`. A user's file may
+come from a spreadsheet of another country: `decode_file` guesses its encoding and returns the guess
+with a sample, so that a wrong guess is visible; otherwise it rejects the file.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.data.table import Table, blank_note, first_few
 from adapterhub.errors import DataError, not_fetched, read_problem
 
-# The longer marks first: UTF-32's begins with UTF-16's.
+# Longer marks come first: UTF-32's begins with UTF-16's.
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_ENCODING_PREFIX = 64 << 10  # bytes that a guess looks at
-# The letters that a text in a single-byte encoding is expected to have, the most common one first.
+_ENCODING_PREFIX = 64 << 10  # bytes inspected for a guess
+# The letters expected in a text of a single-byte encoding, the most common encoding first.
 _PUNCTUATION = "’‘“”„‚–—…«»€£§°·´•™®©½¼¾²³×\xa0"  # noqa: RUF001
 _WESTERN = "éèêëàâäáãåçùûüúîïíôöóõøñßæœÿ¿¡ªº"
 _EXPECTED = {
@@ -55,7 +55,7 @@ _EXPECTED = {
 }
 _MULTI_BYTE = ("shift_jis", "euc_jp", "gb18030", "gb2312", "gbk", "big5", "euc_kr", "cp932",
                "cp949", "johab", "big5hkscs", "hz")  # fmt: skip
-_SCRIPTS = "\u0430\u03b1"  # the first letters of alphabets that are not Latin
+_SCRIPTS = "\u0430\u03b1"  # the first letters of non-Latin alphabets
 _ENCODING_HINT = "data.encoding=NAME, such as cp1252, latin-1 or utf-16"
 
 
@@ -72,7 +72,7 @@ def decode_text(data: bytes, source: str) -> str:
     """Decode UTF-8 text; a byte-order mark at its start is ignored.
 
     Raises:
-        DataError: the text has another encoding, or contains a NUL, which no text does.
+        DataError: the text has another encoding, or contains a NUL, as binary data does.
     """
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if data.startswith(mark):
@@ -89,10 +89,10 @@ def decode_text(data: bytes, source: str) -> str:
 
 
 def decode_file(data: bytes, source: str, encoding: str | None = None) -> DecodedText:
-    """Decode the text of a file in an encoding of Python, or None: the one that it seems to have.
+    """Decode the text of a file in an encoding known to Python; None guesses the encoding.
 
     Raises:
-        DataError: the name is unknown, the bytes have no such encoding, or none can be guessed.
+        DataError: the encoding is unknown, the bytes do not have it, or none can be guessed.
     """
     if encoding is not None:
         return _decode_as(data, source, encoding)
@@ -155,7 +155,7 @@ def _without_mark(data: bytes) -> str | None:
 def _guess(data: bytes) -> str | None:
     """Guess the encoding of text that is not UTF-8, from the beginning of its non-ASCII lines.
 
-    Returns None if some of these lines are UTF-8: then others are damaged, not in a known encoding.
+    Return None if some of these lines are UTF-8: the others are then damaged.
     """
     from charset_normalizer import from_bytes
 
@@ -192,10 +192,10 @@ def _fits(data: bytes, encoding: str) -> bool:
 
 
 def _oddities(text: str, encoding: str) -> int:
-    """Count the characters that are not expected in an encoding, or not at their place.
+    """Count the unexpected or misplaced characters for an encoding.
 
-    Those are capitals behind small letters, in Latin scripts runs of letters that are not ASCII,
-    and in other scripts words that mix the two.
+    Misplaced are capitals after small letters, runs of non-ASCII letters in Latin scripts, and
+    words of mixed scripts in others.
     """
     expected = _EXPECTED[encoding] + _EXPECTED[encoding].upper() + _PUNCTUATION
     odd = len(re.findall(rf"[^\x00-\x7f{re.escape(expected)}]", text))
@@ -261,10 +261,10 @@ _BINARY = {
 
 
 def check_is_text(data: bytes, source: str) -> None:
-    """Refuse bytes that begin as those of a format that is no text, whatever the file is called.
+    """Reject bytes that begin like a binary format, whatever the name of the file.
 
     Raises:
-        DataError: they do, or they are tensors.
+        DataError: the bytes are binary, or tensors.
     """
     begins = (found for start, found in _BINARY.items() if data.startswith(start))
     what, hint = next(begins, ("", ""))
@@ -277,7 +277,7 @@ def check_is_text(data: bytes, source: str) -> None:
 
 
 def file_text(source: str, encoding: str | None = None) -> DecodedText:
-    """Read a text file in a given encoding, or in the one that it seems to have.
+    """Read a text file in a given encoding, or guess the encoding.
 
     Raises:
         DataError: the file cannot be read, is empty or cannot be decoded.
@@ -294,7 +294,7 @@ def read_text(source: str, encoding: str | None = None) -> str:
     """Read a UTF-8 text file, or one in a given encoding, gzipped if its name ends in .gz.
 
     Raises:
-        DataError: the file is missing, empty or not in this encoding.
+        DataError: the file is missing, empty or in another encoding.
     """
     if encoding is not None:
         return file_text(source, encoding).text
@@ -328,8 +328,8 @@ DELIMITERS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma"}
 _PREFIX = 200_000  # characters
 _ROWS = 200
 _NUMBER = re.compile(r"[-+]?[\d\s.,]*\d[\d.,]*%?([eE][-+]?\d+)?")
-_LONG = 40  # characters: longer cells are texts, not names
-_FEW_ROWS, _MANY_ROWS = 3, 8  # from which on equal widths are no accident
+_LONG = 40  # characters: longer cells are texts, not column names
+_FEW_ROWS, _MANY_ROWS = 3, 8  # rows from which equal widths are not a coincidence
 
 
 def read_delimited(
@@ -337,10 +337,9 @@ def read_delimited(
 ) -> Table:
     """Read delimited text as a table.
 
-    `kind` is "csv" or "tsv", or "text" for a name that promises neither. If the split is not
-    "train", the columns that the options ask for are those of other data, on which the adapter was
-    trained. In data to predict on, PREDICT, a blank line of a table with one column is a row, and
-    one of a table with more is a note.
+    `kind` is "csv" or "tsv", or "text" for a name that implies neither. If the split is not
+    "train", the columns of the options are those of the training data. In data to predict on
+    (PREDICT), a blank line is a row if the table has one column, otherwise a note.
 
     Raises:
         DataError: a row is malformed.
@@ -393,10 +392,10 @@ def detect_dialect(
     *,
     recorded: bool = False,
 ) -> Dialect:
-    """Detect what the options leave open of a text's form; a `delimiter` of None is found.
+    """Detect the dialect of a text where the options do not set it, as with a `delimiter` of None.
 
-    If the columns that are asked for are those of other data (`recorded`), a first line in doubt
-    that does not name them is data.
+    If the expected columns are those of other data (`recorded`), an ambiguous first line that does
+    not name them is data.
     """
     delimiter = delimiter or find_delimiter(text, _USUAL.get(kind)) or ","
     quoted = options.quoted
@@ -417,7 +416,7 @@ def detect_dialect(
 
 
 def expected_columns(options: DataOptions) -> Collection[str]:
-    """List the columns that the options name, but for numbers, which files without names have."""
+    """List the columns that the options name, except numbers, which files without names use."""
     from adapterhub.data.table import is_template, template_columns
 
     choices = (options.choices,) if isinstance(options.choices, str) else options.choices or ()
@@ -438,7 +437,7 @@ def dialect_text(dialect: Dialect, decoded: DecodedText) -> str:
 
 
 def encoding_notes(decoded: DecodedText) -> tuple[str, ...]:
-    """Say which encoding was guessed, with a word to see by whether it is right."""
+    """Report the guessed encoding, with a word that shows whether it is right."""
     if not decoded.sample:
         return ()
     return (
@@ -490,7 +489,7 @@ def _quoted_rows(source: str, text: str, delimiter: str) -> Iterator[tuple[int, 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the lines of a table become cells; `doubt` is a note if the header was assumed."""
+    """The rules that split lines into cells; `doubt` is a note if the header was assumed."""
 
     delimiter: str
     quoted: bool
@@ -499,7 +498,7 @@ class Dialect:
 
 
 def prefix_rows(text: str, delimiter: str, quoted: bool) -> list[list[str]]:
-    """Split the first rows of a text into cells; a row that the prefix cuts is left out."""
+    """Split the first rows of a text into cells, without a row that the prefix cuts."""
     prefix = text[:_PREFIX]
     complete = prefix if len(text) <= _PREFIX else prefix[: prefix.rfind("\n") + 1] or prefix
     if quoted:
@@ -517,9 +516,9 @@ def prefix_rows(text: str, delimiter: str, quoted: bool) -> list[list[str]]:
 
 
 def find_delimiter(text: str, usual: str | None) -> str | None:
-    """Find the delimiter by which all rows of a text's beginning have as many cells, else `usual`.
+    """Return the delimiter that gives all first rows the same number of cells, else `usual`.
 
-    `usual` is what the file's name stands for; None, plain text, needs strong evidence.
+    `usual` is implied by the file's name; None, plain text, requires strong evidence.
     """
     fitting = [d for d in DELIMITERS if _is_regular(text, d)]
     if usual is None:
@@ -538,7 +537,7 @@ def _is_regular(text: str, delimiter: str) -> bool:
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
-    """Return the number of cells that all rows have, or 0; empty cells at the end do not count."""
+    """Return the common number of cells of all rows, or 0; trailing empty cells do not count."""
     width = len(rows[0]) if rows else 0
     while width > 1 and not any(row[width - 1].strip() for row in rows if len(row) >= width):
         width -= 1
@@ -546,13 +545,13 @@ def _width(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _has_decimal_commas(text: str) -> bool:
-    """Return whether every comma behind the first line is inside of a number."""
+    """Return whether every comma after the first line is inside a number."""
     body = text[:_PREFIX].partition("\n")[2]
     return body.count(",") == len(re.findall(r"(?<=\d),(?=\d)", body))
 
 
 def _is_surely_table(text: str, delimiter: str) -> bool:
-    """Return whether plain text is a table beyond doubt: its header or its labels show it."""
+    """Return whether plain text is clearly a table, as shown by its header or labels."""
     quoted = looks_quoted(text[:_PREFIX], delimiter)
     rows = prefix_rows(text, delimiter, quoted)
     if _width(rows) < 2:
@@ -568,9 +567,9 @@ def _is_surely_table(text: str, delimiter: str) -> bool:
 
 
 def find_header(rows: list[list[str]], expected: Collection[str] = ()) -> tuple[bool, bool]:
-    """Return whether the first of some rows names the columns, and whether that is beyond doubt.
+    """Return whether the first row names the columns, and whether that is certain.
 
-    `expected` are names of columns that the reader asks for.
+    `expected` are the column names that the reader requires.
     """
     first = [cell.strip() for cell in rows[0]]
     body = [[cell.strip() for cell in row] for row in rows[1:]]
@@ -590,7 +589,7 @@ def find_header(rows: list[list[str]], expected: Collection[str] = ()) -> tuple[
 
 
 def _names_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
-    """Return whether a cell of the first row is a usual name that its column does not contain."""
+    """Return whether a cell of the first row is a usual name that does not recur in its column."""
     for index, cell in enumerate(first):
         if plain_name(cell) in KNOWN and len(cell) < _LONG:
             below = (row[index].strip() for row in body if len(row) > index)
@@ -600,7 +599,7 @@ def _names_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
 
 
 def _vote(cell: str, column: Sequence[str]) -> int:
-    """Compare a cell with those below it: 1 if it is unlike them, -1 if it is one of them, or 0."""
+    """Compare a cell with the cells below it: 1 if it is unlike them, -1 if it recurs, else 0."""
     values = [value for value in column if value]
     if not cell or not values:
         return 0
@@ -632,11 +631,11 @@ def _is_number(cell: str) -> bool:
 
 
 def looks_quoted(text: str, delimiter: str = "\t") -> bool:
-    """Return whether the quotes in a text enclose fields, or are text as in GLUE's files.
+    """Return whether the quotes in a text enclose fields; in GLUE's files they are text.
 
-    They enclose fields if every quote is part of an enclosed field, and either some field needs its
-    quotes (it contains the delimiter, a line end or a doubled quote, or is empty) or every row has
-    an enclosed field.
+    Quotes enclose fields if every quote is part of an enclosed field, and either some field needs
+    its quotes (it contains the delimiter, a line end or a doubled quote, or is empty) or every row
+    has an enclosed field.
     """
     text = text.rstrip("\r\n")
     if '"' not in text:

@@ -1,11 +1,11 @@
-"""Dialogues that are one text: where their turns begin, by the marks that people write.
+"""Dialogues in one text: split into turns by common marks of speakers.
 
     Human: Hi.  Assistant: Hello.                          HH-RLHF, Vicuna
     ### Instruction: ... ### Response: ...                 Alpaca, Guanaco
     <|im_start|>user ... <|im_start|>assistant ...         what chat templates write
 
-Texts that begin alike may share the first words of an answer, too. So a dialogue is divided behind
-the last mark of an answer that all of them share, never where they begin to differ.
+Texts with a common beginning may share the first words of an answer, too. So a dialogue is split
+after the last answer mark that all texts share, not where they begin to differ.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from adapterhub.data.chat_formats import Message
 Messages: TypeAlias = tuple[Message, ...]
 """Messages of a chat."""
 
-_MOST_OTHERS = 0.1  # share of rows that may be of another form, and are refused one by one
+_MOST_OTHERS = 0.1  # share of rows that may have another form, and are rejected individually
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """How the turns of users and of the assistant, and the system message, are marked."""
+    """The marks of user turns, assistant turns and the system message."""
 
     user: re.Pattern[str]
     assistant: re.Pattern[str]
@@ -33,10 +33,10 @@ class Dialogue:
     end: re.Pattern[str] | None = None
 
     def divided(self, texts: Sequence[str]) -> tuple[str, list[str]]:
-        """Return what texts share up to the mark of the last answer in it, and the answers.
+        """Return the common part of texts up to its last answer mark, and the answers.
 
         Raises:
-            ValueError: they share no such mark, or a user has another turn behind it.
+            ValueError: the texts share no answer mark, or a user turn follows it.
         """
         place = self._place(texts)
         if not place:
@@ -47,7 +47,7 @@ class Dialogue:
         return texts[0][:place].strip(), [self._ended(answer) for answer in answers]
 
     def fits(self, texts: Sequence[str]) -> bool:
-        """Return whether texts share the turn of a user and the mark of an answer behind it."""
+        """Return whether texts share a user turn followed by an answer mark."""
         return self._place(texts) > 0
 
     def _place(self, texts: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ class Dialogue:
         return (text if self.end is None else self.end.sub("", text)).strip()
 
     def messages(self, text: str) -> Messages:
-        """Return the beginning of a dialogue, up to the mark of an answer, as messages."""
+        """Return the beginning of a dialogue, up to an answer mark, as messages."""
         kinds = {"user": self.user, "assistant": self.assistant, "system": self.system}
         marks = sorted(
             (mark.start(), mark.end(), role)
@@ -85,7 +85,7 @@ def _dialogue(user: str, assistant: str, system: str = "", end: str = "") -> Dia
 
 _USERS = "Human|HUMAN|User|USER|Customer|Client|Person"
 _OTHERS = "Assistant|ASSISTANT|AI|Bot|BOT|GPT|ChatGPT|Model|Agent|Chatbot"
-# Marks that nothing else looks like come first; those in the middle of a line come last.
+# Unmistakable marks come first; marks in the middle of a line come last.
 _DIALOGUES = (
     _dialogue(r"<\|im_start\|>user\b", r"<\|im_start\|>assistant\b", r"<\|im_start\|>system\b",
               r"<\|im_end\|>"),
@@ -108,9 +108,9 @@ _DIALOGUES = (
 
 
 def dialogue_of(rows: Sequence[Sequence[object]]) -> Dialogue | None:
-    """Return how the texts of rows mark turns, which all texts of a row share; None: they do not.
+    """Return the marks of turns shared by the texts of each row, or None.
 
-    A few rows may be of another form.
+    A few rows may have another form.
     """
     texts = [[str(text) for text in row] for row in rows if all(isinstance(t, str) for t in row)]
     if not rows or len(texts) < len(rows):
@@ -131,7 +131,7 @@ def begins_with(prompt: str, text: object) -> bool:
 
 
 def behind(prompt: str, text: object) -> object:
-    """Return what a text has behind the prompt that it begins with."""
+    """Return the rest of a text after the prompt that it begins with."""
     if not isinstance(text, str) or not begins_with(prompt, text):
         return text
     return text.lstrip()[len(prompt.strip()) :].strip()

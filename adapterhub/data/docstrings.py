@@ -21,7 +21,7 @@ from pathlib import Path
 from adapterhub.data.examples import Example
 from adapterhub.errors import DataError
 
-# Modules and packages of each class; those that the running version of Python lacks are skipped.
+# Modules and packages of each class; modules missing from the running Python are skipped.
 PARTS = {
     "text": "argparse cmd codecs csv configparser difflib fnmatch getopt gettext html json locale "
     "optparse plistlib pprint quopri re reprlib shlex string stringprep textwrap tomllib base64 "
@@ -55,7 +55,7 @@ def load_docstrings(
 ) -> tuple[list[Example], list[Example]]:
     """Return training and evaluation examples, about 3 to 1.
 
-    Every class is in both; no module is.
+    Every class is in both parts; no module is in both.
 
     Raises:
         DataError: the source files of the standard library are not installed.
@@ -75,7 +75,7 @@ _Modules = tuple[tuple[str, ...], ...]
 
 @functools.cache
 def _corpus(stdlib: Path) -> tuple[tuple[str, _Modules], ...]:
-    """Return the texts by class and module, without those that occur in several classes."""
+    """Return the texts by class and module, without texts that occur in several classes."""
     modules_of = {label: [_paragraphs(p) for p in _sources(stdlib, label)] for label in PARTS}
     labels_of_key: dict[str, set[str]] = collections.defaultdict(set)
     for label, modules in modules_of.items():
@@ -117,7 +117,7 @@ def _key(text: str) -> str:
 
 
 def _distinct(modules: Iterable[list[str]], unique: set[str]) -> _Modules:
-    """Keep the texts with unique keys, each at its first occurrence, and the modules with any."""
+    """Keep each text at its first occurrence by key, and drop modules without texts."""
     seen: set[str] = set()
     distinct = []
     for module in modules:
@@ -128,7 +128,7 @@ def _distinct(modules: Iterable[list[str]], unique: set[str]) -> _Modules:
 
 
 def _split(modules: _Modules, limit: int, rng: random.Random) -> tuple[list[str], list[str]]:
-    """Split by module: in random order, those that still fit go to evaluation."""
+    """Split by module: in random order, the modules that fit go to evaluation."""
     capped = [rng.sample(texts, min(len(texts), _MAX_PER_MODULE)) for texts in modules]
     total = sum(map(len, capped))
     evaluation_size = round(total * _EVAL_SHARE)

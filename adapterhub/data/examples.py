@@ -1,16 +1,16 @@
 """Examples from text tables, JSON, Parquet and Hugging Face Hub datasets, read strictly.
 
-A malformed line raises an error with its line number; no field is shifted, and no row is dropped
-unless the option `skip_empty` says so.
+A malformed line raises an error with its line number; fields are not shifted, and rows are not
+dropped unless the option `skip_empty` is set.
 
 Rows are held out for evaluation by a seed, in the same shares of each label, whole groups.
 
-A group is what would be known from training: the rows of one query, text, context, prompt or
-conversation, as the task says, or of one value of a column (`data.group`). Nothing that is
-evaluated was trained on, and a group whose rows have several labels is held out like any other.
+A group consists of rows that share content: one query, text, context, prompt or conversation, as
+defined by the task, or one value of a column (`data.group`). So no evaluated content was trained
+on. A group whose rows have several labels is held out like any other.
 
-Notes list what is probably not intended, with exact figures, a line each, by weight; the first few
-are shown.
+Notes list probable mistakes with exact figures, a line each, the most important first; only the
+first few are shown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ROUNDING = 1e-9
 
 
 def content_of(example: Any) -> Hashable:
-    """Return the content of an example: its fields but its label, tags or answers."""
+    """Return the content of an example: its fields without label, tags or answers."""
     return tuple([getattr(example, name) for name in _content_fields(type(example))])  # type: ignore[arg-type]
 
 
@@ -56,9 +56,9 @@ def _content_fields(kind: type[Any]) -> tuple[str, ...]:
 
 
 def strata_of(examples: Sequence[Any]) -> list[Hashable]:
-    """Return what each example is grouped by: its class, or its rarest tag or label if it has many.
+    """Return the stratum of each example: its class, or the rarest of several tags or labels.
 
-    Examples that learn numbers or texts are one group.
+    Examples with numbers or texts as labels are one stratum.
     """
     single = [getattr(example, "label", None) for example in examples]
     if all(isinstance(label, str) for label in single):
@@ -81,7 +81,7 @@ def _labels_of(example: Any) -> list[Hashable]:
 
 
 def plain_key(value: Any) -> Hashable:
-    """Return a value without differences of letter case and spaces in its texts."""
+    """Return a value with letter case and spaces of its texts normalized."""
     if isinstance(value, str):
         return " ".join(value.split()).casefold()
     if isinstance(value, tuple | list):
@@ -90,7 +90,7 @@ def plain_key(value: Any) -> Hashable:
 
 
 class TooFewGroups(DataError):
-    """There are too few rows, or too few groups of them, to hold some out."""
+    """There are too few rows, or too few groups of rows, to hold any out."""
 
 
 def hold_out(
@@ -105,17 +105,17 @@ def hold_out(
 ) -> tuple[list[E], list[E]]:
     """Split examples into training and evaluation, each in the original order.
 
-    A tenth of the groups is held out, of small data at least 20 or a fifth, and at most 10,000
-    rows; or about so many `rows`. Every stratum keeps a row for training.
+    A tenth of the groups is held out (for small data at least 20 or a fifth), at most 10,000 rows;
+    or about `rows` rows. Every stratum keeps a row for training.
 
     Args:
-        examples: what is divided.
-        seed: draws the groups.
-        strata: what each example is drawn by in equal shares, such as its label.
+        examples: the examples to split.
+        seed: the seed that draws the groups.
+        strata: the stratum of each example, such as its label; strata are drawn in equal shares.
         share: the share to hold out.
-        rows: the number of rows to hold out, in place of a share.
-        flag: what names a file of such rows, for the error.
-        groups: what each example is held out with; None: with those of equal content.
+        rows: the number of rows to hold out, instead of a share.
+        flag: the flag that names a file of such rows, for the error.
+        groups: the group of each example; None groups examples of equal content.
 
     Raises:
         TooFewGroups: there are too few examples, or too few groups.
@@ -151,10 +151,10 @@ def _wanted(units: int, share: float) -> int:
 def _drawn(
     units: list[list[int]], strata: Sequence[Hashable], wanted: float, draw: random.Random
 ) -> set[int]:
-    """Draw whole groups of about so many rows, in equal shares of the strata that they are of.
+    """Draw whole groups with about the given number of rows, in equal shares of their strata.
 
-    Large and small groups are drawn alike: one that is only partly due, by a random point of it,
-    is the last of its strata. What they are over or under their share is made up for by the next.
+    Large and small groups have equal chances: a group that only partly fits is decided by a random
+    point in it, and is the last of its strata. The next strata make up for any excess or deficit.
     """
     left, total = Counter(strata), len(strata)
     by_stratum: dict[Hashable, list[list[int]]] = defaultdict(list)
@@ -164,7 +164,7 @@ def _drawn(
     due, usual = 0.0, total / len(units)
 
     def stays(unit: list[int]) -> bool:
-        """Return whether a stratum has its last rows in a group."""
+        """Return whether a group has the last rows of a stratum."""
         return any(count >= left[s] for s, count in Counter(strata[i] for i in unit).items())
 
     for stratum in draw.sample(list(by_stratum), len(by_stratum)):
@@ -194,7 +194,7 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """An example of a group that the data name; None: what the task holds out together."""
+    """An example with a group named by the data; None leaves the grouping to the task."""
 
     group: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -209,12 +209,12 @@ class Example(Grouped):
 
 
 class Streamed(ABC):
-    """Examples that are read from disk one after the other: their digest is known."""
+    """Examples that are read from disk sequentially, with a known digest."""
 
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """The sha256 of their content."""
+        """The sha256 of the content."""
 
 
 def read_examples(
@@ -231,7 +231,7 @@ def read_examples(
 
     Raises:
         DataError: the source is missing, empty or malformed, lacks a column, or has missing texts
-            or labels or ones of the wrong type, or empty texts with a label.
+            or labels, values of the wrong type, or empty texts with a label.
     """
     wants = WANTS["numbers" if regression else "classes"]
     choice = choose_columns(source, options, split, wants, labelled=labelled)
@@ -261,7 +261,7 @@ def read_rows(
     columns: Sequence[str],
     build: Callable[..., E],
 ) -> list[E]:
-    """Build an example from each row's values of the columns, in order.
+    """Build an example from the column values of each row, in order.
 
     `build` reports an invalid row as a `ValueError` with one argument per problem.
 
@@ -297,7 +297,7 @@ def read_rows(
 
 
 def _groups(table: Table, options: DataOptions, split: str) -> Iterable[object]:
-    """Return the cell of each row that `data.group` names; evaluation data may lack the column."""
+    """Return the `data.group` cell of each row; evaluation data may lack the column."""
     column = options.group
     if column in (None, NO_GROUPS) or (split != "train" and column not in table.columns):
         return [None] * len(table.lines)
@@ -305,10 +305,10 @@ def _groups(table: Table, options: DataOptions, split: str) -> Iterable[object]:
 
 
 def _in_group(example: E, group: object) -> E:
-    """Return an example of a group.
+    """Return an example with a group.
 
     Raises:
-        ValueError: the cell is no name or number.
+        ValueError: the cell is not a name or a number.
     """
     if group != group or not str(group).strip():  # NaN marks a missing number
         return example
@@ -318,11 +318,11 @@ def _in_group(example: E, group: object) -> E:
 
 
 class AllEmpty(DataError):
-    """Every row has an empty cell, and was skipped."""
+    """Every row was skipped because of an empty cell."""
 
 
 class EmptyCell(str):
-    """A problem of a row that the option `skip_empty` leaves out: a cell is empty."""
+    """An empty cell, whose row the option `skip_empty` leaves out."""
 
 
 def refuse(*problems: str) -> None:
@@ -342,7 +342,7 @@ def read_texts(source: str, options: DataOptions, split: str = "eval") -> list[E
 
 
 def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
-    """Draw a random subset of so many examples, in their original order; None draws all.
+    """Draw a random subset of `rows` examples in their original order; None keeps all.
 
     Raises:
         DataError: `rows` is less than 1.
@@ -369,10 +369,10 @@ def sorted_labels(values: Iterable[str]) -> list[str]:
 
 
 def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float | None]) -> None:
-    """Refuse fewer than two training labels, and evaluation labels that training lacks.
+    """Reject fewer than two training labels, and evaluation labels missing from training.
 
     Raises:
-        DataError: the labels are refused.
+        DataError: the labels are invalid.
     """
     if len(train_labels) < 2:
         raise DataError(
@@ -395,7 +395,8 @@ def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float 
 def data_hash(examples: Iterable[Any]) -> str:
     """Return the sha256, in hex, of the examples as JSON lines of their fields, in order.
 
-    The line of an `Example` is `[text, pair, label]`. Fields that do not compare are no content.
+    The line of an `Example` is `[text, pair, label]`. Fields excluded from comparison do not count
+    as content.
     """
     if isinstance(examples, Streamed):
         return examples.sha256
@@ -409,9 +410,9 @@ def data_hash(examples: Iterable[Any]) -> str:
 
 
 def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
-    """Describe why a value of a column is not text, or return "".
+    """Return the reason why a value of a column is not text, or "".
 
-    In any format, an empty text is the same as a missing one where it would be learned from.
+    In any format, an empty text counts as missing if it would be learned from.
     """
     if value is None:
         return EmptyCell(f"{column!r} is missing")
@@ -425,7 +426,7 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
 def parse_label(
     value: object, regression: bool = False, decimal_comma: bool = False
 ) -> tuple[str | float | None, str]:
-    """Return the label of a cell, or None and the problem with it."""
+    """Return the label of a cell, or None and a description of the problem."""
     text = "" if value is None else str(value).strip()
     if not text or value != value:  # NaN marks a missing float
         return None, EmptyCell("the label is empty")
@@ -443,18 +444,18 @@ def parse_label(
 
 _MOST_NOTES = 5
 _MANY_LABELS = 100
-_MAJORITY = 0.9  # share of one label from which on accuracy says little
-_NAMED = 3  # labels or texts that a note names
+_MAJORITY = 0.9  # share of one label from which accuracy is not informative
+_NAMED = 3  # labels or texts listed in a note
 _SHOWN = 40  # characters
-ENOUGH_FOR_SCORES = 30  # rows: the interval of a share is wider than a third of all with fewer
-_ENOUGH = 20  # rows: fewer are a try, not data
+ENOUGH_FOR_SCORES = 30  # rows: with fewer, the interval of a share is wider than a third
+_ENOUGH = 20  # rows: fewer are a trial, not data
 _NOTED_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?")
 
 
 def notes_on(
     train: Sequence[Any], evaluation: Sequence[Any], labels: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return what a user should know about the data before training, at most five lines.
+    """Return notes for the user on the data before training, at most five lines.
 
     `labels` are the classes, or none if the task has no classes.
     """
@@ -470,7 +471,7 @@ def notes_on(
 
 
 def notes_on_test(train: Sequence[Any], tested: Sequence[Any], labels: Sequence[str]) -> list[str]:
-    """Return what a user should know of test rows: that some are among the training rows."""
+    """Return a note if some test rows are among the training rows."""
     found = notes_on(train, tested, labels)
     return [note.replace("evaluation", "test") for note in found if "evaluation" in note]
 
@@ -478,13 +479,13 @@ def notes_on_test(train: Sequence[Any], tested: Sequence[Any], labels: Sequence[
 def notes_on_scores(
     rows: int, labels: Collection[object], what: str = "evaluation", more: str = ""
 ) -> list[str]:
-    """Say why the scores of some rows say little: they are few, or all of one class.
+    """Explain why the scores of rows are not informative: few rows, or only one class.
 
     Args:
         rows: the number of rows.
-        labels: the classes that they have; empty if they have no classes.
-        what: what the rows are for.
-        more: what is typed for a file of more of them.
+        labels: the classes of the rows; empty without classes.
+        what: the purpose of the rows.
+        more: the flag for a file with more rows.
     """
     notes = []
     if rows < ENOUGH_FOR_SCORES:
@@ -500,7 +501,7 @@ def notes_on_scores(
 
 
 def classes_in(examples: Sequence[Any], labels: Sequence[str]) -> set[str]:
-    """Return which classes some examples have; none if each has no class, or several."""
+    """Return the classes of examples; none if examples have no class or several."""
     found = [getattr(example, "label", None) for example in examples] if labels else []
     return {label for label in found if isinstance(label, str)}
 
@@ -550,7 +551,7 @@ def _about_conflicts(contents: Sequence[Hashable], train: Sequence[Any]) -> Iter
 
 
 def _named(example: Any, content: Hashable) -> tuple[str, str]:
-    """Return what an example is, a text or a file, and the text or the name of the file."""
+    """Return the kind of an example, a text or a file, and the text or the file name."""
     name = getattr(example, "name", None)
     return ("text", str(content[0])) if name is None else ("file", name)  # type: ignore[index]
 
