@@ -1,32 +1,32 @@
-"""Prefix keys and values at an attention module, by the way in which it attends.
+"""Prefix keys and values at an attention module, for each way of computing attention.
 
 A module that calls transformers' attention interface reads the name of its function from
-`module.config`. Where a prefix is attached, this is a view of the backbone's config
-(`RoutedConfig`): while a prefix is active, the name that it gives is `adapterhub_<name>`, a
-function registered next to the backbone's own. It puts the prefix in front of keys and values,
+`module.config`. Where a prefix is attached, `module.config` is a view of the backbone's config
+(`RoutedConfig`). While a prefix is active, it returns the name `adapterhub_<name>`, a function
+registered next to the backbone's own. This function puts the prefix in front of keys and values,
 widens the mask (and the bias of relative positions), and calls the backbone's function. The
 backbone's config itself is not changed, so a later `set_attn_implementation` takes effect on the
-next forward pass, and models may share one config. For a name without a mask function transformers
-builds no mask, and would attend to padding, so the backbone's mask function is registered under the
-same name. Nothing enters the KV cache.
+next forward pass, and models may share one config. For a name without a mask function, transformers
+does not build a mask and would attend to padding, so the backbone's mask function is registered
+under the same name. Nothing enters the KV cache.
 
-A prefix with a gate g_i for each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys of
-its own for each query: heads are made twice as wide, [q_i, g_i q_i] against [0, P_k; K, 0], and the
-output [o, o'] becomes o + g_i o'.
+A prefix with a gate g_i for each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], does not need
+separate keys for each query: heads are made twice as wide, [q_i, g_i q_i] against [0, P_k; K, 0],
+and the output [o, o'] becomes o + g_i o'.
 
 A module that computes attention with torch's functions, in its own forward:
 
     o = softmax([s q P_kᵀ, S]) [P_v; V]    S: the scores of the tokens, as the module computes them
 
-While a prefix is active, what the module's forward calls is watched. At the first product, of
-queries and keys, the scores of the prefix are computed too. They follow those of the tokens through
-scales, shapes and dtypes, and stay as they are where a mask or a bias is added. The softmax is
-taken over both, and the last product adds W_p P_v, the weights of the prefix times its values. Keys
-apart have a softmax each. A gate g_i of a prefix scales its keys and values for query i:
-s g_i q P_kᵀ, g_i W_p P_v. With a bias that grows with the position of the key (ALiBi), a prefix
+While a prefix is active, the calls of the module's forward are intercepted. At the first product,
+of queries and keys, the scores of the prefix are computed too. They follow the scores of the tokens
+through scales, shapes and dtypes, and are unchanged where a mask or a bias is added. The softmax is
+taken over both, and the last product adds W_p P_v, the weights of the prefix times its values.
+Separate keys have a softmax each. A gate g_i of a prefix scales its keys and values for query i: s
+g_i q P_kᵀ, g_i W_p P_v. With a bias that grows with the position of the key (ALiBi), a prefix
 stands where the first visible key does.
 
-What such a module returns as attention weights are those of the tokens: less than one in sum.
+Such a module returns the attention weights of the tokens only: their sum is less than one.
 torch.compile breaks its graph in such a module.
 """
 
@@ -71,7 +71,8 @@ from adapterhub.methods.common.site_module import (
     SiteModule,
 )
 
-# Names of torch's functions and methods, without the underscores of operators and of in-place ones.
+# Names of torch's functions and methods, without the underscores of operators and in-place
+# variants.
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm"})
 _SCALES = frozenset({"mul", "rmul", "imul", "multiply", "div", "truediv", "itruediv", "divide"})
 _SHIFTS = frozenset({"add", "radd", "iadd", "sub", "isub", "subtract"})
@@ -87,13 +88,13 @@ Arguments = tuple[Any, ...]
 
 
 class Followed(NamedTuple):
-    """Scores or weights of the tokens, and those of the prefix beside them.
+    """Scores or weights of the tokens, with the scores or weights of the prefix.
 
     Attributes:
         tokens: (..., queries, keys).
         prefix: (..., queries, length), or what broadcasts to it.
         weighed: whether the softmax has been taken.
-        bias: what grows with the position of the key, and was added to the scores (ALiBi).
+        bias: the bias that grows with the position of the key and was added to the scores (ALiBi).
     """
 
     tokens: Tensor
@@ -103,7 +104,7 @@ class Followed(NamedTuple):
 
 
 class WatchedProducts(TorchFunctionMode):
-    """Puts prefixes into the attention that a module computes while this mode is entered.
+    """Add prefixes to the attention that a module computes while this mode is active.
 
     Args:
         prefixes: computes the prefixes of the rows.
@@ -122,7 +123,7 @@ class WatchedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, and do for the prefix what belongs to it."""
+        """Call a function of torch, and apply the corresponding step to the prefix."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
         if self.done:
@@ -141,26 +142,26 @@ class WatchedProducts(TorchFunctionMode):
         return self._follow(followed, func, name, args, kwargs)
 
     def check(self) -> None:
-        """Refuse an attention of another form, on which the prefix has had no effect.
+        """Refuse an attention of another form, where the prefix had no effect.
 
         Raises:
-            AttachError: no two products with a softmax between them.
+            AttachError: the module does not compute two products with a softmax between them.
         """
         if not self.done:
             self._refuse("computes no softmax of queries times keys")
 
     def _joined(self) -> JoinedPrefixes:
-        """Return the prefixes of the rows; they are computed once."""
+        """Return the prefixes of the rows, computed once."""
         if self.joined is None:
             self.joined = self.prefixes()
         return self.joined
 
     def _of(self, values: Any) -> Followed | None:
-        """Return what follows one of the values."""
+        """Return the entry that follows one of the values."""
         return next((f for v in values for f in self.followed if f.tokens is v), None)
 
     def _before(self, func: Any, name: str, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
-        """Call a function before there are scores."""
+        """Call a function before the scores are computed."""
         if name == _FUSED:
             return self._fused(func, *args, **kwargs)
         out = func(*args, **kwargs)
@@ -177,7 +178,7 @@ class WatchedProducts(TorchFunctionMode):
         return out
 
     def _score(self, scores: Tensor, query: Tensor, keys: Tensor, scale: float) -> None:
-        """Compute the scores of the prefix as those of the tokens have been, scale x q kᵀ."""
+        """Compute the scores of the prefix in the same way as the tokens' scores, scale x q kᵀ."""
         joined = self._joined()
         heads = self._in_heads(joined.key, keys.shape, keys.shape[-2]).to(query.dtype)
         own = query @ heads.transpose(-1, -2)
@@ -187,7 +188,7 @@ class WatchedProducts(TorchFunctionMode):
         self.followed = [Followed(scores, own if scale == 1 else own * scale)]
 
     def _in_heads(self, prefix: Tensor, like: torch.Size, size: int) -> Tensor:
-        """Divide a prefix into heads of a size, as an operand of a product has them.
+        """Split a prefix into heads of a size, in the layout of a product's operand.
 
         `prefix`: (batch or 1, length, d); `like`: (batch, heads, ...) or (batch x heads, ...).
 
@@ -253,7 +254,7 @@ class WatchedProducts(TorchFunctionMode):
         if shown is not None:
             own = own.masked_fill(~self._by_row(shown[:, None], own), float("-inf"))
         all_scores, length = own, own.shape[-1]
-        if not together:  # to the bit what the tokens alone have
+        if not together:  # bit-identical to the tokens alone
             rest: Tensor = func(scores, *args[1:], **named)
             own = torch.zeros_like(own, dtype=rest.dtype)
         else:
@@ -293,7 +294,7 @@ class WatchedProducts(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Attend over prefixes and keys with torch's fused function; without it, behind gates."""
+        """Attend over prefixes and keys with torch's fused function, unless there are gates."""
         joined = self._joined()
         if not joined.together:
             self.done = True
@@ -322,7 +323,7 @@ class WatchedProducts(TorchFunctionMode):
         return attended
 
     def _apart(self, query: Tensor, scale: float | None) -> Tensor:
-        """Compute what queries, (batch, heads, queries, d), attend to apart."""
+        """Attend with queries, (batch, heads, queries, d), to the separate keys."""
         joined = self._joined()
         pair = (joined.key, joined.value)
         keys, values = (self._in_heads(p, query.shape, query.shape[-1]).to(query) for p in pair)
@@ -332,7 +333,7 @@ class WatchedProducts(TorchFunctionMode):
         return weights @ values
 
     def _weights_apart(self, scores: Tensor, softmax: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the weights of keys in softmaxes of their own; 0 for others.
+        """Return the weights of keys with a separate softmax; 0 for others.
 
         scores: (..., queries, length).
         """
@@ -362,7 +363,7 @@ def _is_same_for_keys(value: Any, keys: int) -> bool:
 
 
 def _changed(value: Any, name: str, other: Any) -> Any:
-    """Return a tensor after an operation of two, by its name; not in place. None stays None."""
+    """Apply a binary operation by name to a tensor, not in place; None stays None."""
     if value is None:
         return None
     if name in _SHIFTS:
@@ -411,7 +412,7 @@ def _widened(mask: Tensor | None, joined: JoinedPrefixes, key: Tensor) -> Tensor
 
 
 def watch_products(host: nn.Module, slot: KeyValueSlot, batch_dim: int) -> None:
-    """Let an attention module compute with the prefixes of its slot.
+    """Make an attention module compute with the prefixes of its slot.
 
     `batch_dim` is the dimension of the batch in the module's input.
     """
@@ -421,7 +422,7 @@ def watch_products(host: nn.Module, slot: KeyValueSlot, batch_dim: int) -> None:
 
 
 def _begin(host: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:
-    """Watch what the forward of an attention module calls: its forward pre-hook."""
+    """Intercept the calls of an attention module's forward: its forward pre-hook."""
     slot = host._modules[CHILD]
     if not isinstance(slot, KeyValueSlot) or not slot.keys:
         return
@@ -434,7 +435,7 @@ def _begin(host: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:
 
 
 def _end(host: nn.Module, args: Arguments, output: Any) -> None:
-    """Stop watching, also after an error: the forward hook."""
+    """Stop intercepting, even after an error: the forward hook."""
     slot = host._modules.get(CHILD)
     watch = slot.take(_WATCH) if isinstance(slot, KeyValueSlot) else None
     if watch is not None:
@@ -470,7 +471,7 @@ def keyvalue_slot(
     if isinstance(module, ApartKeyValueModule) and not slot.projections:
         read = [(model.get_submodule(each.host), each.part) for each in module.projections]
         for each in read:
-            read_weight(*each)  # which each forward pass does again
+            read_weight(*each)  # repeated in each forward pass
         slot.projections = read
     if isinstance(module, GatedKeyValueModule):
         read_sublayer_input(model, slot, site.input_host)
@@ -493,9 +494,9 @@ def check_attention(model: PreTrainedModel, sites: Iterable[Site]) -> None:
 
 
 class RoutedConfig:
-    """A view of a config for one attention module: it names the function that adds the prefix.
+    """A view of a config for one attention module that names the function to add the prefix.
 
-    Everything else is read from the config, and written to it.
+    All other attributes are read from and written to the config.
     """
 
     def __init__(self, config: Any, slot: KeyValueSlot) -> None:
@@ -510,7 +511,7 @@ class RoutedConfig:
         return _PREFIX + name
 
     def __getattr__(self, name: str) -> Any:
-        # A copy that is being made has no config yet.
+        # A copy under construction does not have a config yet.
         if name.startswith("__") or _CONFIG not in vars(self):
             raise AttributeError(name)
         return getattr(vars(self)[_CONFIG], name)
@@ -542,7 +543,7 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,  # by this name in some calls
+        attention_mask: Tensor | None,  # has this name in some calls
         **options: Any,
     ) -> Any:
         slot = module._modules[CHILD]
@@ -594,7 +595,7 @@ def _attend(
         return call.run(attend, module)
     query = call.query
     if options.get("scaling") is None:
-        options["scaling"] = query.shape[-1] ** -0.5  # not that of the wider query
+        options["scaling"] = query.shape[-1] ** -0.5  # not the scale of the wider query
     gates = [gate.to(query.dtype) for gate in joined.gates]
     query = torch.cat([query, *(gate[:, None] * query for gate in gates)], dim=-1)
     output, weights = call._replace(query=query).run(attend, module)
@@ -602,7 +603,7 @@ def _attend(
 
 
 def _with_explicit_mask(module: nn.Module, call: AttentionCall) -> AttentionCall:
-    """Write a causal mask out where transformers leaves it to torch's `is_causal`.
+    """Make a causal mask explicit where transformers relies on torch's `is_causal`.
 
     torch aligns the triangle with the first key, which is wrong behind a prefix. A longer, static
     cache is empty here.
@@ -675,7 +676,7 @@ def _attend_part(
 
 
 def _widen_mask(call: AttentionCall, length: int, own: Tensor | None) -> Tensor | None:
-    """Extend the mask of a call to prefixes; `own`: (batch, length), which are not padding."""
+    """Extend the mask of a call to prefixes; `own`: (batch, length), false at padding."""
     mask, batch = call.mask, len(call.query)
     if own is None:
         visible = True if mask is not None and mask.dtype == torch.bool else 0.0
@@ -705,7 +706,7 @@ def _joined_results(results: Sequence[Any], order: RowOrder, copies: int) -> Any
     outputs, weights = zip(*results, strict=True)
     if weights[0] is None:
         return order.join(outputs, copies), None
-    # As wide as the longest prefix: a shorter one has zeros in front.
+    # As wide as the longest prefix; shorter ones have zeros in front.
     keys = max(w.shape[-1] for w in weights)
     padded = [F.pad(w, (keys - w.shape[-1], 0)) for w in weights]
     return order.join(outputs, copies), order.join(padded, copies)

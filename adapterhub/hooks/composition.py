@@ -1,4 +1,4 @@
-"""Which adapters are applied, and how they combine: four forms.
+"""Compositions: the adapters to apply and how they combine, in four forms.
 
     "a"                                  y' = a(y)
     ("a", "b")                           y' = b(a(y)), a stack
@@ -9,9 +9,9 @@ They nest, and apply at each site separately: y is the host's output, and a(y) t
 module of adapter `a` at this site; y itself if `a` has none here. A route assigns one composition
 to each row of a batch.
 
-Several threads may compute with one model. Which modules apply in a slot is set by `route` for the
-calls inside it, in a context variable; a forward pass without a route takes what is active when it
-begins. What the hooks of a pass keep for each other belongs to its thread.
+Several threads may compute with one model. `route` sets the modules that apply in a slot for the
+calls inside it, in a context variable. A forward pass without a route uses the modules that are
+active when it begins. Values shared by the hooks of a pass belong to its thread.
 
 torch.compile cannot trace context variables. A compiled model reads a copy that belongs to the
 thread that opened the route.
@@ -69,7 +69,7 @@ class Average:
 
 
 def parse_composition(value: Any) -> Composition:
-    """Return the composition that a user wrote: None or () is the bare backbone, a list a stack.
+    """Parse a composition from a user: None or () is the bare backbone, a list is a stack.
 
     Raises:
         AttachError: a value of another type.
@@ -166,14 +166,14 @@ class RowOrder:
 
     @cached_property
     def inverse(self) -> Tensor:
-        """The place of each row among those of all parts."""
+        """The place of each row in the concatenated parts."""
         places = {row: place for place, row in enumerate(self.numbers)}
         return _index([places[row] for row in range(self.rows)], self.device)
 
     def split(self, value: Any, copies: int, dim: int = 0) -> list[Any]:
         """Split a tensor into the rows of each part.
 
-        What does not have the batch's rows goes to each part whole. The batch repeats each row
+        A value without the batch's rows goes to each part unchanged. The batch repeats each row
         `copies` times.
 
         Returns:
@@ -189,7 +189,7 @@ class RowOrder:
     def split_call(
         self, args: Sequence[Any], named: Mapping[str, Any], copies: int
     ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Split the arguments of a call into those for the rows of each part."""
+        """Split the arguments of a call for the rows of each part."""
         parts = [self.split(value, copies) for value in args]
         named_parts = {name: self.split(value, copies) for name, value in named.items()}
         return [
@@ -214,8 +214,8 @@ class RowOrder:
 class BankRows(NamedTuple):
     """The rows of a batch whose modules are in one bank; `bank` is None for rows without any.
 
-    `places` are those of the rows' modules in the bank, also as a tensor, and `modules` is how many
-    of them differ.
+    `places` are the places of the rows' modules in the bank, also as a tensor. `modules` is the
+    number of distinct modules.
     """
 
     bank: int | None
@@ -225,11 +225,11 @@ class BankRows(NamedTuple):
 
 
 class BatchPlan(RowOrder):
-    """Which rows of a batch go through which composition in one slot.
+    """Assignment of the rows of a batch to compositions in one slot.
 
     Rows with equal compositions form a group and are computed together. `columns` has the keys of
-    the groups' modules in order: of the first ones, the second ones, ... `group_of_row` numbers the
-    group of each row; None: row i is group i.
+    the groups' modules in order: first modules, second modules, ... `group_of_row` has the number
+    of each row's group; None: row i is group i.
     """
 
     def __init__(
@@ -256,8 +256,8 @@ class BatchPlan(RowOrder):
     ) -> tuple[RowOrder, list[BankRows]]:
         """Return the rows of each bank.
 
-        `places` has the bank of each group's module, and its place there; None without a module.
-        Slots with equal places have one answer.
+        `places` has the bank of each group's module and its place there; None without a module.
+        Slots with equal places share a result.
         """
         found = self._banked.get(places)
         if found is None:
@@ -281,7 +281,7 @@ class BatchPlan(RowOrder):
         """Return how often a batch of this size repeats each row of the route.
 
         Raises:
-            AttachError: it is no multiple of the route's rows.
+            AttachError: the size is not a multiple of the route's rows.
         """
         if batch % self.rows:
             raise AttachError(
@@ -317,7 +317,7 @@ class BatchPlan(RowOrder):
 def _columns(groups: Sequence[Any]) -> tuple[tuple[str | None, ...], ...] | None:
     """Return the modules of groups by column: the first of each group, the second, and so on.
 
-    None where a group is an average; a group without a module in a column has None there.
+    Returns None if a group is an average. A group without a module in a column has None there.
     """
     if any(
         not isinstance(each, tuple) or not all(isinstance(k, str) for k in each) for each in groups
@@ -343,7 +343,7 @@ def as_before(rows: Tensor, like: Tensor, dim: int) -> Tensor:
 
 
 def _index(numbers: Sequence[int], device: torch.device | str) -> Tensor:
-    """Return numbers of rows as a tensor, which passes with gradients may use too."""
+    """Return numbers of rows as a tensor that passes with gradients can use."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
@@ -368,25 +368,25 @@ class AppliedModules(NamedTuple):
 
 
 NO_MODULES = AppliedModules()
-# By slot: what applies there. A slot that is not listed has no modules that apply.
+# The applied modules by slot. No module applies in a slot that is not listed.
 SlotTable: TypeAlias = Mapping[Any, AppliedModules]
 
 
 class ModelScope:
-    """Identifies a model with adapters among those that a context has an entry for."""
+    """The identity of a model with adapters, the key of its entry in a context."""
 
     @property
     def traced(self) -> dict[str, Any]:
-        """What hooks keep for each other in a compiled model, until its pass ends."""
+        """Values that hooks share in a compiled model, until its pass ends."""
         return _TRACED.setdefault(self, {})
 
 
-# Not an attribute: tensors of one would be compiled for their sizes, as parameters are.
+# Not an attribute: its tensors would be compiled for their sizes, like parameters.
 _TRACED: dict[ModelScope, dict[str, Any]] = {}
 
 
 class ContextEntry(NamedTuple):
-    """What applies to a model in this context; `owner` is the route or the pass that set it."""
+    """The modules applied to a model in this context; `owner` is the route or pass that set it."""
 
     table: SlotTable
     owner: Any
@@ -398,14 +398,14 @@ _thread = threading.local()  # opened, entries: of its open routes; kept: by slo
 
 
 def current_entry(scope: ModelScope) -> ContextEntry | None:
-    """Return what applies to a model in this context, or None: what is active on it."""
+    """Return the entry of a model in this context; None: its active modules apply."""
     compiling = torch.compiler.is_compiling()
     entries = getattr(_thread, "entries", None) if compiling else _ENTRIES.get()
     return None if entries is None else entries.get(scope)
 
 
 def set_entry(scope: ModelScope, entry: ContextEntry | None) -> None:
-    """Set what applies to a model in this context; None: what is active on it."""
+    """Set the entry of a model in this context; None: its active modules apply."""
     others = {k: v for k, v in (_ENTRIES.get() or {}).items() if k is not scope}
     entries = others if entry is None else others | {scope: entry}
     _ENTRIES.set(entries or None)
@@ -426,7 +426,7 @@ def applying(scope: ModelScope, entry: ContextEntry) -> Iterator[None]:
 
 
 def _opened() -> tuple[tuple[ModelScope, ContextEntry], ...]:
-    """Return the entries that this thread applies, in order."""
+    """Return the entries applied by this thread, in order."""
     return getattr(_thread, "opened", ())
 
 
@@ -436,12 +436,12 @@ def _set_opened(opened: tuple[tuple[ModelScope, ContextEntry], ...]) -> None:
 
 
 def forget_traced(scope: ModelScope) -> None:
-    """Forget what hooks kept in a compiled model."""
+    """Discard the values that hooks kept in a compiled model."""
     _TRACED.pop(scope, None)
 
 
 def kept_values(slot: Any) -> dict[str, Any]:
-    """Return what the hooks of a slot keep for each other in this thread, by name."""
+    """Return the values shared by the hooks of a slot in this thread, by name."""
     if torch.compiler.is_compiling():  # one graph: nothing runs in between
         return slot.traced  # type: ignore[no-any-return]
     kept: WeakKeyDictionary[Any, dict[str, Any]] | None = getattr(_thread, "kept", None)
@@ -453,7 +453,7 @@ def kept_values(slot: Any) -> dict[str, Any]:
 class RecomputedInContext:
     """A checkpointing function whose recomputation has the context of the first computation.
 
-    Autograd may recompute in a thread of its own, where no route is open.
+    Autograd may recompute in another thread, where no route is open.
     """
 
     def __init__(self, checkpoint: Callable[..., Any]) -> None:
@@ -479,7 +479,7 @@ class RecomputedInContext:
 def _earlier_context(
     entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]
 ) -> Iterator[None]:
-    """Set what applied, and what hooks kept, in an earlier call."""
+    """Restore the applied modules and the kept values of an earlier call."""
     before = _ENTRIES.get(), getattr(_thread, "kept", None)
     _ENTRIES.set(entries)
     _thread.kept = _copied(kept)

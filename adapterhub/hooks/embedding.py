@@ -1,11 +1,11 @@
-"""The slot of an embedding: what adapters add for a number, and their rows of new tokens.
+"""The slot of an embedding: updates of adapters by token id, and their rows of new tokens.
 
     y_i = s (E[i] + D[:, i])    i is a number of the backbone
     y_i = s row[i]              i is a new token of an active adapter
 
     E: (numbers, d), the table    D: (d, numbers), the update    s: the factor of a scaled embedding
 
-The table may be large, so updates are looked up, and never added to it as a whole.
+The table may be large, so updates are looked up and never added to the whole table.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def active_rows(slot: Slot) -> Iterator[TokenRows]:
 
 
 class EmbeddingSlot(Slot):
-    """Adds what the active modules have for each number that is looked up."""
+    """Add the updates of the active modules for each looked-up number."""
 
     def forward(self, ids: Tensor, y: Tensor, factor: Any) -> Tensor:
         """Apply the modules. ids: (...), y: (..., d) -> y' like y."""
@@ -83,7 +83,7 @@ class EmbeddingSlot(Slot):
         return self(torch.arange(len(table), device=table.device), table, 1.0)  # type: ignore[no-any-return]
 
     def _update(self, key: str, ids: Tensor) -> Tensor | None:
-        """Return what a module adds for each number; None if it has rows of new tokens."""
+        """Return the update of a module for each number; None if it has rows of new tokens."""
         module = self.placed(key)
         if isinstance(module, TokenRows):
             return None
@@ -121,7 +121,7 @@ def change_embeddings(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
 
 
 def embedding_slot(host: nn.Module) -> EmbeddingSlot:
-    """Return the slot at an embedding; create it if it is missing."""
+    """Return the slot at an embedding; create it if missing."""
     slot = host._modules.get(CHILD)
     if not isinstance(slot, EmbeddingSlot):
         slot = EmbeddingSlot()

@@ -1,14 +1,14 @@
 """Task heads per row: each row of a batch goes through the head of its own adapter.
 
 With a single active adapter, its head replaces the model's own. With several, by row or averaged,
-the model's own stays, and a hook on it passes its input to the head of each row. Shorter outputs
-are padded with -inf: a class that a row's head lacks has probability 0.
+the model's own head stays, and a hook on it passes its input to the head of each row. Shorter
+outputs are padded with -inf: a class that a row's head lacks has probability 0.
 
-Also heads of one or two linear layers in place of that of a transformers class.
+The module also has heads of one or two linear layers that replace the head of a transformers class.
 
 `adapters` puts its own heads on the token states of every model: dropout, linear, activation,
-dropout, linear, or the last two alone. The classes of transformers have other layers, or another
-activation, and call their head with what they select themselves:
+dropout, linear, or only the last two. The classes of transformers have other layers or another
+activation, and call their head with states that they select:
 
     GPT-2, Llama           score(states)          (batch, tokens, d); one position is selected later
     BART, T5               head(state)            (batch, d)
@@ -17,8 +17,8 @@ activation, and call their head with what they select themselves:
 
 With pooling, the head reads one vector of each row instead of the model's choice: a hook on the
 base model replaces its last hidden state by the pooled vector at every position, and its pooler's
-output by that vector. Whatever the head of a transformers class reads (the first token, the last
-one, the pooler's output) is then the pooled vector, and no class is named here.
+output by that vector. The head of a transformers class then always reads the pooled vector, instead
+of the first token, the last one or the pooler's output. No class is named here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Pool(nn.Module):
 
 
 class PoolingSlot(Slot):
-    """The poolings of the active adapters, on the model as a whole.
+    """The poolings of the active adapters, for the whole model.
 
     Args:
         names: the parameters of the model's `forward`, in order.
@@ -107,14 +107,14 @@ class PoolingSlot(Slot):
 def _keep_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Keep the mask of a call: a pre-hook of the model."""
     slot = model._modules.get(CHILD)
-    if isinstance(slot, PoolingSlot) and slot.keys:  # else another thread has removed it
+    if isinstance(slot, PoolingSlot) and slot.keys:  # otherwise another thread has removed it
         values = dict(zip(slot.names, args, strict=False)) | kwargs
         slot.keep(_MASK, (values.get("attention_mask"),))
 
 
 def _pool_output(base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Pool the output of the base model: its forward hook."""
-    slots: list[PoolingSlot] = getattr(base, _POOLING, [])  # none: another thread has removed it
+    slots: list[PoolingSlot] = getattr(base, _POOLING, [])  # None: another thread has removed it
     kept = slots[0].take(_MASK) if slots else None
     if kept is None or not slots[0].keys:  # the base model was called alone, for its hidden states
         return output
@@ -137,7 +137,7 @@ def _mask_of(mask: Tensor | None, states: Tensor) -> Tensor:
     """Return the mask of a call as booleans, (batch, tokens).
 
     Raises:
-        SiteError: the mask is not one of tokens.
+        SiteError: the mask is not over tokens.
     """
     if mask is None:
         return states.new_ones(states.shape[:2], dtype=torch.bool)
@@ -187,12 +187,12 @@ class HeadPooling:
 
 
 def head_pooling(anatomy: Anatomy, how: str | None, key: str) -> HeadPooling | None:
-    """Return the pooling for a head; None for that of the model's class.
+    """Return the pooling for a head; None for the pooling of the model's class.
 
-    `how` is cls, mean, last or max; "model" or None for that of the class.
+    `how` is cls, mean, last or max; "model" or None is the pooling of the class.
 
     Raises:
-        SiteError: the model has no head that reads one vector of each text.
+        SiteError: the model lacks a head that reads one vector of each text.
     """
     if how not in POOLS:
         return None
@@ -207,33 +207,34 @@ def head_pooling(anatomy: Anatomy, how: str | None, key: str) -> HeadPooling | N
 
 
 def default_pooling(anatomy: Anatomy) -> str | None:
-    """Return the pooling that the backbone was trained with; None if that of its class is equal."""
+    """Return the pooling that the backbone was trained with; None if its class uses the same."""
     trained = anatomy.backbone.trained_pooling
     return None if len(anatomy.stacks) > 1 or trained == _of_class(anatomy) else trained
 
 
 def _of_class(anatomy: Anatomy) -> str | None:
-    """Return what the head of a class reads, with padding on the right; None if it is unknown."""
+    """Return the pooling of a class's head, with padding on the right; None if unknown."""
     if anatomy.family.query_stream or bypassed(anatomy):
         return None
     return "last" if "decoder" in anatomy.stacks else "cls"
 
 
 def bypassed(anatomy: Anatomy) -> tuple[str, ...]:
-    """Return the paths of modules of the base model that no head reads behind a pooling."""
+    """Return the paths of base-model modules that are unused with a pooling."""
     base = anatomy.model.get_submodule(anatomy.base_path)
     return (anatomy.path("pooler"),) if getattr(base, "pooler", None) else ()
 
 
-LARGEST_HEADS = 1 << 22  # numbers in all heads that are computed in one product; 16 MiB of fp32
+LARGEST_HEADS = 1 << 22  # numbers in all heads computed in one product; 16 MiB of fp32
 NO_ACTIVATION = "linear"  # of a head with one layer
 FIRST, LAST = "dense", "out"  # the names of the layers
 
 
 class VariantSlot(Slot):
-    """Replaces the output of a module by those of its variants, each applied to its own rows.
+    """Replace the output of a module by the outputs of its variants, each for its own rows.
 
-    The variants come with what applies in a call; `users` are the activations that have some.
+    The variants come with the modules applied in a call; `users` are the activations that have
+    some.
     """
 
     def __init__(self, path: str) -> None:
@@ -325,7 +326,7 @@ def _call(
 def call_variants(
     host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
 ) -> Tensor:
-    """Replace the output of a module by those of its variants: a forward hook."""
+    """Replace the output of a module by its variants' outputs: a forward hook."""
     slot = host._modules[CHILD]
     assert isinstance(slot, VariantSlot)
     applied = slot.applied
@@ -334,13 +335,13 @@ def call_variants(
 
 
 def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
-    """Return the slot through which variants of a module are called; create it if missing.
+    """Return the slot that calls the variants of a module; create it if missing.
 
     `user` is the activation that has the variants.
     """
     host = model.get_submodule(path)
     slot = host._modules.get(CHILD)
-    if isinstance(slot, VariantSlot) and not slot.users:  # its removal has not finished
+    if isinstance(slot, VariantSlot) and not slot.users:  # its removal is unfinished
         drop_slot(model, path)
         slot = None
     if not isinstance(slot, VariantSlot):
@@ -355,7 +356,7 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
 def drop_variant_slots(model: nn.Module, paths: Iterable[str], user: object) -> None:
     """Remove the slots for variants of these modules with their last user.
 
-    `user` is the activation that has no variants any more; some paths may have no slot.
+    `user` is the activation that no longer has variants; some paths may lack a slot.
     """
     for path in paths:
         slot = model.get_submodule(path)._modules.get(CHILD)
@@ -388,7 +389,7 @@ def with_parameters(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -
 
 
 class BothSigns(nn.Module):
-    """Makes x of relu(x) and relu(-x), of which a class that applies ReLU leaves x."""
+    """Concatenate x and -x, so that a head behind a ReLU can compute x = relu(x) - relu(-x)."""
 
     def forward(self, states: Tensor) -> Tensor:
         """Return (..., 2 d) for states (..., d)."""
@@ -424,7 +425,7 @@ class LayeredHead(nn.Module):
             self.add_module(name, layer)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return (..., classes) for what the model's class gives its head."""
+        """Return (..., classes) for the head input of the model's class."""
         if self.signs:
             plus, minus = states.chunk(2, dim=-1)
             states = plus - minus
@@ -439,15 +440,15 @@ class LayeredHead(nn.Module):
 def layered_head(
     original: Mapping[str, nn.Module], shapes: Mapping[str, tuple[int, ...]], activation: str
 ) -> dict[str, nn.Module]:
-    """Return the modules that take the places of those of a model's head, on the CPU and in fp32.
+    """Return the modules that replace the modules of a model's head, on the CPU and in fp32.
 
-    The last module of `original` gives the logits. `shapes` are those of the new parameters, by
-    module and name, as `classifier.out.weight`. `activation` is between two layers; "linear" for a
-    head of one.
+    The last module of `original` computes the logits. `shapes` are the shapes of the new
+    parameters, by module and name, as `classifier.out.weight`. `activation` is between two layers;
+    "linear" for a head of one.
 
     Raises:
         KeyError: a shape is missing, or no activation has this name.
-        ValueError: a weight is no matrix.
+        ValueError: a weight is not a matrix.
     """
     *before, last = original
     if activation not in (NO_ACTIVATION, *ACT2FN):

@@ -1,14 +1,14 @@
 """The slot of a module that multiplies by its own weights: routed experts, and routers.
 
-No module of such a host computes a product that a hook could change. While modules are active in
-the slot, the host's own forward runs with an `AdaptedWeight` in the place of each weight that they
-adapt: on a shallow copy of the host, since other threads may compute with the host itself.
+Such a host has no submodule whose product a hook could change. While modules are active in the
+slot, an `AdaptedWeight` replaces each adapted weight in the host's own forward. It runs on a
+shallow copy of the host, since other threads may use the host itself.
 
-An `AdaptedWeight` adapts the products with it, whatever way that forward has of multiplying: one
-expert after the other, copies of matrices, grouped or batched products. A product with the weight
-is torch's own with the parameter, and the modules are applied to its input and output, so no
-changed copy of the weight is computed. Any other use of the weight gets such a copy, computed from
-the products with unit vectors.
+An `AdaptedWeight` adapts all products with it, however the forward multiplies: one expert after the
+other, copies of matrices, grouped or batched products. A product with the weight is torch's own
+with the parameter, and the modules are applied to its input and output, so no changed copy of the
+weight is computed. Any other use of the weight gets such a copy, computed from the products with
+unit vectors.
 
     F.linear(x, W[e])    x @ Wᵀ[e]    bmm(W[numbers], x)    bmm(x, W)    grouped_mm(x, W, ends)
 """
@@ -55,15 +55,15 @@ _GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 
 
 class HeldWeightSlot(Slot):
-    """Applies the active modules to the products with the weights that the host holds."""
+    """Apply the active modules to the products with the weights of the host."""
 
     def forward(
         self, host: nn.Module, function: Callable[..., Any], args: Sequence[Any], named: Any
     ) -> Any:
         """Run the host's forward with its weights adapted.
 
-        `function` is its forward, as a function of it. Tensors among `args` have the tokens of the
-        batch's rows in their first dimension, one row after the other.
+        `function` is its forward, as a function of the host. Tensors among `args` have the tokens
+        of the batch's rows in their first dimension, one row after the other.
 
         Returns:
             The host's output.
@@ -116,14 +116,14 @@ class HeldWeightSlot(Slot):
 def _joined(plan: BatchPlan, pieces: Sequence[Tensor | None]) -> Tensor | None:
     """Join outputs in the order of the rows; each row may have become several, as tokens.
 
-    None stays None, as the weights of an attention that are not asked for.
+    None stays None, as for attention weights that are not requested.
     """
     there = [piece for piece in pieces if piece is not None]
     return plan.join(there, sum(map(len, there)) // plan.rows) if there else None
 
 
 class _OfSite:
-    """Applies the modules of one site to a product."""
+    """Apply the modules of one site to a product."""
 
     def __init__(self, slot: HeldWeightSlot, site: Site, composition: Any, by_row: bool) -> None:
         self.slot, self.site, self.composition, self.by_row = slot, site, composition, by_row
@@ -160,8 +160,8 @@ class _OfSite:
 def override_forward(host: nn.Module, patch: Patch) -> None:
     """Replace a host's forward by one that reads the slot.
 
-    accelerate keeps the forward that it wraps under another name; what it has done before that one
-    runs, such as loading weights, is done by then.
+    accelerate keeps the wrapped forward under another name. Its own work before that forward, such
+    as loading weights, is already done.
     """
     name = "_old_forward" if "_old_forward" in vars(host) else "forward"
     function = _as_function(host, vars(host).get(name))
@@ -169,7 +169,7 @@ def override_forward(host: nn.Module, patch: Patch) -> None:
 
 
 def _as_function(host: nn.Module, forward: Any) -> Callable[..., Any]:
-    """Return a forward as a function of the module; None is that of its class."""
+    """Return a forward as a function of the module; None is its class's forward."""
     if forward is None:
         return type(host).forward
     if isinstance(forward, MethodType) and forward.__self__ is host:
@@ -185,7 +185,7 @@ def _as_function(host: nn.Module, forward: Any) -> Callable[..., Any]:
 def call_host(host: nn.Module, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Run a host's forward, with the modules that apply in this call.
 
-    `function` is its forward, as a function of it.
+    `function` is its forward, as a function of the host.
 
     Raises:
         AttachError: torch.compile is tracing it.
@@ -203,7 +203,7 @@ def call_host(host: nn.Module, function: Callable[..., Any], *args: Any, **named
 
 
 def held_weight_slot(model: nn.Module, site: Site) -> HeldWeightSlot:
-    """Return the slot at a host that holds a weight; create it if it is missing."""
+    """Return the slot at a host that holds a weight; create it if missing."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, HeldWeightSlot):
@@ -219,8 +219,8 @@ class AdaptedWeight:
     """A parameter, or matrices of it, whose products are adapted.
 
     Args:
-        tensor: the parameter, or what the module made of it: an item, a cast, a transpose.
-        held: how the module holds the parameter.
+        tensor: the parameter, or a value derived from it: an item, a cast, a transpose.
+        held: the way the module holds the parameter.
         apply: adapts a product: `apply(x, product, rows) -> y'`.
         selected: the number of one expert, or (rows,) numbers; None: all matrices.
         turned: whether the last two dimensions of the parameter are exchanged.
@@ -243,12 +243,12 @@ class AdaptedWeight:
 
     @property
     def inputs_last(self) -> bool:
-        """Whether a matrix is (d_out, d_in) here, as `linear` takes it."""
+        """Whether a matrix is (d_out, d_in) here, as for `linear`."""
         return self.held.transposed == self.turned
 
     @property
     def rows(self) -> ExpertRows:
-        """Which experts the matrices are of; for one matrix without experts, the only one."""
+        """The experts of the matrices; for one matrix without experts, the only one."""
         if self.held.experts is None:
             return OneExpert(0)
         if self.selected is None:
@@ -297,7 +297,7 @@ class AdaptedWeight:
         return getattr(self.changed(), name) if computes else value
 
     def changed(self) -> Tensor:
-        """Compute the matrices with which the modules are parts of the products."""
+        """Compute the matrices that include the effect of the modules."""
         matrices = self.tensor if self.inputs_last else self.tensor.transpose(-1, -2)
         single = matrices.ndim == 2
         stack = matrices[None] if single else matrices
@@ -326,7 +326,7 @@ class AdaptedWeight:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Adapt a product with the weight; give other functions a changed copy."""
+        """Adapt a product with the weight; pass a changed copy to other functions."""
         options = {name: value for name, value in (kwargs or {}).items() if value is not None}
         weights = [a for a in (*args, *options.values()) if isinstance(a, AdaptedWeight)]
         if (
@@ -350,12 +350,10 @@ def _product(
     args: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Tensor | None:
-    """Compute an adapted product, if a call is one.
+    """Compute an adapted product, if the call is a product.
 
-    `options` are its named arguments that are not None.
-
-    Returns:
-        None for another use of the weight.
+    `options` are its named arguments that are not None. Returns: None for another use of the
+    weight.
     """
     name = getattr(function, "__name__", "")
     if len(args) < 2 or (weight is not args[1] and weight is not args[0]):
@@ -403,7 +401,7 @@ def _grouped(
     function: Callable[..., Any], weight: AdaptedWeight, x: Tensor, offs: Tensor, **options: Any
 ) -> Tensor | None:
     """Compute the product of sorted rows, each with the matrix of its expert."""
-    named = function.__name__ == "_grouped_mm"  # the others take the ends by place
+    named = function.__name__ == "_grouped_mm"  # the others take the ends by position
     ends: dict[str, Any] = {"offs": offs} if named else {}
     places = () if named else (offs,)
     if options:

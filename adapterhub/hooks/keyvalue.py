@@ -1,11 +1,11 @@
 """The slot at an attention module: the prefixes of the active modules, and their gates.
 
-Keys and values that are attended to apart from those of tokens (`ApartKeyValueModule`) have a
-softmax of their own; what it weighs is added to the output of the attention.
+Keys and values that are attended to separately from the tokens (`ApartKeyValueModule`) have their
+own softmax; the result is added to the output of the attention.
 
 Where attention adds a bias of relative positions to its scores (T5), prefixes may have positions:
 
-    b_ij = table[bucket(k_j - q_i)]     k_j: the position of key j    q_i: that of query i
+    b_ij = table[bucket(k_j - q_i)]     k_j: the position of key j    q_i: of query i
 
 By default a prefix has no positions, and its keys no bias. With `positions` it has 0 to L - 1, and
 the keys of tokens continue from there: k_j = L + j. With `positions=True` queries do too,
@@ -13,9 +13,9 @@ q_i = L + i, so that the bias between tokens is unchanged; with `positions="keys
 q_i = i.
 
 Where attention turns queries and keys by their positions (RoPE), scores between tokens depend on
-the difference of their positions, but those with a prefix that has none on that of the query. So
-positions start behind padding on the left, as `generate` counts them: a text has one result with
-and without padding.
+the difference of their positions, but scores with a prefix without positions depend on the position
+of the query. So positions start behind padding on the left, as `generate` counts them: a text has
+the same result with and without padding.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ class PrefixedKeyValues(NamedTuple):
 
 
 class JoinedPrefixes(NamedTuple):
-    """The prefixes of the rows of a batch, one behind the other; shorter ones padded in front.
+    """The prefixes of the rows of a batch, concatenated; shorter ones are padded in front.
 
     Attributes:
         key: (batch or 1, length, d_k).
         value: (batch or 1, length, d_v).
-        own: (batch, length), which are not padding; None: all of them.
+        own: (batch, length), false at padding; None: no padding.
         gate: (batch, queries, length), 1 where a prefix has none; None: no prefix has one.
-        apart: (batch or 1, length), the number of the softmax that a key is in, 0 for that of the
-            tokens; None: all are in that.
-        softmaxes: how many there are beside that of the tokens.
-        together: whether some key is in that of the tokens.
+        apart: (batch or 1, length), the number of each key's softmax, 0 for the softmax of the
+            tokens; None: all are in the latter.
+        softmaxes: the number of softmaxes in addition to that for tokens.
+        together: whether some key is in the softmax of the tokens.
     """
 
     key: Tensor
@@ -103,7 +103,7 @@ class JoinedPrefixes(NamedTuple):
 
 
 class KeyValueSlot(Slot):
-    """Collects the prefixes, and their gates, of the active modules at an attention module."""
+    """The prefixes and gates of the active modules at an attention module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,16 +126,16 @@ class KeyValueSlot(Slot):
         return tuple(n for n in names if not isinstance(self.placed(n), ApartKeyValueModule))
 
     def apart(self, module: ApartKeyValueModule) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a module that is attended to apart, (length, d) each."""
+        """Return the keys and values of a module with a separate softmax, (length, d) each."""
         read = ((reread_weight(*each), read_bias(*each)) for each in self.projections)
         (key, key_bias), (value, value_bias) = read
         pair: tuple[Tensor, Tensor] = module(key, key_bias, value, value_bias)
         return pair
 
     def add_apart(self, call: AttentionCall, output: Tensor) -> Tensor:
-        """Add what the queries of a call attend to apart.
+        """Add the attention over separate keys to the output of a call.
 
-        `output`: (batch, queries, heads, head_dim), what they attend to otherwise.
+        `output`: (batch, queries, heads, head_dim), the attention over all other keys.
         """
         scale = call.options.get("scaling") or call.query.shape[-1] ** -0.5
 
@@ -157,8 +157,8 @@ class KeyValueSlot(Slot):
     def forward(self, call: AttentionCall, names: tuple[str, ...]) -> PrefixedKeyValues:
         """Put prefixes in front of the keys and values of a call.
 
-        With n gates the keys and values are (1 + n) head_dim wide: block i holds those of gate i,
-        block 0 all others.
+        With n gates the keys and values are (1 + n) head_dim wide: block i holds the keys and
+        values of gate i, block 0 all others.
         """
         prefixes = [self._prefix(self.placed(name), call) for name in names]
         gates = [gate for _, gate in prefixes if gate is not None]
@@ -186,7 +186,7 @@ class KeyValueSlot(Slot):
     def with_virtual_tokens(
         self, call: AttentionCall, spans: Sequence[PrefixSpan]
     ) -> AttentionCall:
-        """Replace the keys and values of virtual tokens by those of their prefixes."""
+        """Replace the keys and values of virtual tokens by their prefixes' keys and values."""
         key, value = call.key.clone(), call.value.clone()
         for span in spans:
             prefix, _ = self._prefix(self.placed(span.key), call)
@@ -210,7 +210,7 @@ class KeyValueSlot(Slot):
         return _joined_rows(groups, plan, copies)
 
     def _of_group(self, names: tuple[str, ...], x: Tensor | None) -> JoinedPrefixes:
-        """Return the prefixes of rows that have the same: the last module's is the first."""
+        """Return the prefixes shared by a group of rows, the last module's first."""
         keys, values = ([self._nothing(size)] for size in next(iter(self.sites.values())).d_kv)
         gates: list[Tensor | None] = [None]
         marks = [0]
@@ -240,11 +240,11 @@ class KeyValueSlot(Slot):
         return torch.empty(0, size, device=next(self.parameters()).device)
 
     def _has_others(self, prefix: Tensor, key: Tensor) -> bool:
-        """Return whether other processes attend with other heads of a prefix."""
+        """Return whether other processes compute other heads of a prefix."""
         return prefix.shape[-1] > key.shape[1] * key.shape[3]
 
     def in_heads(self, prefix: Tensor, key: Tensor) -> Tensor:
-        """Divide a prefix into heads, those that this process attends with.
+        """Split a prefix into the heads that this process computes.
 
         `prefix`: (..., length, d_kv); `key`: (batch, heads, keys, head_dim).
 
@@ -269,7 +269,7 @@ def _joined_gates(gates: list[Tensor | None], lengths: list[int]) -> Tensor | No
 
 
 def _joined_rows(groups: list[JoinedPrefixes], plan: BatchPlan, copies: int) -> JoinedPrefixes:
-    """Join the prefixes of groups of rows into those of the batch."""
+    """Join the prefixes of groups of rows for the whole batch."""
     lengths = {group.key.shape[1] for group in groups}
     longest = max(lengths)
     parts: list[list[Tensor]] = [[], [], [], [], []]
@@ -311,7 +311,7 @@ class RelativeBias:
     def widen(self, bias: Tensor, lengths: Mapping[str, int], slot: Slot) -> Tensor:
         """Extend the bias to keys of prefixes.
 
-        `bias`: (1, heads, queries, keys). Each prefix stands in front of those before it.
+        `bias`: (1, heads, queries, keys). Each prefix precedes the earlier ones.
 
         Returns:
             (1, heads, queries, prefix tokens + keys).
@@ -341,18 +341,18 @@ def _positions(module: nn.Module) -> Positions:
 
 
 def note_past(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Store how many tokens the KV cache holds: the pre-hook of an attention."""
+    """Store the number of tokens in the KV cache: the pre-hook of an attention."""
     slot, cache = host._modules[CHILD], kwargs.get("past_key_values")
     assert isinstance(slot, Slot)
     past = 0 if cache is None else cache.get_seq_length(host.layer_idx)
-    # A static cache counts on in place while the attention runs.
+    # A static cache is updated in place while the attention runs.
     slot.keep(_PAST, past.clone() if isinstance(past, Tensor) else past)
 
 
 def follow_padding(anatomy: Anatomy, site: Site, slot: KeyValueSlot) -> None:
-    """Let the positions of a stack start behind padding while a slot has a prefix without any.
+    """Start the positions of a stack behind padding while a slot has a prefix without positions.
 
-    Only where attention rotates by positions: learned ones are the backbone's own affair.
+    This is done only where attention rotates by positions, not for learned positions.
     """
     family, model = anatomy.family, anatomy.model
     if slot.follows_padding or family.positions_from_padding or family.positions_follow_mask:
@@ -379,13 +379,13 @@ def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _first_active(module: nn.Module, mark: str) -> KeyValueSlot | None:
-    """Return the first of the slots of a module's hook that has a prefix without positions."""
+    """Return the first slot of a module's hook that has a prefix without positions."""
     slots: list[KeyValueSlot] = getattr(module, mark, [])
     return next((s for s in slots if any(not _positions(s.placed(k)) for k in s.keys)), None)
 
 
 def _keep_mask(around: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keep the caller's mask, of which a module makes one over pairs: a forward pre-hook."""
+    """Keep the caller's mask, which a module converts to a mask over pairs: a forward pre-hook."""
     slot = _first_active(around, _AROUND)
     if slot is not None and slot.kept(_MASK) is None:
         mask = _given(around, args, kwargs).get("attention_mask")
@@ -394,14 +394,14 @@ def _keep_mask(around: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _forget_mask(around: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Forget the mask of a pass, also of one that failed: a forward hook."""
+    """Discard the mask of a pass, even of a failed one: a forward hook."""
     slot = _first_active(around, _AROUND)
     if slot is not None:
         slot.take(_MASK)
 
 
 def _start_behind_padding(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count positions from the first token that is no padding: the pre-hook of a stack.
+    """Count positions from the first token that is not padding: the pre-hook of a stack.
 
     Raises:
         SiteError: the stack counts positions itself, with padding.
@@ -431,7 +431,7 @@ def _start_behind_padding(root: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     if positions is None:
         positions = torch.arange(past, past + tokens, device=source.device)[None]
     positions = positions.expand(*positions.shape[:-2], len(mask), tokens)
-    # Those that the caller, or `generate`, has counted behind padding are right as they are.
+    # Positions that the caller or `generate` has counted behind padding are already correct.
     first = (lead - past).clamp(0, tokens - 1).expand(*positions.shape[:-1], 1)
     counted = positions.gather(-1, first) == first + past
     moved = (positions - lead * counted).clamp(min=0)

@@ -1,17 +1,16 @@
-"""The slot at a layer: its modules change the residual stream behind it, or in front of it.
+"""The slot at a layer, whose modules change the residual stream behind or in front of it.
 
 The last layer of a stack has one slot for these and for a mix of all layers.
 
-The mix: a hook on each layer stores its output; the slot of the last layer passes all outputs to
-the site modules there and replaces its own output by theirs, in front of a final norm and every
-head. Outputs are stored by layer number, so that a layer that is recomputed (gradient
-checkpointing) overwrites its own with an equal one.
+The mix: a hook on each layer stores its output. The slot of the last layer passes all outputs to
+its site modules and replaces its own output by theirs, in front of a final norm and every head.
+Outputs are stored by layer number, so that a recomputed layer (gradient checkpointing) overwrites
+its output with an equal one.
 
-Reversible layers, whose gradients an autograd function over all of them computes, keep no
-activations: in the backward of the function they are computed again, and give their parameters
-gradients. Autograd calls it only if an input of the function requires a gradient, which the states
-above frozen embeddings do not; and the layers assert that they are in training mode, in which they
-have noted the seeds of their dropout.
+Reversible layers do not keep activations. One autograd function over all of them recomputes them in
+its backward and computes the gradients of their parameters. Autograd calls this backward only if an
+input of the function requires a gradient, unlike the states above frozen embeddings. The layers
+also assert training mode, where they record the seeds of their dropout.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from adapterhub.patch import Patch
 
 
 def require_input_gradients(anatomy: Anatomy, patch: Patch) -> None:
-    """Let the inputs of reversible layers require gradients wherever something in them trains."""
+    """Make the inputs of reversible layers require gradients if any of their parameters trains."""
     for stack, _ in _reversible(anatomy):
         patch.hook(stack.register_forward_pre_hook, _require_gradient, with_kwargs=True)
 
 
 def keep_training(anatomy: Anatomy) -> None:
-    """Set reversible layers to training mode; modules in them, as dropout, stay as they are."""
+    """Set reversible layers to training mode; their submodules, such as dropout, are unchanged."""
     for _, layers in _reversible(anatomy):
         for path in layers:
             anatomy.model.get_submodule(path).training = True
@@ -62,14 +61,14 @@ def _reversible(anatomy: Anatomy) -> list[tuple[nn.Module, tuple[str, ...]]]:
 def _require_gradient(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Pass states that require a gradient: a forward pre-hook."""
+    """Make the states require a gradient: a forward pre-hook."""
     if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
         return None
     return tuple(map(_anchored, args)), {name: _anchored(value) for name, value in kwargs.items()}
 
 
 def _anchored(value: Any) -> Any:
-    """Return states, (batch, tokens, d), so that they require a gradient; others as they are."""
+    """Return states, (batch, tokens, d), that require a gradient; other values are unchanged."""
     states = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
     return value.detach().requires_grad_() if states and not value.requires_grad else value
 
@@ -78,7 +77,7 @@ STATES = "states"
 
 
 class LayerSlot(OutputSlot):
-    """Maps the output of a layer to a new one.
+    """Map the output of a layer to a new one.
 
     Args:
         batch_dim: the dimension of the batch in the layer's output.
@@ -89,7 +88,7 @@ class LayerSlot(OutputSlot):
     def __init__(self, batch_dim: int, query_stream: tuple[int, str] | None) -> None:
         super().__init__(batch_dim)
         self.query_stream = query_stream
-        self.mixed = 0  # the states below that a mix reads, which a pass keeps by number
+        self.mixed = 0  # the states below that a mix reads, kept by number in a pass
 
     def placed(self, key: str) -> Any:
         """Return the module with a key."""
@@ -134,7 +133,7 @@ def layer_slot(anatomy: Anatomy, host: str) -> LayerSlot:
     if name := anatomy.family.query_stream:
         query_stream = list(inspect.signature(layer.forward).parameters).index(name), name
     slot = LayerSlot(anatomy.family.batch_dim, query_stream)
-    # First of all: what a mix keeps of a layer is its new output.
+    # Before other hooks: a mix keeps the new output of a layer.
     change: Any = change_layer
     slot.patch.hook(layer.register_forward_hook, change, prepend=True, with_kwargs=True)
     put_slot(layer, slot)
@@ -142,12 +141,12 @@ def layer_slot(anatomy: Anatomy, host: str) -> LayerSlot:
 
 
 def input_slot(anatomy: Anatomy, host: str) -> LayerSlot:
-    """Return the slot at a layer whose modules change what it reads; create it if missing."""
+    """Return the slot at a layer whose modules change its input; create it if missing."""
     slot = layer_slot(anatomy, host)
     if not slot.takes_input:
         slot.takes_input = True
         layer, change = anatomy.model.get_submodule(host), enter_layer
-        # First of all: what a mix keeps of the input is the new one.
+        # Before other hooks: a mix keeps the new input.
         slot.patch.hook(layer.register_forward_pre_hook, change, prepend=True, with_kwargs=True)
     return slot
 
@@ -173,7 +172,7 @@ def change_layer(
     """Change the output of a layer: its forward hook.
 
     Raises:
-        SiteError: the heads read a second stream, which is not changed.
+        SiteError: the heads read a second stream, which cannot be changed.
     """
     slot = layer._modules[CHILD]
     if not isinstance(slot, LayerSlot) or not slot.keys:
@@ -206,7 +205,7 @@ _MIX = "_adapterhub_mix"
 
 
 def mix_slot(anatomy: Anatomy, site: Site) -> LayerSlot:
-    """Return the slot at the last layer of a stack; let it keep the states below if it does not."""
+    """Return the slot at the last layer of a stack; make it keep the states below."""
     slot = layer_slot(anatomy, site.host)
     if slot.mixed:
         return slot
@@ -230,7 +229,7 @@ def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Store the output of a layer: the forward hook of all but the last."""
+    """Store the output of a layer: the forward hook of all layers but the last."""
     ((slot, number),) = getattr(layer, _MIX)
     if slot.mixes():
         slot.kept(STATES)[number] = hidden(output)

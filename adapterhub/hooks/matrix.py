@@ -1,15 +1,15 @@
 """The slot of a module that computes with a matrix itself: a convolution, attention, a table.
 
-No hook sees the products of such a host, but they are linear in the matrix: modules whose output is
-affine in x and y = W x + b change W and b to
+Hooks do not see the products of such a host, but they are linear in the matrix. Modules whose
+output is affine in x and y = W x + b change W and b to
 
     W' = f(I, W)    b' = f(0, b)
 
 and the host's own forward runs with them, on a shallow copy of the host. So every method that can
-be merged works at a convolution, whatever its padding, stride, dilation and groups. Where the
-update is a product or a computed matrix, W' = W + D, no unit vectors are multiplied.
+be merged works at a convolution with any padding, stride, dilation and groups. Where the update is
+a product or a computed matrix, W' = W + D, unit vectors are not needed.
 
-The table of an embedding may be large: there, updates are looked up (hooks/embedding.py).
+The table of an embedding may be large, so updates are looked up there (hooks/embedding.py).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods.common.ops import DeltaModule
 from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule
 
-UNITS = 2048  # unit vectors that a module gets at once
+UNITS = 2048  # unit vectors per call of a module
 
 
 class MatrixSlot(HeldWeightSlot):
-    """Runs the host with the matrices that the active modules make of its own."""
+    """Run the host with its matrices changed by the active modules."""
 
     def compute(
         self,
@@ -49,7 +49,8 @@ class MatrixSlot(HeldWeightSlot):
     ) -> Any:
         """Run the forward on a copy of the host with changed parameters.
 
-        A convolution in less than fp32 computes the change apart, where W + D would round D away.
+        A convolution in less than fp32 computes the change separately, since W + D would round D
+        away.
 
         Raises:
             AttachError: the rows of a batch have different adapters, and are not the first
@@ -75,7 +76,7 @@ class MatrixSlot(HeldWeightSlot):
         return y + function(copy_with(host, added), *args, **named)
 
     def constant(self, host: nn.Module, key: str) -> SiteModule:
-        """Return the module as it is: rows of a batch are not stacked here."""
+        """Return the module unchanged: rows of a batch are not stacked here."""
         module = self.placed(key)
         assert isinstance(module, SiteModule)
         return module
@@ -83,7 +84,7 @@ class MatrixSlot(HeldWeightSlot):
     def changed(self, host: nn.Module, composition: Any) -> dict[str, Tensor]:
         """Return the changed weights and biases by their names in the host, in fp32.
 
-        A bias that the host does not have is there only if a module may have one.
+        A bias that the host lacks is included only if a module may have one.
         """
         changed: dict[str, Tensor] = {}
         for site in {site.id: site for site in self.sites.values()}.values():
@@ -131,10 +132,10 @@ def replaced_by(
     bias: Tensor | None,
     host: tuple[Tensor, Tensor | None],
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and bias with which a projection replaces itself and an affine module.
+    """Return the weight and bias of a projection combined with an affine module.
 
-    weight: (d_out, d_in), bias: (d_out,), or None for none; `host` are those before any module,
-    which modules may read.
+    weight: (d_out, d_in), bias: (d_out,) or None; `host` are the original ones, which modules may
+    read.
     """
     units = torch.split(torch.eye(weight.shape[1]).to(weight), UNITS)
     if isinstance(module, InputModule):
@@ -153,7 +154,7 @@ def replaced_by(
 
 
 def _own(host: nn.Module, name: str) -> Tensor | None:
-    """Return a parameter of a host, in fp32; None for none."""
+    """Return a parameter of a host, in fp32; None if missing."""
     parameter = parameter_at(host, name)
     return None if parameter is None else parameter.float()
 
@@ -161,7 +162,7 @@ def _own(host: nn.Module, name: str) -> Tensor | None:
 def added_by(module: SiteModule) -> Tensor | None:
     """Return the matrix D that a module adds to a weight, (d_out, d_in); None if it does more.
 
-    In training, dropout drops some inputs of the matrix, for all places alike.
+    In training, dropout drops some inputs of the matrix, the same for all positions.
     """
     factors = module.factors() if isinstance(module, OutputModule) else None
     if factors is not None:
@@ -174,7 +175,7 @@ def added_by(module: SiteModule) -> Tensor | None:
 
 
 def keep_hooked(host: nn.Module, args: tuple[Any, ...]) -> None:
-    """Do nothing: a layer of torch whose modules have hooks does not skip their forward."""
+    """Do nothing: torch's layers do not skip the forward of modules with hooks."""
 
 
 def check_matrix(host: nn.Module, site: Site, module: SiteModule) -> None:
@@ -196,7 +197,7 @@ def check_matrix(host: nn.Module, site: Site, module: SiteModule) -> None:
 
 
 def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
-    """Return the slot at a host with a matrix; create it if it is missing.
+    """Return the slot at a host with a matrix; create it if missing.
 
     Raises:
         SiteError: the module cannot be there (`check_matrix`).
@@ -215,7 +216,7 @@ def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
 
 
 def merged_matrices(host: nn.Module, slot: MatrixSlot | EmbeddingSlot) -> dict[str, Tensor]:
-    """Compute the parameters with which a host replaces itself and its slot, in fp32, by name."""
+    """Compute the parameters of a host merged with its slot, in fp32, by name."""
     with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
         if isinstance(slot, MatrixSlot):
             return slot.changed(host, slot.keys)

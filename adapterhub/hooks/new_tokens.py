@@ -1,4 +1,4 @@
-"""New tokens: rows of the embedding that belong to an adapter, on a backbone that keeps its size.
+"""New tokens: rows of the embedding that belong to an adapter; the backbone keeps its size.
 
     embedding(id)   = row[id] if id is new, else the backbone's
     logits[..., id] = x . row[id] if id is new, else the backbone's
@@ -6,8 +6,8 @@
     row: (d,), trained    x: (batch, tokens, d), the input of the output layer
 
 Hooks on the embedding and the output layer insert the rows, so the backbone's tensors are neither
-changed nor resized. If the output layer is tied to the embedding, so are the rows; else it has rows
-of its own. New rows start as the mean of the old ones, which hardly changes the probabilities of
+changed nor resized. If the output layer is tied to the embedding, so are the rows; otherwise it has
+separate rows. New rows start as the mean of the old ones, which hardly changes the probabilities of
 old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion); if the model was
 resized already, they start as its rows.
 """
@@ -35,7 +35,7 @@ from adapterhub.hooks.slot import OutputSlot, Slot, drop_slot, put_slot
 from adapterhub.methods.common.site_module import OutputModule
 
 TOKENS = "tokens"
-VOCABULARY = "config.vocab_size"  # no name of a buffer, which has no dot
+VOCABULARY = "config.vocab_size"  # not the name of a buffer, which never has a dot
 MAX_NEW = 10_000
 _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
@@ -43,7 +43,7 @@ _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 class RowSlot(OutputSlot):
     """The rows of all adapters' new tokens at an output layer.
 
-    It also has the modules that change what that layer reads, or what it computes.
+    It also has the modules that change the input or the output of that layer.
     """
 
     def placed(self, key: str) -> Any:
@@ -63,7 +63,7 @@ def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
 
 
 def row_slot(host: nn.Module) -> RowSlot:
-    """Return the slot at an output layer; create it if it is missing."""
+    """Return the slot at an output layer; create it if missing."""
     slot = host._modules.get(CHILD)
     if not isinstance(slot, RowSlot):
         slot = RowSlot()
@@ -76,7 +76,7 @@ def row_slot(host: nn.Module) -> RowSlot:
 class NewTokenRows:
     """The new tokens of one adapter.
 
-    `output` is None if the output layer is tied to the embedding, or there is none.
+    `output` is None if the output layer is tied to the embedding, or missing.
     """
 
     model: PreTrainedModel
@@ -102,7 +102,7 @@ class NewTokenRows:
                 yield path, self.input, False
 
     def inject(self) -> None:
-        """Add the rows to their hosts, inactive."""
+        """Add the rows to their hosts as inactive."""
         for path, rows, scores in self.hosts():
             host = self.model.get_submodule(path)
             slot = row_slot(host) if scores else embedding_slot(host)
@@ -119,7 +119,7 @@ class NewTokenRows:
                 drop_slot(self.model, path)
 
     def table(self, rows: TokenRows, table: Tensor) -> Tensor:
-        """Return a table, (old tokens, d), with the rows of the new tokens in it, or behind it."""
+        """Return a table, (old tokens, d), with the rows of the new tokens inserted or appended."""
         missing = max(int(rows.ids[-1]) + 1 - len(table), 0)
         wide = F.pad(table, (0, 0) * (table.dim() - 1) + (0, missing))
         new = rows.rows.detach() if table.dim() > 1 else torch.zeros(len(rows.ids))
@@ -133,12 +133,12 @@ class NewTokenRows:
             yield slot
 
     def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the buffers of the model that wider ones replace now."""
+        """Convert the buffers of the model that are currently replaced by wider ones."""
         for name, value in self.originals.items():
             self.originals[name] = fn(value) if isinstance(value, Tensor) else value
 
     def widen(self) -> None:
-        """Extend the vocabulary size that losses read, and the bias that some models add."""
+        """Extend the vocabulary size used by losses, and the bias of some models."""
         size = self.model.get_input_embeddings().get_parameter("weight").shape[0]
         missing = self.tokens[-1].id + 1 - size
         if missing <= 0 or self.originals:
@@ -163,7 +163,7 @@ class NewTokenRows:
 def new_token_rows(
     model: PreTrainedModel, tokens: tuple[NewToken, ...], known: int, key: str
 ) -> NewTokenRows:
-    """Make rows for new tokens.
+    """Create rows for new tokens.
 
     `known` is the number of rows in the backbone's checkpoint.
 

@@ -1,18 +1,17 @@
-"""The place of each token in its text, for modules that change some tokens only.
+"""The place of each token in its text, for modules that change only some tokens.
 
     first n      the first n tokens of the prompt
-    last n       its last n
+    last n       the last n tokens of the prompt
     from ids     the tokens from the last occurrence of some ids on; without ids, from the last
                  token of the prompt on
 
-The prompt is what comes before the first token that is learned, where a model that writes text gets
-labels, and the input of `generate`; otherwise it is the whole text. Padding on either side belongs
-to no text, and a row whose positions start again without a mask has several texts, as transformers
-reads it.
+For a generative model with labels, the prompt is the text before the first learned token. In
+`generate`, it is the input; otherwise it is the whole text. Padding on either side does not belong
+to a text. A row whose positions restart without a mask has several texts, as in transformers.
 
-The call of a stack counts the places from the inputs of its caller, before virtual tokens are put
-in front of them, and keeps one mask for each set of tokens that applies. What a call with a cache
-no longer shows (earlier tokens, padding, the end of the prompt) is recorded on the cache itself.
+The call of a stack counts the places from its caller's inputs, before virtual tokens are added in
+front, and keeps one mask for each set of tokens that applies. Information missing from a call with
+a cache (earlier tokens, padding, the end of the prompt) is recorded on the cache itself.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Entrance(NamedTuple):
 
     Attributes:
         arguments: the parameters of its `forward`, in order.
-        stack: the stack that begins with it, if one does.
-        writes: whether the model writes text by that stack.
+        stack: the stack that begins with it, if any.
+        writes: whether the model generates text with that stack.
         follows: whether that stack is a decoder behind an encoder.
     """
 
@@ -69,8 +68,8 @@ class CachedTexts(NamedTuple):
 class GenerateCall:
     """One call of `generate`.
 
-    `ids` is its input, if it has token ids, and `mask` that over its tokens; `given` the number of
-    these; `end` that of the prompt, with tokens of the cache, once it is known.
+    `ids` is its input, if it has token ids, `mask` the mask over its tokens and `given` their
+    number. `end` is the end of the prompt, including tokens of the cache, once known.
     """
 
     ids: Tensor | None
@@ -79,7 +78,7 @@ class GenerateCall:
     end: int | None = None
 
     def prompt(self, past: int, tokens: int) -> int:
-        """Return the end of the prompt, which the first call of the stack shows."""
+        """Return the end of the prompt, known from the first call of the stack."""
         if self.end is None:  # candidates may follow, and a cache may hold earlier turns
             whole = self.given is not None and not past
             self.end = self.given if whole else max(past + tokens, self.given or 0)
@@ -89,16 +88,16 @@ class GenerateCall:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts in the rows of a batch, with what a cache has of them.
+    """The texts in the rows of a batch, including tokens in a cache.
 
     Attributes:
         real: (rows, tokens), false at padding.
         prompt: (rows, tokens), the tokens of prompts.
         ids: (rows, tokens), or None.
-        number: (rows, tokens), the number of each token's text in its row; None: one text a row.
-        end: where the prompt ends in all rows, if they share that.
-        past: how many tokens are in the cache.
-        searched: where an occurrence of tokens may end: the end of the prompt in `generate`.
+        number: (rows, tokens), the number of each token's text in its row; None: one text per row.
+        end: the end of the prompt, if it is the same in all rows.
+        past: the number of tokens in the cache.
+        searched: the last end of an occurrence of tokens: the end of the prompt in `generate`.
         before: (rows, tokens), the tokens before the first learned one; None without labels.
     """
 
@@ -112,7 +111,7 @@ class Texts:
     before: Tensor | None = None
 
     def choose(self, tokens: TokenSet) -> Tensor | None:
-        """Return which tokens of this call are in a set: (rows, tokens, 1); None: no token is."""
+        """Return a mask of the tokens of this call in a set: (rows, tokens, 1); None: no token."""
         if tokens.kind == "from":
             some = self._from(tokens.ids) if tokens.ids else self._from_end()
             return some[:, self.past :, None]
@@ -124,13 +123,13 @@ class Texts:
         return (self.prompt & (place <= tokens.size))[:, self.past :, None]
 
     def _from_end(self) -> Tensor:
-        """Return the last token of each prompt, and those behind it; all without a prompt."""
+        """Return the last token of each prompt and later ones; all tokens without a prompt."""
         if self.before is not None:
             return self.real & (self._counted(self.before) == self._total(self.before))
         return self.real & (self._counted(self.prompt) == self._prompt_size())
 
     def _prompt_size(self) -> Tensor:
-        """Count the tokens of each prompt, with those that later calls bring (chunks)."""
+        """Count the tokens of each prompt, including tokens of later calls (chunks)."""
         return self._total(self.prompt) + max(0, self.end - self.prompt.shape[1])
 
     def _from(self, ids: tuple[int, ...]) -> Tensor:
@@ -149,7 +148,7 @@ class Texts:
         begins = self.real[:, :last]
         for number, token in enumerate(ids):
             begins = begins & (own[:, number : last + number] == token)
-        if self.number is not None:  # inside of one text
+        if self.number is not None:  # inside one text
             begins = begins & (self.number[:, :last] == self.number[:, size - 1 :])
         if self.searched is not None:
             begins = begins & (torch.arange(last, device=own.device) <= self.searched - size)
@@ -180,7 +179,7 @@ def keep_inputs(
     kwargs: dict[str, Any],
     sets: Iterable[tuple[str, TokenSet]],
 ) -> None:
-    """Keep what a module is called with, and the chosen tokens if it is a stack."""
+    """Keep the arguments of a module, and the chosen tokens if it is a stack."""
     values = dict(zip(entrance.arguments, args, strict=False)) | kwargs
     kept = kept_values(scope)
     if entrance.stack is None:
@@ -195,13 +194,13 @@ def keep_inputs(
     if found is None:
         return
     chosen, kept[_TEXTS] = found
-    # Layers that are compiled by themselves read what was kept in front of them.
+    # Separately compiled layers read the values kept before them.
     for each in (kept, scope.traced):
         each[_CHOSEN] = {**each.get(_CHOSEN, {}), entrance.stack: chosen}
 
 
 def _found(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
-    """Return the chosen tokens of a call, and its texts, which are recorded on its cache."""
+    """Return the chosen tokens and the texts of a call, which are recorded on its cache."""
     texts = call.texts()
     if texts is None:
         return None
@@ -211,10 +210,10 @@ def _found(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] |
 
 
 def _found_apart(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
-    """Return what `_found` does, outside of the compiled code that asks.
+    """Call `_found` outside the compiled code.
 
-    The record outlives the outputs of a CUDA graph, which the next call overwrites; and the chosen
-    tokens have the strides of their shape, whatever is in the cache: else each call compiles again.
+    The record outlives the outputs of a CUDA graph, which the next call overwrites. The chosen
+    tokens always have the strides of their shape, otherwise each call would compile again.
     """
     found = _found(call, own)
     if found is None:
@@ -224,7 +223,7 @@ def _found_apart(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTe
 
 
 def forget_inputs(scope: ModelScope, entrance: Entrance, output: Any, whole: bool) -> None:
-    """Record the texts on a new cache when a stack ends, and forget inputs when the model does."""
+    """Record the texts on a new cache when a stack ends; discard inputs when the model ends."""
     kept = kept_values(scope)
     record = kept.pop(_TEXTS, None) if entrance.stack is not None else None
     if record is not None:
@@ -248,9 +247,9 @@ def _known(texts: Texts) -> Tensor:
 
 
 def move_places(scope: ModelScope, stack: str, length: int, places: Tensor | None) -> None:
-    """Put virtual tokens, which are in no set, in front of the caller's tokens.
+    """Put virtual tokens, which are not in any set, in front of the caller's tokens.
 
-    `places` are those of the caller's tokens in the rows, (batch, tokens); None: the last.
+    `places` are the places of the caller's tokens in the rows, (batch, tokens); None: the last.
     """
     kept = kept_values(scope)
     chosen: Chosen | None = kept.get(_CHOSEN, {}).get(stack)
@@ -283,12 +282,12 @@ def chosen_tokens(scope: ModelScope, stack: str, where: str) -> Chosen:
 
 
 def as_states(mask: Tensor | None, y: Tensor, batch_dim: int, where: str) -> Tensor | None:
-    """Return a mask in the order of states.
+    """Return a mask in the layout of states.
 
     mask: (batch, tokens, 1); y: (batch, tokens, d), (tokens, batch, d) or (batch x tokens, d).
 
     Raises:
-        SiteError: the states are not those of the tokens.
+        SiteError: the states do not match the tokens.
     """
     if mask is None:
         return None
@@ -310,7 +309,7 @@ def as_states(mask: Tensor | None, y: Tensor, batch_dim: int, where: str) -> Ten
 def generating(
     scope: ModelScope, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Tell calls inside that they are those of `generate`, with these arguments."""
+    """Mark the calls inside as calls of `generate` with these arguments."""
     ids = args[0] if args else options.get("inputs", options.get("input_ids"))
     embeds = options.get("inputs_embeds")
     source = ids if embeds is None else embeds
@@ -329,7 +328,7 @@ def generating(
 
 @dataclass
 class _Call:
-    """One call of a stack: its arguments by name, and what was kept of the pass."""
+    """One call of a stack: its arguments by name, and the values kept for the pass."""
 
     values: dict[str, Any]
     kept: Mapping[str, Any]
@@ -337,17 +336,17 @@ class _Call:
 
     @property
     def caller(self) -> Mapping[str, Any]:
-        """The arguments of the model, by name; {} where the stack was called by itself."""
+        """The arguments of the model, by name; {} if the stack was called directly."""
         caller: Mapping[str, Any] = self.kept.get(_CALLER) or {}
         return caller
 
     def waits(self) -> bool:
-        """Return whether the length of the cache is a value on the device: of a static cache."""
+        """Return whether the length of the cache is a value on the device, as in a static cache."""
         cache = self.values.get("past_key_values")
         return cache is not None and isinstance(cache.get_seq_length(), Tensor)
 
     def texts(self) -> Texts | None:
-        """Return the texts of the rows; None if there are no tokens."""
+        """Return the texts of the rows; None without tokens."""
         ids = self.values.get("input_ids")
         source = self.values.get("inputs_embeds") if ids is None else ids
         if source is None:
@@ -399,7 +398,7 @@ class _Call:
     def _real(
         self, source: Tensor, past: int, record: CachedTexts | None, writes: GenerateCall | None
     ) -> Tensor:
-        """Return which tokens are no padding, (rows, tokens), those in the cache too."""
+        """Return a mask that is false at padding, (rows, tokens), including tokens in the cache."""
         rows, tokens = source.shape[:2]
         total = past + tokens
         given = self.values.get("attention_mask")
@@ -423,7 +422,7 @@ class _Call:
         )
 
     def _shares_mask(self, given: Any) -> bool:
-        """Return whether the mask of the model's caller is one over the tokens of this stack."""
+        """Return whether the mask of the model's caller covers the tokens of this stack."""
         others = ("decoder_input_ids", "decoder_inputs_embeds")
         if self.entrance.follows:  # the decoder of a classifier reads the text of the encoder
             written = any(self.caller.get(name) is not None for name in others)
@@ -432,7 +431,7 @@ class _Call:
         return given is not None  # in a form that the model has computed from it
 
     def _ids(self, rows: int, tokens: int) -> Tensor | None:
-        """Return the token ids of this call, (rows, tokens), if the stack or the model has them."""
+        """Return the token ids of this call, (rows, tokens), if available in the stack or model."""
         own = self.values.get("input_ids")
         if own is None and not self.entrance.follows:
             own = self.caller.get("input_ids")
@@ -454,11 +453,11 @@ class _Call:
         return torch.cat([_exactly(earlier.to(ids.device), past, -1), ids], 1)
 
     def _numbers(self, rows: int, tokens: int) -> Tensor | None:
-        """Return the number of each token's text in a packed row, as transformers reads it."""
+        """Return the number of each token's text in a packed row, as in transformers."""
         positions = self.values.get("position_ids")
         if positions is None or self.values.get("attention_mask") is not None:
             return None
-        if positions.ndim == 3 and len(positions) == 4:  # M-RoPE, with those in the text first
+        if positions.ndim == 3 and len(positions) == 4:  # M-RoPE, with text positions first
             positions = positions[0]
         if positions.ndim != 2 or positions.shape[1] != tokens:
             return None
@@ -466,7 +465,7 @@ class _Call:
         return F.pad(numbers, (1, 0)).expand(rows, -1)
 
     def _labels(self, rows: int, tokens: int) -> Tensor | None:
-        """Return the labels of the tokens that a model writes, (rows, tokens), if there are any."""
+        """Return the labels of generated tokens, (rows, tokens), if available."""
         if not self.entrance.writes:
             return None
         labels = self.caller.get("labels")
@@ -476,9 +475,9 @@ class _Call:
 
 
 def _before_learned(texts: Texts, labels: Tensor, follows: bool) -> Texts:
-    """End prompts before the first learned token; a text that begins with it has none.
+    """End prompts before the first learned token; a text that begins with it has no prompt.
 
-    A decoder behind an encoder gets at each place the token before the one that it learns there.
+    A decoder behind an encoder receives, at each place, the token before the one learned there.
     """
     learned = (labels != IGNORED).to(texts.real.device)
     earlier = texts._counted(learned)
@@ -488,6 +487,6 @@ def _before_learned(texts: Texts, labels: Tensor, follows: bool) -> Texts:
 
 
 def _exactly(rows: Tensor, tokens: int, fill: int) -> Tensor:
-    """Return the first tokens of rows, filled on the right."""
+    """Return the first tokens of rows, padded on the right."""
     rows = rows[:, :tokens]
     return F.pad(rows, (0, tokens - rows.shape[1]), value=fill)

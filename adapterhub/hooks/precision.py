@@ -2,7 +2,7 @@
 
 In bf16 or fp16 a small update is lost to rounding. So trained parameters are kept in fp32, and the
 module that holds one gets a copy in the backbone's dtype for each call. Calls of several threads
-may overlap: any of their copies serves all, and the last call puts the parameter back. A task head
+may overlap: they share any of the copies, and the last call restores the parameter. A task head
 computes in fp32.
 
 Hooks are plain functions that find their data on the module, so that a model with adapters can be
@@ -23,7 +23,7 @@ from adapterhub.anatomy.projections import is_projection
 from adapterhub.patch import Patch
 
 _MASTERS = "_adapterhub_masters"
-_EXCHANGE = threading.Lock()  # held for an exchange of parameters, not for a call
+_EXCHANGE = threading.Lock()  # held while parameters are exchanged, not during a call
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Masters:
     calls: set[int] = field(default_factory=set)
 
     def find(self, module: nn.Module) -> None:
-        """Note the parameters that the module has now: FSDP2 gathers them for each call."""
+        """Record the current parameters of the module, which FSDP2 gathers for each call."""
         for name, (_, dtype) in self.named.items():
             parameter = module._parameters[name]
             if isinstance(parameter, nn.Parameter):  # and not the copy of another call
@@ -48,7 +48,7 @@ class Masters:
 def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     """Keep a parameter in fp32, and compute with it in another dtype.
 
-    `dtype` is the one to compute in.
+    `dtype` is the compute dtype.
     """
     masters = module.__dict__.get(_MASTERS)
     if masters is None:
@@ -70,7 +70,7 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
 
 
 def fp32_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
-    """Return a parameter of a module, never the copy of it that a call computes with.
+    """Return a parameter of a module, never the copy used during a call.
 
     An interrupted call leaves its copy there until the next one.
     """
@@ -83,7 +83,7 @@ def fp32_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
 
 
 def convert_masters(model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
-    """Compute in the dtype that a conversion of the model gives, as after `model.half()`."""
+    """Set the compute dtype to that of a converted model, as after `model.half()`."""
     for module in model.modules():
         if masters := module.__dict__.get(_MASTERS):
             for name, (master, dtype) in masters.named.items():
@@ -121,7 +121,7 @@ def put_back(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
 
 
 def _copy_for_all(master: nn.Parameter, dtype: torch.dtype) -> Any:
-    """Cast a parameter; other threads may use the copy to compute gradients, this one not."""
+    """Cast a parameter; only other threads may use the copy to compute gradients."""
     if torch.compiler.is_compiling():
         return master.to(dtype)
     with torch.inference_mode(False), torch.enable_grad():

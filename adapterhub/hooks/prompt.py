@@ -1,25 +1,25 @@
-"""Virtual tokens enter a stack as embeddings in front of the caller's tokens.
+"""Virtual tokens: embeddings inserted in front of the caller's tokens of a stack.
 
 A pre-hook on the stack replaces `input_ids` by embeddings, puts the prompt in front and widens the
 mask, the positions and the token types; a hook on the output removes the virtual positions, so that
 outputs have the length of the caller's input. Where a decoder attends to the stack, the virtual
 positions are kept for it, as in Lester et al. 2021, and its mask is widened instead. With a KV
-cache the prompt enters once, with the first tokens. `prompt_checks.py` has the inputs that are
+cache the prompt enters once, with the first tokens. `prompt_checks.py` defines the inputs that are
 refused.
 
-A larger model around the stack, such as one that reads pictures for it, may count positions, and
-make masks, before it calls the stack. It counts from inputs, which do not have the virtual tokens,
-and from the cache, which has them. So with the first tokens, the mask of the caller is kept for the
-stack, which finds padding by it. With later tokens, mask and positions are extended in front of the
-larger model: all that is computed from them, and from the cache, is then as long as the cache.
+A larger model around the stack, such as an image-text model, may count positions and make masks
+before it calls the stack. It counts from inputs, which lack the virtual tokens, and from the cache,
+which includes them. So with the first tokens, the caller's mask is kept for the stack, which needs
+it to find padding. With later tokens, mask and positions are extended in front of the larger model,
+so that values computed from them and from the cache are as long as the cache.
 
-A prompt is next to its text: in a row with padding on the left, it comes behind the padding, so
-that the row computes what it computes without padding. A prompt that counts padding as text
-(`counts_padding`, as in peft) comes in front of it.
+A prompt is next to its text. In a row with padding on the left it follows the padding, so that the
+row has the same result without padding. A prompt that counts padding as text (`counts_padding`, as
+in peft) precedes the padding.
 
 Where rows of a batch have prompts of different lengths, shorter ones are padded on the left, and
-the mask hides the padding. An encoder may take positions from the order of its input alone, so
-there this padding becomes the last of the row.
+the mask hides the padding. An encoder may take positions only from the order of its input, so there
+this padding moves to the end of the row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WINDOWS = ("sliding_window", "window_size")
 _SEQUENCES = ("last_hidden_state", "hidden_states")
 _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 SLIDING = "sliding_attention"
-_KINDS = ("full_attention", SLIDING)  # of layers whose masks are known, by transformers' names
+_KINDS = ("full_attention", SLIDING)  # layers with supported masks, by transformers' names
 
 
 def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
@@ -86,7 +86,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         reads_ids=pooled or padding_idx is not None or table is not None,
     )
     slot.patch.hook(root.register_forward_pre_hook, add_prompt, with_kwargs=True)
-    # First of all: a pooling reads the caller's tokens alone.
+    # Before other hooks: a pooling reads only the caller's tokens.
     slot.patch.hook(root.register_forward_hook, strip_prompt, prepend=True, with_kwargs=True)
     if pooled:
         _before(model, slot, hide_ids)
@@ -119,7 +119,7 @@ def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def show_padding(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pass ids in which padding is found: the pre-hook of a table that counts from padding."""
+    """Pass ids that show the padding: the pre-hook of a table that counts from padding."""
     slot = getattr(table, _mark(show_padding))
     added: AddedPrompt | None = slot.kept(ADDED)
     if added is None or added.ids is None:
@@ -130,7 +130,7 @@ def show_padding(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _mark(hook: Any) -> str:
-    """Return the attribute of a module in which a hook finds its slot."""
+    """Return the attribute of a module that links a hook to its slot."""
     return f"_adapterhub_{hook.__name__}"
 
 
@@ -178,7 +178,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _continues_states(slot: PromptSlot, values: dict[str, Any]) -> bool:
-    """Return whether tokens follow states that were computed behind the active prompts."""
+    """Return whether tokens follow states computed behind the active prompts."""
     if (states := values.get("cache_params")) is None:
         return False
     ids = values.get("input_ids")
@@ -196,7 +196,7 @@ def strip_prompt(
     if added is None:
         return output
     values = output if isinstance(output, tuple) else tuple(output.values())
-    mask = kwargs.get("attention_mask")  # one over pairs has the prompt in front of padding
+    mask = kwargs.get("attention_mask")  # a mask over pairs has the prompt in front of padding
     masked = added.tokens if isinstance(mask, Tensor) and mask.ndim == 2 else 0
     for value in values:
         remember_prompt(value, slot.record(added.length, masked, added.first))
@@ -264,7 +264,7 @@ def _strip(output: Any, names: tuple[str, ...], tokens: int, places: Tensor | No
 def watch_around(model: PreTrainedModel, host: str, slot: PromptSlot) -> None:
     """Extend the inputs of the modules around a stack, down from the model.
 
-    A stack that is the base model has none around it that counts.
+    A stack that is the base model is not inside such a module.
     """
     if model.config.is_encoder_decoder or model.get_submodule(host) is model.base_model:
         return
@@ -283,7 +283,7 @@ def extend_around(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     values = dict(zip(names, args, strict=False)) | kwargs
     for slot in getattr(module, _AROUND, ()):
         outer: OuterInputs | None = slot.kept(OUTER)
-        if slot.keys and outer is None:  # else a module around this one did it
+        if slot.keys and outer is None:  # otherwise an outer module did it
             slot.keep(OUTER, _extended(slot, values))
             slot.keep(_AROUND, module)
     return (), values
@@ -299,7 +299,7 @@ def _extended(slot: PromptSlot, values: dict[str, Any]) -> OuterInputs:
 
 
 def forget_around(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Forget what was kept for a pass, also one that failed: a forward hook."""
+    """Discard the values kept for a pass, even a failed one: a forward hook."""
     for slot in getattr(module, _AROUND, ()):
         if slot.kept(_AROUND) is module:
             slot.take(_AROUND)
@@ -313,12 +313,12 @@ def past_length(cache: Any) -> int:
 
 @dataclass
 class PromptedInputs:
-    """The inputs of one call of a stack, by name, which `extend` changes.
+    """The inputs of one call of a stack, by name, modified by `extend`.
 
     `before` is the number of the caller's tokens in the cache; `enters` whether the prompt enters
-    with this call; `lead` the padding in front of each row's prompt, (batch, 1), None without;
-    `start` the same, also where the mask is one over pairs, with the prompt in front of padding.
-    `outer` has the inputs of a larger model around the stack, if there is one.
+    with this call; `lead` the padding in front of each row's prompt, (batch, 1), or None; `start`
+    the same, even where the mask is over pairs and the prompt precedes padding. `outer` has the
+    inputs of a larger model around the stack, if there is one.
     """
 
     values: dict[str, Any]
@@ -351,11 +351,10 @@ class PromptedInputs:
     def extend(self, root: nn.Module) -> AddedPrompt | None:
         """Extend the inputs.
 
-        Returns:
-            What was added, if the prompt enters with this call.
+        Returns: The added prompt, if it enters with this call.
 
         Raises:
-            SiteError: inputs that cannot be extended; the error says which.
+            SiteError: inputs that cannot be extended; the error names them.
         """
         first = self._first_position()
         self.extend_mask_and_positions()
@@ -378,10 +377,10 @@ class PromptedInputs:
         return 0 if torch.compiler.is_compiling() else int(positions[0, 0])
 
     def extend_mask_and_positions(self) -> None:
-        """Extend mask and positions: all that there is to extend behind a cache.
+        """Extend mask and positions, the only inputs to extend behind a cache.
 
         Raises:
-            SiteError: inputs that cannot be extended; the error says which.
+            SiteError: inputs that cannot be extended; the error names them.
         """
         self._shift_positions()
         self._widen_mask()
@@ -408,7 +407,7 @@ class PromptedInputs:
             check_packed_rows(self.values, past)
 
     def _lead(self) -> Tensor | None:
-        """Count the padding in front of each row's prompt, as it was when the prompt entered."""
+        """Count the padding in front of each row's prompt at the time when it entered."""
         mask = self.values.get("attention_mask")
         lead = self.virtual.lead(mask) if self.virtual.length else None
         if lead is None or not self.before:
@@ -434,7 +433,7 @@ class PromptedInputs:
         self.values["attention_mask"] = wide
 
     def _widened_pairs(self, mask: Tensor | None, window: int | None = None) -> Tensor | None:
-        """Extend a mask over pairs; None is a causal one, of a text inside of any window."""
+        """Extend a mask over pairs; None is a causal mask of a text within any window."""
         tokens = self.source.shape[1]
         beyond = window is not None and tokens + self.virtual.length > window
         if mask is None and (beyond or self.virtual.padding is not None):
@@ -456,7 +455,7 @@ class PromptedInputs:
             self.values["token_type_ids"] = F.pad(types, (prompt.shape[1], 0))
 
     def _extend_layer_inputs(self, root: Any, tokens: Tensor | None) -> None:
-        """Compute what a stack adds in each layer by token id; virtual tokens have no id: zeros."""
+        """Compute the inputs that a stack adds per layer by token id; zeros for virtual tokens."""
         inputs = self.values.get("per_layer_inputs")
         if inputs is None and tokens is not None and root.hidden_size_per_layer_input:
             inputs = root.get_per_layer_inputs(tokens)
@@ -482,7 +481,7 @@ class PromptedInputs:
             self.values["position_ids"] = arranged(self.values["position_ids"], places, dim=-1)
 
     def _shift_positions(self) -> None:
-        """Give positions to the virtual tokens, and to the caller's tokens behind them."""
+        """Assign positions to the virtual tokens and to the caller's tokens behind them."""
         slot, length = self.slot, self.virtual.length
         skipped = slot.skipped() if "position_ids" in slot.names else 0
         positions, start = self.values.get("position_ids"), None
@@ -508,7 +507,7 @@ class PromptedInputs:
         self.values["position_ids"] = shifted
 
     def _must_count(self, skipped: int) -> bool:
-        """Return whether the stack itself would give other numbers to the caller's tokens."""
+        """Return whether the stack itself would number the caller's tokens differently."""
         slot = self.slot
         from_padding = slot.padding_idx is not None and not slot.counts_padding()
         if from_padding and self.values.get("input_ids") is not None:
@@ -549,7 +548,7 @@ class PromptedInputs:
         return torch.arange(first, first + tokens, device=self.source.device)[None], True
 
 
-ADDED = "added"  # the name under which a pass keeps its AddedPrompt
+ADDED = "added"  # the key under which a pass keeps its AddedPrompt
 OUTER = "outer"  # and its OuterInputs
 
 
@@ -558,7 +557,7 @@ class VirtualTokenBatch:
     """The virtual tokens of a batch."""
 
     tokens: Tensor  # (batch or 1, length, d)
-    padding: Tensor | None  # (batch, 1), padding tokens on the left of each row; None: in no row
+    padding: Tensor | None  # (batch, 1), padding tokens on the left of each row; None: no padding
     skips: Tensor | bool = True  # (batch, 1), whether the prompt comes behind the text's padding
 
     @property
@@ -569,7 +568,7 @@ class VirtualTokenBatch:
     def lead(self, mask: Tensor | None) -> Tensor | None:
         """Count the padding of each row that comes in front of its prompt.
 
-        mask: (batch, tokens) -> (batch, 1); None: no row has any.
+        mask: (batch, tokens) -> (batch, 1); None if there is no padding.
         """
         if not isinstance(mask, Tensor) or mask.ndim != 2 or self.skips is False:
             return None
@@ -602,7 +601,7 @@ class VirtualTokenBatch:
     def widen(self, mask: Tensor, places: Tensor | None) -> Tensor:
         """Extend a mask over the caller's tokens to the virtual tokens.
 
-        `mask`: (batch, tokens); `places`: those of all tokens.
+        `mask`: (batch, tokens); `places`: the places of all tokens.
         """
         if self.padding is None:
             return arranged(F.pad(mask, (self.length, 0), value=1), places)
@@ -613,8 +612,8 @@ class VirtualTokenBatch:
         """Extend a mask over pairs of a causal stack's tokens to the virtual tokens, in front.
 
         `mask`: (batch or 1, heads or 1, queries, keys), bool or added to the scores. `entering`:
-        the virtual tokens are queries too. `window` is how many keys a query attends to, where that
-        is part of the mask.
+        the virtual tokens are queries too. `window` is the number of keys that a query attends to,
+        if the mask includes a window.
         """
         number = torch.arange(self.length, device=mask.device)
         padding = 0 if self.padding is None else self.padding.to(mask.device)
@@ -626,7 +625,7 @@ class VirtualTokenBatch:
         widened = torch.cat([keys, mask.expand(rows, -1, -1, -1)], dim=-1)
         if not entering:
             return widened
-        # Padding attends to itself: no query is left without a key.
+        # Padding attends to itself, so that every query has a key.
         back = number[:, None] - number
         own = (shown[:, None] & (back >= 0) & (back < (window or torch.inf))) | (back == 0)
         queries = as_mask(F.pad(own, (0, mask.shape[-1]))[:, None], mask)
@@ -634,7 +633,7 @@ class VirtualTokenBatch:
 
 
 def as_mask(visible: Tensor, like: Tensor) -> Tensor:
-    """Write what is visible as another mask does: bool, or added to the scores."""
+    """Convert visibility to the form of another mask: bool, or added to the scores."""
     if like.dtype == torch.bool:
         return visible
     hidden = torch.finfo(like.dtype).min
@@ -692,7 +691,7 @@ def pad_left(
 
 @dataclass
 class AddedPrompt:
-    """What one forward pass of a stack keeps until its output loses the virtual positions."""
+    """The state of one forward pass of a stack until the virtual positions are removed."""
 
     length: int  # virtual tokens of a row
     tokens: int  # of the caller
@@ -702,21 +701,21 @@ class AddedPrompt:
 
 
 class OuterInputs(NamedTuple):
-    """What a larger model around a stack was called with, see prompt.py."""
+    """The inputs of a larger model around a stack, see the module."""
 
     mask: Tensor | None = None  # of the caller, (batch, tokens)
-    positions: bool = False  # whether the caller gave any
-    extended: bool = False  # whether mask and positions cover the virtual tokens already
+    positions: bool = False  # whether the caller passed any
+    extended: bool = False  # whether mask and positions already cover the virtual tokens
 
 
 class PromptSlot(Slot):
-    """Collects the virtual tokens, or the positions to skip, of the active modules of a stack.
+    """Virtual tokens, or positions to skip, of the active modules of a stack.
 
     Args:
         names: the parameters of the stack's `forward`, in order.
         padding_idx: the padding id from which the stack counts positions, or None.
         strips: whether the output loses the virtual positions.
-        rotates: whether padding of shorter prompts becomes the last of a row (an encoder).
+        rotates: whether padding of shorter prompts moves to the end of a row (an encoder).
         counts: whether the stack takes positions by number.
         reads_ids: whether the model finds padding by token ids (positions, or the head).
     """
@@ -769,7 +768,7 @@ class PromptSlot(Slot):
         return VirtualTokenBatch(plan.join(padded, copies), padding, skips)
 
     def _skips_padding(self, groups: Sequence[tuple[str, ...]]) -> list[bool]:
-        """Return for each group whether its prompts come behind padding."""
+        """Return for each group whether its prompts follow the padding."""
         prompts = self._prompts()
         kinds = [{self.placed(k).counts_padding for k in group if k in prompts} for group in groups]
         counting = [True in kind for kind in kinds]
@@ -792,8 +791,8 @@ class PromptSlot(Slot):
     def record(self, length: int, tokens: int = 0, first: int = 0) -> CachedPrompt:
         """Describe the active prompts for a cache.
 
-        `length` counts the virtual tokens of a row, `tokens` those that have a mask when the prompt
-        enters; `first` is the position of the first token of the text.
+        `length` counts the virtual tokens of a row and `tokens` the tokens with a mask when the
+        prompt enters; `first` is the position of the first token of the text.
         """
         return CachedPrompt(frozenset(self._prompts()), length, tokens, first)
 

@@ -1,8 +1,7 @@
-"""Inputs behind which a prompt would condition the wrong tokens, or none: they are refused.
+"""Checks that refuse inputs for which a prompt would condition the wrong tokens, or none.
 
-A cache is filled with a prompt once. Its length, and which prompts it holds, are recorded on the
-cache itself, so that a cache that was filled without the prompt, or with another one, is recognized
-in a later call.
+A cache is filled with a prompt once. Its length and its prompts are recorded on the cache itself,
+so that later calls recognize a cache filled without the prompt, or with another one.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "seq_idx")
 class CachedPrompt(NamedTuple):
     """The prompt in a cache."""
 
-    keys: frozenset[str] = frozenset()  # of the modules that computed it
+    keys: frozenset[str] = frozenset()  # the keys of the modules that computed it
     length: int = 0  # virtual tokens of a row
     tokens: int = 0  # tokens that had a mask when the prompt entered
     first: int = 0  # the position of the first token of the text; PaliGemma counts from 1
 
 
 def cached_prompt(cache: Any) -> CachedPrompt:
-    """Return the record of the prompt in a cache; an empty one if there is none."""
+    """Return the record of the prompt in a cache; empty if the cache has no prompt."""
     record = getattr(cache, _RECORD, None)
     return record if isinstance(record, CachedPrompt) else CachedPrompt()
 
@@ -47,9 +46,9 @@ def cached_prompt(cache: Any) -> CachedPrompt:
 def check_cached_states(cache: Any, active: CachedPrompt) -> bool:
     """Return whether a cache has states of earlier tokens, which were computed behind a prompt.
 
-    Later tokens then enter as they are: states, unlike keys, need no mask over earlier tokens.
+    Later tokens then enter unchanged: states, unlike keys, do not need a mask over earlier tokens.
 
-    The cache is one of states, as of Mamba, without keys and values.
+    The cache holds states, as in Mamba, without keys and values.
 
     Raises:
         SiteError: the states were computed behind other prompts.
@@ -75,7 +74,7 @@ def check_cached_prompt(cache: Any, past: int, active: CachedPrompt) -> None:
     """Refuse a cache whose tokens were computed behind other prompts than the active ones.
 
     Raises:
-        SiteError: it was.
+        SiteError: the prompts differ.
     """
     if past:
         held = cached_prompt(cache)
@@ -98,9 +97,9 @@ def _described(record: CachedPrompt) -> str:
 def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
     """Refuse a mask that cannot be extended to virtual tokens.
 
-    `keys` are the caller's tokens, with those in the cache; `past` those in the cache, with the
-    virtual ones. `pairs`: a mask over pairs of tokens can be extended, in a causal stack, inside of
-    its sliding window.
+    `keys` counts the caller's tokens, including those in the cache; `past` the tokens in the cache,
+    including virtual ones. `pairs`: a mask over pairs of tokens can be extended, in a causal stack,
+    inside its sliding window.
 
     Raises:
         SiteError: a mask of another form or length.
@@ -137,7 +136,7 @@ def check_cached_padding(lead: Tensor, before: int, held: CachedPrompt) -> None:
     Raises:
         SiteError: a row had only padding when its prompt entered.
     """
-    # In later calls the answer is the same.
+    # Later calls have the same result.
     if torch.compiler.is_compiling() or before != held.tokens:
         return
     if bool((lead > held.tokens).any()):
@@ -175,13 +174,13 @@ def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) 
 
 
 def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: Tensor) -> None:
-    """Refuse inputs that are not extended to virtual tokens: one value a token, or a memory.
+    """Refuse inputs that are not extended to virtual tokens: per-token values, or a memory.
 
     `names` are the parameters of the stack's `forward`; other inputs are options of attention or
     the loss. `source` has its token ids or embeddings.
 
     Raises:
-        SiteError: there are some.
+        SiteError: such inputs are present.
     """
     rows, tokens = source.shape[:2]
     memories = [name for name in _MEMORIES if inputs.get(name) is not None]
@@ -205,7 +204,7 @@ def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
     """Refuse rows of several texts: a prompt in front would condition the first text only.
 
     Raises:
-        SiteError: there are such rows.
+        SiteError: a row has several texts.
     """
     named = [name for name in _PACKED if inputs.get(name) is not None]
     if named or (past == 0 and _positions_restart(inputs)):
@@ -219,7 +218,7 @@ def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
 
 
 def _positions_restart(inputs: dict[str, Any]) -> bool:
-    """Return whether transformers would take the rows for packed ones: it reads the positions."""
+    """Return whether transformers would treat the rows as packed, by their positions."""
     positions = inputs.get("position_ids")
     if positions is None or inputs.get("attention_mask") is not None:
         return False
@@ -230,10 +229,10 @@ def _positions_restart(inputs: dict[str, Any]) -> bool:
 
 
 def _text_positions(positions: Tensor) -> Tensor | None:
-    """Return positions in the text, (batch or 1, tokens); None if there are only those of M-RoPE.
+    """Return positions in the text, (batch or 1, tokens); None if only M-RoPE has positions.
 
-    Positions of M-RoPE are (3, batch, tokens): time, height and width; in front of these may be the
-    positions in the text.
+    Positions of M-RoPE are (3, batch, tokens): time, height and width. The positions in the text
+    may precede these.
     """
     if positions.ndim < 3:
         return positions
@@ -243,8 +242,8 @@ def _text_positions(positions: Tensor) -> Tensor | None:
 def check_static_room(cache: Any, tokens: int, window: int | None) -> None:
     """Refuse a static cache without room for the prompt.
 
-    `tokens` counts all that will be in it, with the virtual ones; a layer with a sliding window
-    needs `window`; None: there is no such layer.
+    `tokens` counts all future tokens in the cache, including virtual ones. A layer with a sliding
+    window needs `window`, None if there is no such layer.
 
     Raises:
         SiteError: it is too short.

@@ -1,28 +1,27 @@
 """Modules of a slot as stacks: the rows of a batch in one product, each with its own module.
 
-A stack is kept for later calls, and used as long as its modules are what they were when they were
-stacked: the same objects with the same attributes, and the same bytes in their tensors. Versions of
-tensors do not show a change through `.data` or numpy, so bytes are compared, which takes a fraction
-of a product with them. Stacks that gradients flow through, and those on other devices than the
-processor, are made for each call.
+A stack is kept for later calls and used while its modules are unchanged: the same objects with the
+same attributes and the same bytes in their tensors. Versions of tensors do not reflect changes
+through `.data` or numpy, so bytes are compared, which takes a fraction of the time of a product.
+Stacks with gradients, and stacks on other devices than the CPU, are made for each call.
 
-Modules that nobody changes (`Adapter.hold`) are in banks, which are stacks of all such modules of
-one kind in a slot: a batch takes its rows' modules out by their places, whatever its mix. With
-several kinds in a batch, the rows of each are one product.
+Constant modules (`Adapter.hold`) are in banks, which are stacks of all such modules of one kind in
+a slot. A batch gathers its rows' modules by place, whatever its mix. With several kinds in a batch,
+the rows of each kind are one product.
 
-Banks: modules of a slot that nobody changes, stacked once for all batches.
+Banks: constant modules of a slot, stacked once for all batches.
 
-A bank has the modules of one kind, each at a place of its own, with room for more. A batch takes
-the modules of its rows out by their places, so a random mix of adapters costs no new stack. Banks
-grow by doubling, reuse the places of modules that have left, and shrink when few are taken.
+A bank has the modules of one kind, each at its own place, with room for more. A batch gathers the
+modules of its rows by place, so a random mix of adapters does not need a new stack. Banks grow by
+doubling, reuse the places of removed modules, and shrink when few are taken.
 
-What applies is replaced as a whole, so that a pass of another thread reads one state of it.
+The applied state is replaced as a whole, so that passes of other threads read a consistent state.
 
 Packed passes: one row with the tokens of several texts, each through its own adapter.
 
-In the slots of projections and sublayers the tokens of the row take the place of the rows of a
-batch. The virtual tokens of prefixes and prompts are tokens of the row, at the front of their text:
-the keys and values of a prefix replace those that the backbone computes there.
+In the slots of projections and sublayers, the tokens of the row replace the rows of a batch. The
+virtual tokens of prefixes and prompts are tokens of the row, at the front of their text: the keys
+and values of a prefix replace the backbone's keys and values there.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from adapterhub.methods.common.site_module import InputModule, SiteModule
 
 
 class PrefixSpan(NamedTuple):
-    """Tokens of a row that are virtual ones of a prefix.
+    """Tokens of a row that are virtual tokens of a prefix.
 
     `key` is its module, `start` the first such token of the row, `first` its number in the prefix.
     """
@@ -58,9 +57,9 @@ class PrefixSpan(NamedTuple):
 
 
 class TokenPlan(BatchPlan):
-    """Which tokens of a packed row go through which composition in one slot.
+    """Assignment of the tokens of a packed row to compositions in one slot.
 
-    `spans` are, in the slot of an attention, the tokens that are virtual ones.
+    `spans` are the virtual tokens, in the slot of an attention.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class TokenPlan(BatchPlan):
         """Return 1: a packed row has the tokens of its plan.
 
         Raises:
-            AttachError: it has not.
+            AttachError: the number of tokens differs.
         """
         if batch != self.rows:
             raise AttachError(f"a packed row of {self.rows} tokens; {where} got {batch}")
@@ -88,7 +87,7 @@ LARGEST = 1 << 24  # numbers of one stack: products of larger modules take longe
 CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CONTENT = ("_parameters", "_buffers", "_modules")
-# For each column the key, or the module, of each group; None: the group has none there.
+# For each column, the key or the module of each group; None if the group has none there.
 Keys: TypeAlias = tuple[tuple[str | None, ...], ...]
 Modules: TypeAlias = tuple[tuple[SiteModule | None, ...], ...]
 Places: TypeAlias = tuple[tuple[int, int] | None, ...]
@@ -96,7 +95,7 @@ _NOWHERE = (-1, -1)
 
 
 class StackedColumn(NamedTuple):
-    """One module of each row: `example` is one of them, at `site` as all of them."""
+    """One module for each row; `example` is one of them, and all are at `site`."""
 
     stack: RowStack
     example: SiteModule
@@ -104,7 +103,7 @@ class StackedColumn(NamedTuple):
 
 
 class StackedRows(NamedTuple):
-    """The rows of a call in parts, with one module of each row; None: rows that have none.
+    """The rows of a call in parts, with one module for each row; None for rows without one.
 
     `order` is None for one part with all rows.
     """
@@ -132,7 +131,7 @@ class StackedRows(NamedTuple):
 
 
 class Snapshot:
-    """What modules were at one time: attributes, hooks, children and tensors, on the processor."""
+    """A snapshot of modules: attributes, hooks, children and tensors, on the CPU."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         parts = [part for module in modules for part in _parts(module)]
@@ -149,7 +148,7 @@ class Snapshot:
         self.copied = [copy.data_ptr() for copy in self.copies]
 
     def holds(self) -> bool:
-        """Return whether all of it is as it was."""
+        """Return whether nothing has changed."""
         return (
             not any(self.hooks)
             and sum(map(len, self.dicts)) == len(self.values)
@@ -173,7 +172,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _compare() -> Any:
-    """Return C's memcmp, which keeps Python's lock here; None where it is not found."""
+    """Return C's memcmp, which holds Python's lock here; None if it is not found."""
     try:
         compare = ctypes.PyDLL(None).memcmp
     except (OSError, TypeError, AttributeError):
@@ -186,14 +185,14 @@ _MEMCMP = _compare()
 
 
 class KeptStack(NamedTuple):
-    """The columns of a slot for some modules, in the dtype that they compute in."""
+    """The columns of a slot for some modules, in their compute dtype."""
 
     modules: Modules
     columns: list[StackedColumn]
     snapshot: Snapshot
 
     def fits(self, modules: Modules) -> bool:
-        """Return whether the columns are those of these modules, as they are now."""
+        """Return whether the columns match the current state of these modules."""
         if self.modules != modules or _trained(self.snapshot.tensors):
             return False
         return self.snapshot.holds()
@@ -212,7 +211,7 @@ class RowStacks:
         return RowStacks, ()
 
     def clear(self) -> None:
-        """Forget all stacks."""
+        """Discard all stacks."""
         self.kept = {}
 
     def columns(
@@ -224,23 +223,22 @@ class RowStacks:
     ) -> list[StackedColumn] | None:
         """Return modules as stacks, one for each column.
 
-        `keys` has for each column one key of each group, or None; `y` is what the modules change.
+        `keys` has one key of each group, or None, for each column; the modules change `y`.
 
-        Returns:
-            None where they cannot be stacked: modules of different kinds, or with hooks.
+        Returns: None if they cannot be stacked: modules of different kinds, or with hooks.
         """
         dtype = _computed_in(y)
         kept = self.kept.get((keys, dtype))
         if kept is not None and kept.fits(modules):
             return kept.columns
         if not all(_of_one_kind(*column, sites) for column in zip(keys, modules, strict=True)):
-            return None  # first: a batch of different methods has some at every site
+            return None  # checked first: a batch of different methods has some at every site
         present = [module for column in modules for module in column if module is not None]
         tensors = list(_tensors(present))
         trained = _trained(tensors)
         if any(map(hooked, present)) or not all(map(plain, tensors)):
             return None
-        # Before the stack is made, so that it shows what another thread changes meanwhile.
+        # Before the stack is made, so that it detects concurrent changes by another thread.
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
             snapshot = None if trained else _snapshot(present)
             if snapshot is None:
@@ -261,7 +259,7 @@ class RowStacks:
 def _stacked(
     keys: Keys, modules: Modules, sites: Mapping[str, Site], dtype: torch.dtype | None
 ) -> Iterator[StackedColumn]:
-    """Yield the stacks of columns, up to the first one that cannot be stacked."""
+    """Yield the stacks of columns, until one cannot be stacked."""
     for names, column in zip(keys, modules, strict=True):
         present = [module for module in column if module is not None]
         largest = max(sum(t.numel() for t in _tensors([m])) for m in present)
@@ -278,7 +276,7 @@ def _stacked(
 def _of_one_kind(
     names: Sequence[str | None], column: Sequence[SiteModule | None], sites: Mapping[str, Site]
 ) -> bool:
-    """Return whether the modules of a column declare one stack, at one place, read alike."""
+    """Return whether the modules of a column declare the same stack, place and inputs."""
     present = [(n, m) for n, m in zip(names, column, strict=True) if n and m]
     kinds = {(module.training, *what_is_read(module, sites[name])) for name, module in present}
     return len(kinds) == 1 and declared_stack(column) is not None
@@ -299,23 +297,23 @@ def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
 
 
 def _parts(module: nn.Module) -> Iterable[nn.Module]:
-    """Return a module and those inside it; most have none."""
+    """Return a module and its submodules, if any."""
     return module.modules() if module._modules else (module,)
 
 
 def _trained(tensors: Iterable[Tensor]) -> bool:
-    """Return whether gradients flow to one of the tensors."""
+    """Return whether any of the tensors requires gradients."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def hooked(module: nn.Module) -> bool:
-    """Return whether a call of the module does more than its forward, or another one."""
+    """Return whether a call of the module differs from its class's forward."""
     named = (vars(part) for part in _parts(module))
     return any(names.get(name) for names in named for name in (*_HOOKS, "forward"))
 
 
 def places_of(banked: BankedModules, plan: BatchPlan) -> list[Places] | None:
-    """Return where the modules of a plan are, by column; None where one of them is in no bank."""
+    """Return the places of a plan's modules, by column; None if one of them is not in a bank."""
     found = banked.places
     columns = [
         tuple([None if key is None else found.get(key, _NOWHERE) for key in column])
@@ -331,12 +329,10 @@ def from_banks(
     y: Tensor,
     wanted: Callable[[SiteModule, Site], bool],
 ) -> list[StackedRows] | None:
-    """Return the modules of each row of a plan out of banks, by column.
+    """Gather the modules of each row of a plan from banks, by column.
 
-    `wanted(module, site)` says whether modules of a kind are to be computed now.
-
-    Returns:
-        None where copies of modules take longer than their calls.
+    `wanted(module, site)` tells whether to compute modules of a kind now. Returns: None if copying
+    modules takes longer than calling them.
     """
     found, dtype = [], _computed_in(y)
     for places in columns:
@@ -362,18 +358,18 @@ def from_banks(
 
 
 def _computed_in(y: Tensor) -> torch.dtype | None:
-    """Return the dtype that modules compute in, as their input; None: autocast chooses it."""
+    """Return the compute dtype of modules, from their input; None if autocast chooses it."""
     return None if torch.is_autocast_enabled(y.device.type) else y.dtype
 
 
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:
-    """Return whether copies of modules for their rows take less time than a call of each."""
+    """Return whether copying modules for their rows is faster than calling each of them."""
     copied = column.stack.numbers * plan.rows
     return plan.group_of_row is None or copied < CALL * len(plan.groups) + COPIES * y.numel()
 
 
 def by_rows(column: StackedColumn, rows: Tensor | None) -> StackedRows:
-    """Return a column of groups' modules as one of rows; `rows[i]` is the group of row i."""
+    """Expand a column of groups' modules to rows; `rows[i]` is the group of row i."""
     own = column if rows is None else column._replace(stack=column.stack.at(rows))
     return StackedRows([own])
 
@@ -384,10 +380,10 @@ def global_hooks() -> bool:
 
 
 ROOM = 4  # places of a new bank
-SMALL = 1 << 16  # numbers of a module: smaller ones share a bank, larger ones those of their size
-_ALIKE = 4  # how much larger a module of the same bank may be
+SMALL = 1 << 16  # numbers of a module: smaller ones share a bank, larger ones a bank of their size
+_ALIKE = 4  # size ratio allowed within one bank
 
-# Returns the module with a key, in the form that is stacked.
+# Returns the module with a key, in its stackable form.
 FormOf = Callable[[str], SiteModule]
 
 
@@ -395,10 +391,10 @@ class Bank(NamedTuple):
     """Modules of one kind.
 
     Attributes:
-        kind: what they have in common.
+        kind: the properties shared by all modules.
         stack: the modules at their places.
         keys: the key of the module at each place; None: the place is free.
-        widest: modules without values, whose stack is as wide as the bank.
+        widest: modules without values that have the bank's width when stacked.
         site: the site of one of them.
     """
 
@@ -414,11 +410,11 @@ class Bank(NamedTuple):
         return self.widest[0]
 
     def taken(self) -> list[str]:
-        """Return the keys of its modules."""
+        """Return the keys of the modules."""
         return [key for key in self.keys if key is not None]
 
     def row_bytes(self) -> int:
-        """Return how much memory a module takes."""
+        """Return the memory size of a module."""
         return sum(tensor[0].nbytes for tensor in self.stack.tensors)
 
     def at(self, rows: BankRows) -> RowStack:
@@ -431,7 +427,7 @@ class Bank(NamedTuple):
 
     def with_module(self, key: str, form: SiteModule, form_of: FormOf) -> Bank | None:
         """Return the bank with one more module, or None if it cannot be stacked with these."""
-        made = _bank_stack([*self.widest, form])  # as wide as all of them, and as the new one
+        made = _bank_stack([*self.widest, form])  # wide enough for all of them and the new one
         if made is None:
             return None
         if list(map(_row_form, made.tensors)) != list(map(_row_form, self.stack.tensors)):
@@ -448,7 +444,7 @@ class Bank(NamedTuple):
         return bank._replace(keys=(*bank.keys[:place], key, *bank.keys[place + 1 :]))
 
     def without(self, key: str) -> Bank | None:
-        """Return the bank without a module; None if it has no other."""
+        """Return the bank without a module; None if it was the only one."""
         bank = self._replace(keys=tuple(None if each == key else each for each in self.keys))
         taken = len(bank.taken())
         if not taken:
@@ -502,7 +498,7 @@ class BankedModules(NamedTuple):
     banks: tuple[Bank | None, ...]
 
     def replaced(self, number: int, bank: Bank | None) -> BankedModules:
-        """Return the banks with another one in place of one of them."""
+        """Return the banks with one of them replaced."""
         banks = (*self.banks[:number], bank, *self.banks[number + 1 :])
         others = {key: place for key, place in self.places.items() if place[0] != number}
         keys = bank.keys if bank is not None else ()
@@ -532,7 +528,7 @@ class Banks:
     def add(self, key: str, site: Site, form_of: FormOf) -> None:
         """Stack a module with the others of its kind, unless its class declares no stack.
 
-        `form_of` returns the module with a key in the form that is stacked, also for others.
+        `form_of` returns the module with a key in its stackable form, also for other keys.
         """
         self.remove(key)
         with torch.inference_mode(False), torch.no_grad():
@@ -559,11 +555,11 @@ class Banks:
         place = self.banked.places.get(key)
         bank = None if place is None else self.banked.banks[place[0]]
         if place is not None and bank is not None:
-            with torch.inference_mode(False), torch.no_grad():  # others are written into it later
+            with torch.inference_mode(False), torch.no_grad():  # other rows are written later
                 self.banked = self.banked.replaced(place[0], bank.without(key))
 
     def place(self, key: str) -> BankPlace:
-        """Return where a module is."""
+        """Return the place of a module."""
         place = self.banked.places.get(key)
         bank = None if place is None else self.banked.banks[place[0]]
         if place is None or bank is None:
@@ -572,7 +568,7 @@ class Banks:
 
 
 def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
-    """Return what modules of one bank have in common; None for a module that is not stacked."""
+    """Return the kind shared by the modules of one bank; None for a module that is not stacked."""
     stack_modules = declared_stack([form])
     tensors: list[Tensor] = [*form.parameters(), *form.buffers()]
     if stack_modules is None or not all(map(plain, tensors)):
@@ -584,7 +580,7 @@ def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
 
 
 def what_is_read(module: SiteModule, site: Site) -> tuple[object, ...]:
-    """Return what a module reads and where: modules of one stack read the same."""
+    """Return the inputs of a module and their place, which modules of one stack share."""
     read = (getattr(module, "source", None), getattr(module, "positions", None))
     return isinstance(module, InputModule), *read, site.part, site.input_host
 

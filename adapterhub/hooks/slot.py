@@ -1,4 +1,4 @@
-"""How a module enters the forward pass: one child module (a slot) and one hook on its host.
+"""Slots: one child module and one hook on a host, which insert adapters into the forward pass.
 
 The host may be `Linear`, `Conv1D`, a quantized layer or anything else: it is called, never
 replaced. Hooks are plain functions that find their slot through the host, so that a model with
@@ -60,9 +60,9 @@ def _any(module: SiteModule, site: Site) -> bool:
 
 
 class Mark:
-    """An entry in a list on a module, through which a hook on that module finds its slots.
+    """An entry in a list on a module that links a hook on it to its slots.
 
-    `remove` takes the entry off, and deletes the list with its last entry.
+    `remove` removes the entry, and deletes the list with its last entry.
     """
 
     def __init__(self, module: nn.Module, name: str, entry: Any) -> None:
@@ -80,9 +80,9 @@ class Mark:
 
 
 class Slot(nn.Module):
-    """The one child that a host gets: the modules of all adapters there, and which are active.
+    """The child of a host: the modules of all adapters there, and the active ones.
 
-    `active` is what applies where the context has no entry for the model, `scope`.
+    `active` applies where the context has no entry for the model, `scope`.
     """
 
     def __init__(self) -> None:
@@ -90,15 +90,15 @@ class Slot(nn.Module):
         self.active = NO_MODULES
         self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
-        self.banks = Banks()  # of modules that nobody changes
-        self.patch = Patch()  # the changes of the model that the slot needs
+        self.banks = Banks()  # banks of constant modules
+        self.patch = Patch()  # changes of the model that the slot requires
         self.input_host: str | None = None
         self.stacks = RowStacks()
-        self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
+        self.traced: dict[str, Any] = {}  # values that hooks share in a compiled model
 
     @property
     def applied(self) -> AppliedModules:
-        """What applies in this call."""
+        """The modules that apply in this call."""
         entry = current_entry(self.scope)
         return self.active if entry is None else entry.table.get(self, NO_MODULES)
 
@@ -109,25 +109,24 @@ class Slot(nn.Module):
 
     @property
     def plan(self) -> BatchPlan | None:
-        """The rows of this call that go through which modules; None: all through all."""
+        """The assignment of this call's rows to modules; None: all modules apply to all rows."""
         return self.applied.plan
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
-        """Add a module, inactive."""
+        """Add an inactive module."""
         self.add_module(key, module)
         self.sites[key] = site
 
     def remove(self, key: str) -> None:
-        """Remove a module, which is not active."""
+        """Remove an inactive module."""
         del self._modules[key], self.sites[key]
         self.banks.remove(key)
         self.stacks.clear()
 
     def hold(self, key: str, host: nn.Module) -> BankPlace:
-        """Promise that nobody changes a module, nor the weight of the host where it reads that.
+        """Declare a module constant, with the weight of the host if the module reads it.
 
-        Returns:
-            Where it is stacked.
+        Returns: The place in its bank.
         """
         module = self.placed(key)
         if not (module.training and getattr(module, "dropout", None)):
@@ -135,7 +134,7 @@ class Slot(nn.Module):
         return self.banks.place(key)
 
     def constant(self, host: nn.Module, key: str) -> SiteModule:
-        """Return the form in which a module is stacked while nobody changes it."""
+        """Return the stackable form of a constant module."""
         module = self.placed(key)
         assert isinstance(module, SiteModule)
         return constant_form(module, self.sites[key])
@@ -149,11 +148,11 @@ class Slot(nn.Module):
         return kept_values(self).get(name, default)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return a value that an earlier hook of the same forward pass kept, and forget it."""
+        """Remove and return a value that an earlier hook of the same forward pass kept."""
         return kept_values(self).pop(name, default)
 
     def run(self, apply: ApplyModule, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
-        """Pass y through the active modules, one after the other or as the plan says.
+        """Pass y through the active modules, one after the other or according to the plan.
 
         `apply(key, y, *others) -> y'` applies the module of one key; tensors among `others` have
         the rows of y.
@@ -169,12 +168,10 @@ class Slot(nn.Module):
     def stacked(
         self, y: Tensor, dim: int = 0, wanted: Callable[[SiteModule, Site], bool] = _any
     ) -> list[StackedRows] | None:
-        """Return the modules of each row of this call as stacks, in the order that they apply in.
+        """Return the modules of each row of this call as stacks, in order of application.
 
-        `wanted(module, site)` says whether modules of a kind are to be computed now.
-
-        Returns:
-            None where groups of rows are to be computed one after the other.
+        `wanted(module, site)` tells whether to compute modules of a kind now. Returns: None if
+        groups of rows must be computed one after the other.
         """
         plan = self.plan
         if plan is None or len(plan.groups) == 1 or plan.columns is None:
@@ -182,7 +179,7 @@ class Slot(nn.Module):
         if torch.compiler.is_compiling() or global_hooks():
             return None
         if y.shape[dim] % plan.rows:
-            plan.copies(y.shape[dim], self.where())  # an error that says what is expected
+            plan.copies(y.shape[dim], self.where())  # raises an error with the expected number
         banked = self.banks.banked
         if banked.places and not torch.is_grad_enabled():
             places = places_of(banked, plan)
@@ -220,35 +217,35 @@ class Slot(nn.Module):
 
 def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Store the input of a sublayer for the slots that read it: a forward pre-hook."""
-    for slot in getattr(module, _SUBLAYER_MARK, ()):  # none: another thread has removed it
+    for slot in getattr(module, _SUBLAYER_MARK, ()):  # None: another thread has removed it
         if slot.keys:
             slot.keep(SUBLAYER_INPUT, args[0])
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the input x of a module: its first argument, or the first tensor among the named."""
+    """Return the input x of a module: its first argument, or the first tensor among named ones."""
     return args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
 
 
 def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
-    """Let a slot read the input of a module that runs before its host.
+    """Make a slot read the input of a module that runs before its host.
 
-    `path` is None if there is none to read.
+    `path` is None if there is nothing to read.
     """
     if path is None or slot.input_host is not None:
         return
     slot.input_host = path
     module = model.get_submodule(path)
     slot.patch.hook(Mark, module, _SUBLAYER_MARK, slot)
-    # First of all pre-hooks: others may change the input.
+    # Before all other pre-hooks, which may change the input.
     slot.patch.hook(module.register_forward_pre_hook, capture_input, prepend=True)
 
 
 def put_slot(host: nn.Module, slot: Slot) -> None:
-    """Give a host its slot.
+    """Add a slot to a host.
 
     Raises:
-        AttachError: it has one of another kind, for modules that change something else there.
+        AttachError: the host has another kind of slot, for modules that change something else.
     """
     if (other := host._modules.get(CHILD)) is not None:
         assert isinstance(other, Slot)
@@ -262,7 +259,7 @@ def put_slot(host: nn.Module, slot: Slot) -> None:
 
 
 def drop_slot(model: nn.Module, host_path: str) -> None:
-    """Remove a slot and its hooks: the host is as before."""
+    """Remove a slot and its hooks; the host is restored."""
     host = model.get_submodule(host_path)
     slot = host._modules[CHILD]
     assert isinstance(slot, Slot)
@@ -278,28 +275,28 @@ class OutputSlot(Slot):
     """Applies the active modules of a projection or sublayer.
 
     An `OutputModule` maps the host's input x and output y to a new y, an `InputModule` maps x to a
-    new x. Where its site is a part of a fused projection, the host keeps x, and the part alone is
+    new x. Where its site is a part of a fused projection, the host keeps x, and only that part is
     computed again from the new x, which other modules of the part read. Modules compute on whole
-    activations where processes share those of the host, as `boundary` says.
+    activations where processes share the host's activations, according to `boundary`.
     """
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__()
         self.takes_input = False
-        self.parts_with_input: list[FeatureSlice] = []  # that a module changes the input of
+        self.parts_with_input: list[FeatureSlice] = []  # parts whose input a module changes
         self.boundary = WHOLE
         self.batch_dim = batch_dim
         self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
-        self.at_tokens: dict[str, tuple[TokenSet, ...]] = {}  # of modules that change some tokens
+        self.at_tokens: dict[str, tuple[TokenSet, ...]] = {}  # for modules that change some tokens
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
-        """Add a module, inactive."""
+        """Add an inactive module."""
         super().add(key, site, module)
         if sets := getattr(module, "token_sets", ()):
             self.at_tokens[key] = sets
 
     def remove(self, key: str) -> None:
-        """Remove a module, which is not active."""
+        """Remove an inactive module."""
         super().remove(key)
         self.at_tokens.pop(key, None)
 
@@ -311,7 +308,7 @@ class OutputSlot(Slot):
 
     @property
     def row_dim(self) -> int:
-        """The dimension of the rows of the route: that of tokens in a packed pass."""
+        """The dimension of the route's rows: the tokens in a packed pass."""
         packed = isinstance(self.plan, TokenPlan)
         return 1 - self.batch_dim if packed else self.batch_dim
 
@@ -323,7 +320,7 @@ class OutputSlot(Slot):
         return self._entered(x)
 
     def _entered(self, x: Tensor, part: FeatureSlice | None = None) -> Tensor:
-        """Change the input of the host, or of one part of it alone."""
+        """Change the input of the host, or of one part only."""
         dim = self.row_dim
         columns = self.stacked(
             x, dim, lambda module, site: isinstance(module, InputModule) and site.part == part
@@ -356,7 +353,7 @@ class OutputSlot(Slot):
         return self._left(host, x, y)
 
     def _reads_input(self) -> bool:
-        """Return whether a module here, or one inside it, reads the input of the host."""
+        """Return whether a module here, or a submodule, reads the input of the host."""
         inside = (m for m in self.modules() if isinstance(m, OutputModule))
         return bool(self.parts_with_input) or any(m.source != "output" for m in inside)
 
@@ -368,7 +365,7 @@ class OutputSlot(Slot):
             if changed is not x:
                 entered[part] = changed
                 y = _recomputed(host, part, changed - x, y)
-        number = {part: n for n, part in enumerate(entered)}  # None, the host, is the first
+        number = {part: n for n, part in enumerate(entered)}  # None, for the host, comes first
         inputs = (
             self.take(SUBLAYER_INPUT) if self.input_host else None,
             self.take(_RESIDUAL) if self.norms else None,
@@ -398,7 +395,7 @@ class OutputSlot(Slot):
         return self.run(change, y, *inputs, dim=self.row_dim)
 
     def _chosen(self, y: Tensor) -> Chosen:
-        """Return which tokens of y are in the sets that the active modules read."""
+        """Return masks of the tokens of y in the sets that the active modules read."""
         sets = dict.fromkeys(tokens for key in self.keys for tokens in self.at_tokens.get(key, ()))
         if not sets:
             return {}
@@ -413,14 +410,14 @@ class OutputSlot(Slot):
     def _stacked_with(
         self, y: Tensor, inputs: tuple[Tensor | None, ...]
     ) -> list[StackedRows] | None:
-        """Return the stacks of this call if all inputs have its rows."""
+        """Return the stacks of this call if all inputs have the same rows."""
         rows = y.shape[self.row_dim]
         if any(x is not None and x.shape[self.row_dim] != rows for x in inputs):
             return None
         return self.stacked(y, self.row_dim, _changes_output)
 
     def constant(self, host: nn.Module, key: str) -> SiteModule:
-        """Return the form in which a module is stacked while nobody changes it."""
+        """Return the stackable form of a constant module."""
         module, site = self.placed(key), self.sites[key]
         if isinstance(module, OutputModule) and module.reads_weight:
             weight = reread_weight(host, site.part), read_bias(host, site.part)
@@ -495,8 +492,8 @@ def call_slot_of_block(
 ) -> Any:
     """Change the output of a host that is a whole sublayer: its forward hook.
 
-    Layers may name its input. It may return a tuple whose first entry is its output, as experts do
-    that return their router's scores too, and the output may be flat, (batch x tokens, d).
+    Layers may pass its input by name. It may return a tuple whose first entry is its output, as
+    experts that also return their router's scores. The output may be flat, (batch x tokens, d).
     """
     slot = host._modules[CHILD]
     if slot is None or not slot.keys:
@@ -521,7 +518,7 @@ def capture_residual(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
-    """Give a slot the residual stream and the norms behind its sublayer."""
+    """Connect a slot to the residual stream and the norms behind its sublayer."""
     norms = (stream.norm, stream.postnorm)
     slot.norms = [None if path is None else model.get_submodule(path) for path in norms]
     if stream.input_host is not None:
@@ -552,7 +549,7 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
             slot.patch.hook(host.register_forward_hook, call_slot_of_block, with_kwargs=True)
     if isinstance(module, InputModule) and site.part is not None:
         if site.part not in slot.parts_with_input:
-            read_weight(host)  # that each forward pass reads the part of
+            read_weight(host)  # raises if unreadable; each forward pass reads a part of it
             slot.parts_with_input.append(site.part)
     elif isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
