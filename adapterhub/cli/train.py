@@ -189,7 +189,7 @@ def _recipe_of(output: str | None) -> str | None:
 
 
 def _print_plan(prepared: Any) -> None:
-    from adapterhub.loop.progress import process_memory
+    from adapterhub.loop.loop import process_memory
     from adapterhub.loop.report import rate_text
     from adapterhub.training.plan import plan_of
 

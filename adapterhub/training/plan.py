@@ -27,8 +27,8 @@ from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.backbones.quantized import bytes_of, size_of
 from adapterhub.loop import loop
 from adapterhub.loop.engine import OPTIMIZERS, LazyBatches, batch_order
+from adapterhub.loop.loop import peak_memory, process_memory
 from adapterhub.loop.processes import process_count
-from adapterhub.loop.progress import peak_memory, process_memory
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import mixture_shares, parse_mixing, steps_per_epoch
@@ -47,7 +47,7 @@ from adapterhub.tasks.common.forward import rows_at_once
 from adapterhub.tasks.common.infer_task import encode_whole
 from adapterhub.tasks.common.language_models import logits_at_once, plain_head
 from adapterhub.tasks.common.preview import removed_text
-from adapterhub.training.lengths import fit_rows
+from adapterhub.training.loading import fit_rows
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.run import epoch_batches, training_session
 from adapterhub.training.run_data import read_data

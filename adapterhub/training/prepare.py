@@ -40,13 +40,18 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.open_store import read_reference, registry_at
 from adapterhub.registry.pull import foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
+from adapterhub.speed.compiled_layers import check_installed
 from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun
-from adapterhub.speed.liger import check_installed
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks.common.losses import Loss, corrected_loss
-from adapterhub.training.lengths import FittedRows, mix_rows
-from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
+from adapterhub.training.loading import (
+    BackboneLoader,
+    FittedRows,
+    KernelChoice,
+    choose_kernels,
+    mix_rows,
+)
 from adapterhub.training.run_data import RunData
 from adapterhub.training.task_mixture import TaskSwitch
 

@@ -36,6 +36,7 @@ from adapterhub.files.atomic import replace_file
 from adapterhub.files.shown_table import ERRORS, TEST, ScoreError, recorded_errors
 from adapterhub.loop import checkpoint, loop
 from adapterhub.loop.engine import BatchList, Engine, LazyBatches, batch_order, model_loss
+from adapterhub.loop.loop import DATA, STRETCHES, RunProgress
 from adapterhub.loop.processes import (
     Stopped,
     catch_stop_signals,
@@ -46,7 +47,6 @@ from adapterhub.loop.processes import (
     readers,
     wait_for_everyone,
 )
-from adapterhub.loop.progress import DATA, STRETCHES, RunProgress
 from adapterhub.loop.report import Evaluated, Reporter, Several, Timing, TrainingLine
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
@@ -64,10 +64,9 @@ from adapterhub.pages.run_files import BAG_OF_WORDS, WordsComparison
 from adapterhub.recipe.options import RunOptions, dump_mixing, parse_mixing, steps_per_epoch
 from adapterhub.recipe.output_folder import RECIPE, TRACKED, hold_output, writing
 from adapterhub.recipe.recipe import DATA_SOURCES, SCHEMA_LINE, Recipe, read, write_schema
-from adapterhub.speed.compiled_layers import compiled_layers
+from adapterhub.speed.compiled_layers import compiled_layers, liger_kernels
 from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
-from adapterhub.speed.liger import liger_kernels
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Prediction, Task, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT

@@ -61,8 +61,7 @@ from adapterhub.recipe.options import TrainOptions, run_options, warmup_steps
 from adapterhub.tasks import Prediction, dump_task
 from adapterhub.tasks.classification import Number, OfTexts, best_of
 from adapterhub.tasks.common.encoding import Setting
-from adapterhub.training.lengths import fit_rows
-from adapterhub.training.loading import SharedLoader
+from adapterhub.training.loading import SharedLoader, fit_rows
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 # Options of a recipe that the Trainer gets under its own name, if the recipe sets them.

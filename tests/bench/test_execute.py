@@ -19,8 +19,8 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import TaskContext, reset_peak_memory, run_cell
 from adapterhub.bench.study import Study
 from adapterhub.data.options import DataOptions
+from adapterhub.loop.loop import peak_memory
 from adapterhub.loop.processes import Stopped
-from adapterhub.loop.progress import peak_memory
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.loading import SharedLoader
 

@@ -18,7 +18,7 @@ from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files import atomic
 from adapterhub.loop import checkpoint
 from adapterhub.loop.checkpoint import State
-from adapterhub.loop.progress import stretch
+from adapterhub.loop.loop import stretch
 
 RUN = {"method": {"lora": {"rank": 8}}, "data": "abc", "train": {"epochs": 3}}
 

@@ -10,7 +10,7 @@ from training_runs import OPTIONS, Data, Learner, bits, fit, scores
 
 from adapterhub.errors import ConfigError
 from adapterhub.loop import checkpoint
-from adapterhub.loop.progress import check_length
+from adapterhub.loop.loop import check_length
 from adapterhub.recipe.options import TrainOptions
 
 CONSTANT = replace(OPTIONS, schedule="constant", warmup=2)

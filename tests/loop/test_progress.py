@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from adapterhub.loop.progress import RunProgress
+from adapterhub.loop.loop import RunProgress
 
 
 def test_steps_advance_through_epochs() -> None:

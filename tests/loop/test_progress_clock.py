@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from adapterhub.loop import progress as clock
-from adapterhub.loop.progress import RunClock, RunProgress, peak_memory
+from adapterhub.loop import loop as clock
+from adapterhub.loop.loop import RunClock, RunProgress, peak_memory
 
 CPU = torch.device("cpu")
 
@@ -56,7 +56,7 @@ LARGE = 3 << 29
 def measured() -> tuple[int, int, int]:
     """What a process has before and after it holds 256 MiB, and its peak; its parent is large."""
     code = (  # a process of its own, which gives nothing back meanwhile
-        "import torch; from adapterhub.loop.progress import *; before = process_memory();"
+        "import torch; from adapterhub.loop.loop import *; before = process_memory();"
         "held = torch.ones(256 << 20, dtype=torch.uint8); after = process_memory();"
         "print(before, after, peak_memory(torch.device('cpu')))"
     )

@@ -154,7 +154,7 @@ def test_the_time_left_is_that_of_what_repeats(
 ) -> None:
     """The first step takes 100 times as long, and so do those that compile."""
     clock, times, data = _Clock(), _TimesLeft(), Data()
-    monkeypatch.setattr("adapterhub.loop.progress.time.perf_counter", clock)
+    monkeypatch.setattr("adapterhub.loop.loop.time.perf_counter", clock)
     monkeypatch.setattr("adapterhub.loop.loop._is_free_to_read", lambda _: device == "cpu")
     slow = {0, *(4 * step for step in compiles)}
     data.event = lambda: clock.wait(100 if data.collated in slow else 1)

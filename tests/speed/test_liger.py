@@ -28,7 +28,7 @@ from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.speed.liger import check_installed, liger_kernels
+from adapterhub.speed.compiled_layers import check_installed, liger_kernels
 from adapterhub.training.run import run
 
 ON = RunOptions(liger=True)

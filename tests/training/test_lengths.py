@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.training.lengths import default_length, fit_rows
+from adapterhub.training.loading import default_length, fit_rows
 from adapterhub.training.run_data import RunData
 
 

@@ -71,7 +71,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from adapterhub.training.plan import plan_of
-from adapterhub.training.prepare import prepare
+from adapterhub.training.prepare import (prepare)
 from adapterhub.recipe.recipe import read
 from adapterhub.loop.report import Reporter
 from adapterhub.loop import loop
