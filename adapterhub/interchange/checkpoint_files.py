@@ -1,7 +1,7 @@
-"""Other libraries' files, read strictly: options in JSON, and tensors.
+"""Strict readers for other libraries' files: options in JSON, and tensors.
 
-An unknown option is accepted only with a neutral value (null, false, empty), which a later version
-of the library writes where the option has no effect. Tensors are in safetensors, or in a pickle
+An unknown option is accepted only with a neutral value (null, false, empty), as written by later
+versions of the library where the option has no effect. Tensors are in safetensors, or in a pickle
 where the user allows it.
 """
 
@@ -42,11 +42,11 @@ class ConfigField:
 
 
 _WHOLE = ("torch.int32", "torch.int64")
-TRAINING_ONLY = ConfigField()  # an option that does not change what the adapter computes
+TRAINING_ONLY = ConfigField()  # an option that does not affect the adapter's outputs
 
 
 def only(*values: Any) -> ConfigField:
-    """Return a field for an option that is supported at these values; the first is the default."""
+    """Return a field for an option with these supported values; the first is the default."""
 
     def check(path: str, value: object) -> list[str]:
         if value in values:
@@ -105,8 +105,8 @@ def config_problems(
 
 
 MAX_TENSOR_BYTES = 64 << 30
-_BYTES_PER_PARAMETER = 16  # of the backbone: all weights twice, in fp64; adapters have far fewer
-_LEAST_BYTES = 64 << 20  # of any file: heads and tokens of a tiny backbone
+_BYTES_PER_PARAMETER = 16  # by the backbone: all weights twice, in fp64; adapters are far smaller
+_LEAST_BYTES = 64 << 20  # for any file: heads and tokens of a tiny backbone
 
 
 def most_bytes(anatomy: Anatomy) -> int:
@@ -127,7 +127,7 @@ def read_tensor_file(
     """Read a checkpoint's tensors from safetensors or, if allowed, from a pickle.
 
     A pickle is opened with torch's `weights_only` loader, which runs no code. Tensors whose names
-    end as `places` may hold whole numbers.
+    end in one of `places` may hold integers.
 
     Raises:
         FileError: the file is missing, damaged, too large, or a pickle that was not allowed; or
@@ -172,7 +172,7 @@ def _load_pickle(data: bytes) -> dict[str, Tensor]:
 
 
 def tensor_problems(name: str, tensor: Tensor, places: tuple[str, ...] = ()) -> list[str]:
-    """Return one line if a tensor cannot belong to an adapter, else none."""
+    """Return one line if a tensor cannot belong to an adapter, otherwise none."""
     whole = name.endswith(places) if places else False
     if not tensor.is_floating_point() and not (whole and str(tensor.dtype) in _WHOLE):
         return [f"{name!a}: {tensor.dtype} is not a floating-point dtype"]

@@ -3,9 +3,9 @@
     diffusers   unet.mid_block.....to_q.lora_A.weight      alpha and rank in the file's metadata
     kohya       lora_unet_mid_block_..._to_q.lora_down.weight, .lora_up.weight, .alpha
 
-Older forms are read by diffusers' own conversions, which know those of many tools. What an alpha is
-not given for has that of its rank. Kohya's names of a Flux are those of its authors' code, where
-the projections of an attention are one. What diffusers would not read is not written.
+Older forms are read by diffusers' own conversions, which support the forms of many tools. A missing
+alpha equals the rank. Kohya's names for a Flux follow its authors' code, where the projections of
+an attention are one. Tensors that diffusers would not read are not written.
 
 diffusers, `loaders/lora_pipeline.py`, https://github.com/huggingface/diffusers; kohya-ss,
 `networks/lora.py`, https://github.com/kohya-ss/sd-scripts.
@@ -53,8 +53,8 @@ from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 STYLES = ("diffusers", "kohya")
 _METADATA = "lora_adapter_metadata"
 _KOHYA = {"unet": "unet", "transformer": "unet", "text_encoder_2": "te2"}
-# Blocks of a Flux, by the names of its authors: what a module is there, or is a part of, and its
-# place in it.
+# Blocks of a Flux, by the names of its authors: the module there, or the one that contains it, and
+# its place inside.
 _FLUX_BLOCKS = {"transformer_blocks": "double_blocks", "single_transformer_blocks": "single_blocks"}
 _FLUX_BLOCK = re.compile(rf"transformer\.({'|'.join(_FLUX_BLOCKS)})\.(\d+)\.(.+)")
 _FLUX = {
@@ -77,7 +77,7 @@ _FLUX = {
         "proj_out": ("linear2", 0),
     },
 }
-_BY_AUTHORS = {  # names that diffusers reads in no other form
+_BY_AUTHORS = {  # names that diffusers reads only in this form
     "unet.add_embedding.linear_1": "label_emb.0.0",
     "unet.add_embedding.linear_2": "label_emb.0.2",
 }
@@ -98,7 +98,7 @@ _OPTIONS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "u
 
 
 def diffusers_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Return that a file is of a pipeline that makes pictures; it does not say of which."""
+    """Describe the file as a LoRA of an image pipeline; it does not record which one."""
     return CheckpointInfo(task=TEXT_TO_IMAGE)
 
 
@@ -131,7 +131,7 @@ def import_diffusers(
 def _converted(
     stored: Mapping[str, Tensor], parts: PipelineParts, file: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the tensors of a file by peft's names, and the alphas that it has by module."""
+    """Return the tensors of a file by peft's names, and its alphas by module."""
     if importlib.util.find_spec("diffusers") is None:
         raise BackboneError(
             "reading LoRA files of pipelines needs diffusers",
@@ -150,7 +150,7 @@ def _converted(
 def _by_diffusers(
     stored: Mapping[str, Tensor], parts: PipelineParts, file: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return what diffusers' own conversion makes of a file, as `_converted`."""
+    """Convert a file with diffusers' own conversion; return as `_converted`."""
     if scales := sorted(name for name in stored if name.endswith(".dora_scale")):
         raise MismatchError(
             f"{file} has magnitudes of DoRA, which the conversion of diffusers leaves out",
@@ -166,7 +166,7 @@ def _by_diffusers(
         )
     options = {"unet_config": parts["unet"].config} if "unet" in parts else {}
     try:
-        # Some classes return alphas always, some if asked, and others never.
+        # Some classes always return alphas, some on request, and others never.
         found = parts.kind.lora_state_dict(dict(stored), return_alphas=True, **options)
     except _NOT_CONVERTED as error:
         raise FileError(
@@ -206,15 +206,15 @@ def _by_diffusers(
 
 
 def _reads_files(parts: PipelineParts) -> bool:
-    """Return whether diffusers reads LoRA files for the class of a pipeline."""
+    """Return whether diffusers supports LoRA files for the class of a pipeline."""
     return hasattr(parts.kind, "lora_state_dict")
 
 
 def _read_parts(parts: PipelineParts) -> set[str]:
     """Return the parts that diffusers reads from a LoRA file.
 
-    Their class names them in an attribute, such as `transformer_name`, or in an option with which
-    it writes files; and they have a method for it.
+    Their class names them in an attribute, such as `transformer_name`, or in an option for writing
+    files, and they have a method for it.
     """
     named = {getattr(parts.kind, name) for name in dir(parts.kind) if name.endswith("_name")}
     written = inspect.signature(parts.kind.save_lora_weights).parameters
@@ -234,17 +234,17 @@ def _lost_alphas(stored: Mapping[str, Tensor]) -> list[str]:
 
 
 def _with_part(name: str, parts: PipelineParts) -> str:
-    """Return a tensor's name with its part, which conversions for a Flux leave out of some."""
+    """Return a tensor's name with its part, which conversions for a Flux sometimes omit."""
     first = name.partition(".")[0]
     inside = "transformer" in parts and first not in parts
     return f"transformer.{name}" if inside and hasattr(parts["transformer"], first) else name
 
 
 def _recorded(file: Path, parts: PipelineParts) -> dict[str, dict[str, Any]]:
-    """Return peft's options of each part that the metadata of a file has; they are untrusted.
+    """Return peft's options of each part in the metadata of a file; they are untrusted.
 
     Raises:
-        FileError: they are no options of a LoRA, or not supported.
+        FileError: they are not options of a LoRA, or not supported.
     """
     with safe_open(file, "np") as opened:
         text = (opened.metadata() or {}).get(_METADATA, "{}")
@@ -261,7 +261,7 @@ def _recorded(file: Path, parts: PipelineParts) -> dict[str, dict[str, Any]]:
 
 
 def _renamed(name: str, parts: PipelineParts) -> str:
-    """Return a tensor's name in peft's form, and in that of the modules of today."""
+    """Return a tensor's name in peft's form, with current module names."""
     part, _, inside = name.partition(".")
     if not hasattr(parts[part], "text_model"):
         inside = inside.removeprefix("text_model.")
@@ -280,9 +280,9 @@ def _config(
     recorded: Mapping[str, Mapping[str, Any]],
     parts: PipelineParts,
 ) -> dict[str, Any]:
-    """Return peft's options: rank and alpha of each module, which the file may not say.
+    """Return peft's options: rank and alpha of each module, which the file may not record.
 
-    Scales are alpha / rank for all of them.
+    All scales are alpha / rank.
     """
     options = {part: {**neutral("LORA"), **own} for part, own in recorded.items()}
     targets = {part: Targets(own, Backbone.of(parts[part]).model) for part, own in options.items()}
@@ -391,10 +391,10 @@ def _as_diffusers(files: PeftFiles) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _known_form(name: str, targets: list[str]) -> str:
-    """Return a tensor's name in a form that diffusers knows.
+    """Return a tensor's name in a form that diffusers recognizes.
 
-    It tells the form of a text encoder's tensors by those of its attention. Where there are none,
-    the older names are the ones that it reads.
+    diffusers infers the form of a text encoder's tensors from its attention. Without attention
+    tensors, it reads the older names.
     """
     part = name.partition(".")[0]
     if not part.startswith("text_encoder") or (match := _KEY.fullmatch(name)) is None:
@@ -409,9 +409,9 @@ def _known_form(name: str, targets: list[str]) -> str:
 def _as_kohya(files: PeftFiles, parts: PipelineParts) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors under kohya's names, with an alpha for each module.
 
-    All have one rank and alpha: diffusers 0.42 takes other ones of attention for the most frequent.
-    Lower ranks are padded with zeros, and scales are in the second factor where they differ. So is
-    what is missing of several projections that are one there.
+    All have one rank and alpha: diffusers 0.42 treats other values in attention as the most
+    frequent one. Lower ranks are padded with zeros, and different scales are multiplied into the
+    second factor. Missing parts of projections that are one there are also zeros.
 
     Raises:
         MismatchError: diffusers would not read all of them.
@@ -442,9 +442,9 @@ def _as_kohya(files: PeftFiles, parts: PipelineParts) -> tuple[dict[str, Tensor]
 
 
 def _told(files: PeftFiles) -> dict[str, Tensor]:
-    """Return zeros by which diffusers tells the form of a text encoder's attention.
+    """Return zeros that let diffusers infer the form of a text encoder's attention.
 
-    It looks for an update of an output projection, without which it reads none of the others.
+    It looks for an update of an output projection; without one, it does not read the others.
     """
     tensors: dict[str, Tensor] = {}
     paths = list(dict.fromkeys(_paths(files)))
@@ -458,7 +458,7 @@ def _told(files: PeftFiles) -> dict[str, Tensor]:
 
 
 def _kohya_name(path: str, parts: PipelineParts) -> tuple[str, int, dict[int, int]]:
-    """Return kohya's name of a module, its place in it, and the sizes of all that have the name."""
+    """Return kohya's name of a module, its place in it, and the sizes of all with that name."""
     part, _, inside = path.partition(".")
     block = _FLUX_BLOCK.fullmatch(path) if parts.kind.__name__.startswith("Flux") else None
     if block is not None:
@@ -474,7 +474,7 @@ def _kohya_name(path: str, parts: PipelineParts) -> tuple[str, int, dict[int, in
             return f"lora_unet_{kind}_{block[2]}_{name}", place, sizes
     inside = _BY_AUTHORS.get(path, inside)
     if part.startswith("text_encoder") and not inside.startswith(("text_model.", _PROJECTION)):
-        inside = f"text_model.{inside}"  # as CLIP was built when the names were chosen
+        inside = f"text_model.{inside}"  # the structure of CLIP when the names were chosen
     several = "unet" not in parts or "text_encoder_2" in parts
     short = {"text_encoder": "te1" if several else "te", **_KOHYA}.get(part, part)
     return f"lora_{short}_{inside.replace('.', '_')}", 0, {0: 0}
@@ -483,7 +483,7 @@ def _kohya_name(path: str, parts: PipelineParts) -> tuple[str, int, dict[int, in
 def _fused(
     factors: Mapping[int, tuple[Tensor, Tensor]], sizes: Mapping[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the factors of several updates of one input as those of one: a block for each."""
+    """Join the factors of several updates of one input: a block for each."""
     if len(sizes) == 1:
         return factors[0]
     one, _ = next(iter(factors.values()))
@@ -518,9 +518,9 @@ def _check_read(tensors: Mapping[str, Tensor], paths: list[str], parts: Pipeline
 
 
 def _unknown_forms(tensors: Mapping[str, Tensor], parts: PipelineParts) -> list[str]:
-    """Return the parts whose tensors diffusers cannot tell the form of.
+    """Return the parts with tensors whose form diffusers cannot infer.
 
-    For a text encoder, it infers that from the names, those of its attention above all.
+    For a text encoder, it infers the form from the names, mainly of its attention.
     """
     from diffusers.utils import state_dict_utils
 

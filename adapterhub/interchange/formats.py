@@ -21,7 +21,7 @@ from adapterhub.interchange.translation import CheckpointInfo, ImportedAdapter
 
 @dataclass(frozen=True)
 class Format:
-    """A checkpoint format: detection, reader, and what to load a backbone with.
+    """A checkpoint format: detection, reader, and records for loading a backbone.
 
     The reader takes the folder, the anatomy of a backbone, `allow_pickle`, and `head`: false omits
     the task head.

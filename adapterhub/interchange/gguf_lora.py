@@ -3,9 +3,9 @@
     W x + B A x      NAME.lora_a: A, (rank, d_in)    NAME.lora_b: scale B, (d_out, rank)
     E[i] + B A[:, i]      of embeddings:    lora_a: A^T, (n_tokens, rank)    lora_b: (d, rank)
 
-NAME is what llama.cpp calls the weight, such as `blk.0.attn_q.weight`: the package gguf has these
-names for each architecture. The scale is in B, and `adapter.lora.alpha` is 0, for which llama.cpp
-does not scale again. llama.cpp's converter reorders the rows of some weights, and so those of B:
+NAME is llama.cpp's name of the weight, such as `blk.0.attn_q.weight`; the package gguf has these
+names for each architecture. The scale is in B, and `adapter.lora.alpha` is 0, so llama.cpp does not
+scale again. llama.cpp's converter reorders the rows of some weights, and so the rows of B:
 
     pairs     query and key, of each head: row 2 i + j there = row j d_head / 2 + i here (j < 2)
     heads     fused: [q k v] of each head here, all of q, then k, then v there
@@ -33,7 +33,7 @@ from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import ModuleUpdate, low_rank_updates, try_peft
 
-# By model_type, for those whose order of rows is known: their names in gguf.MODEL_ARCH.
+# Names in gguf.MODEL_ARCH by model_type, for models with a known order of rows.
 _IN_PAIRS = {
     "llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "granite": "GRANITE",
     "granitemoe": "GRANITE_MOE", "arcee": "ARCEE", "smollm3": "SMOLLM3", "olmo": "OLMO",
@@ -90,7 +90,7 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
 
 
 def _problems(source: ExportSource, config: PreTrainedConfig, hosts: Iterable[str]) -> list[str]:
-    """List what llama.cpp cannot express of an adapter with updates at some modules."""
+    """List the features of an adapter with these updates that llama.cpp cannot express."""
     files, problems = try_peft(source)
     if config.model_type not in ARCHITECTURES:
         problems.append(f"the order of the rows of a {config.model_type} is not known")
@@ -126,7 +126,7 @@ def _nameless(hosts: Iterable[str], config: PreTrainedConfig) -> list[str]:
 
 
 def _names(config: PreTrainedConfig) -> Callable[[str], str | None]:
-    """Return what finds llama.cpp's name of the weight of a module."""
+    """Return the map to llama.cpp's names of the modules' weights."""
     import gguf
 
     architecture = getattr(gguf.MODEL_ARCH, ARCHITECTURES[config.model_type])
@@ -135,7 +135,7 @@ def _names(config: PreTrainedConfig) -> Callable[[str], str | None]:
 
 
 def _invocation(source: ExportSource) -> Sequence[int]:
-    """Return the tokens from which on the updates apply; none: to all tokens."""
+    """Return the tokens that start the updates; empty if they apply to all tokens."""
     sets = {tokens for part in source.parts for tokens in part.module.token_sets}
     return next((tokens.ids for tokens in sets), ())
 
@@ -174,7 +174,7 @@ def _write(
 
 
 def reordered(high: Tensor, weight: str, config: Any) -> Tensor:
-    """Return the rows of B (d_out, rank) in llama.cpp's order of those of a weight."""
+    """Return the rows of B (d_out, rank) in llama.cpp's order of the weight's rows."""
     kind, part = config.model_type, weight.split(".")[-2]
     if kind in _IN_PAIRS and part in _ROTATED:
         halves = high.reshape(getattr(config, _ROTATED[part]), 2, -1, high.shape[-1])

@@ -5,9 +5,9 @@
     ....alpha                                                 the scale is alpha / rank
     ....dora_scale                                            magnitudes of DoRA
 
-Names are those of the modules, with _ in place of each point. diffusers' own conversion leaves out
-`dora_scale` and loses some alphas, so that files are read by the names of the pipeline's modules
-here. Each tensor is read, or named in the error.
+Names are the modules' names with each point replaced by _. diffusers' own conversion omits
+`dora_scale` and loses some alphas, so files are read here by the names of the pipeline's modules.
+Each tensor is read, or listed in the error.
 
 https://github.com/kohya-ss/sd-scripts, `networks/lora.py`; LyCORIS, `lycoris/modules/locon.py`,
 https://github.com/KohakuBlueleaf/LyCORIS.
@@ -32,7 +32,7 @@ _PREFIXES = {
     "text_encoder_2": ("lora_te2_",),
 }
 _STARTS = tuple(prefix for prefixes in _PREFIXES.values() for prefix in prefixes)
-_OF_AUTHORS = (  # names of a U-Net's modules in the code of its authors, by those of diffusers
+_OF_AUTHORS = (  # names of a U-Net's modules in the code of its authors, by diffusers' names
     (r"(.*_resnets_\d+_)conv1", r"\1in_layers_2"),
     (r"(.*_resnets_\d+_)conv2", r"\1out_layers_3"),
     (r"(.*_resnets_\d+_)time_emb_proj", r"\1emb_layers_1"),
@@ -52,7 +52,7 @@ _BLOCK = re.compile(
 _LOW, _HIGH, _MID = "lora_down.weight", "lora_up.weight", "lora_mid.weight"
 _ALPHA, _DORA = "alpha", "dora_scale"
 _READ = {_LOW, _HIGH, _MID, _ALPHA, _DORA}
-_OTHERS = {  # what else LyCORIS writes, by the start of a tensor's name
+_OTHERS = {  # other methods of LyCORIS, by the start of a tensor's name
     "hada_": "LoHa", "lokr_": "LoKr", "oft_": "OFT", "boft_": "BOFT", "a1": "GLoRA", "a2": "GLoRA",
     "b1": "GLoRA", "b2": "GLoRA", "diff": "a full update", "w_norm": "a norm", "b_norm": "a norm",
     "on_input": "(IA)^3", "weight": "(IA)^3", "bias_": "a sparse update",
@@ -67,11 +67,11 @@ def is_of_scripts(stored: Mapping[str, Tensor], parts: PipelineParts) -> bool:
 def read_scripts(
     stored: Mapping[str, Tensor], parts: PipelineParts, file: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the tensors of a file by peft's names, and the alphas that it has by module.
+    """Return the tensors of a file by peft's names, and its alphas by module.
 
     Raises:
         FileError: tensors of a module are missing, or of other shapes.
-        MismatchError: tensors are for no module of the pipeline, or of another method.
+        MismatchError: tensors match no module of the pipeline, or belong to another method.
     """
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _mapped(stored, parts, file).items():
@@ -102,7 +102,7 @@ def read_scripts(
 
 
 def _mapped(stored: Mapping[str, Tensor], parts: PipelineParts, file: str) -> Mapping[str, Tensor]:
-    """Return the tensors with the blocks of a U-Net as diffusers counts them."""
+    """Return the tensors with the blocks of a U-Net numbered as in diffusers."""
     from diffusers.loaders import lora_conversion_utils
 
     conversions: Any = lora_conversion_utils
@@ -129,7 +129,7 @@ def _of_diffusers(match: re.Match[str]) -> str:
 
 
 def _names(parts: PipelineParts) -> Iterator[tuple[str, str]]:
-    """Yield the names that a module has in such files, and its path."""
+    """Yield the names of a module in such files, with its path."""
     for part, prefixes in _PREFIXES.items():
         for path, module in parts[part].named_modules() if part in parts else ():
             if not isinstance(getattr(module, "weight", None), Tensor):
@@ -139,17 +139,17 @@ def _names(parts: PipelineParts) -> Iterator[tuple[str, str]]:
             if part == "unet":
                 names += [re.sub(p, to, name) for p, to in _OF_AUTHORS if re.fullmatch(p, name)]
             elif not path.startswith(("text_model.", "text_projection")):
-                names.append(f"text_model_{name}")  # as CLIP was built when names were chosen
+                names.append(f"text_model_{name}")  # the structure of CLIP when names were chosen
             yield from ((f"{p}{each}", f"{part}.{path}") for p in prefixes for each in names)
 
 
 def _refuse(
     groups: Mapping[str, Mapping[str, Tensor]], modules: Mapping[str, str], file: str
 ) -> None:
-    """Refuse what is not read.
+    """Refuse tensors that are not read.
 
     Raises:
-        MismatchError: tensors are for no module of the pipeline, or of another method.
+        MismatchError: tensors match no module of the pipeline, or belong to another method.
     """
     others = {
         f"{name}.{what}": next((m for start, m in _OTHERS.items() if what.startswith(start)), "")
@@ -184,7 +184,7 @@ def _refuse(
 
 
 def _problems(own: Mapping[str, Tensor], host: nn.Module) -> Iterator[str]:
-    """Yield what is wrong with the tensors of a module."""
+    """Yield the problems of a module's tensors."""
     if missing := [name for name in (_LOW, _HIGH) if name not in own]:
         yield f"no {' and no '.join(missing)}"
         return
@@ -215,7 +215,7 @@ def _problems(own: Mapping[str, Tensor], host: nn.Module) -> Iterator[str]:
 
 
 def _same(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return whether a shape is another one, up to ones at its end."""
+    """Return whether two shapes are equal, up to ones at the end."""
     longest = max(len(shape), len(expected))
     ones = [(*each, *[1] * (longest - len(each))) for each in (shape, expected)]
     return ones[0] == ones[1]
@@ -230,7 +230,7 @@ def _factors(own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _norms(host: nn.Module, low: Tensor, high: Tensor, alpha: float) -> Tensor:
-    """Return the magnitudes with which DoRA is LoRA, for modules that have none in a file."""
+    """Return magnitudes that reduce DoRA to LoRA, for modules that lack them in a file."""
     weight = host.weight
     assert isinstance(weight, Tensor)
     update = (high.flatten(1) @ low.flatten(1)) * (alpha / len(low))

@@ -1,4 +1,4 @@
-"""The folders of LoRA files of pipelines: what they are told by, without torch."""
+"""Detection of folders with LoRA files of pipelines, without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from adapterhub.config.user_folders import is_folder, is_there
 
-FILE = "pytorch_lora_weights.safetensors"  # as diffusers names it
+FILE = "pytorch_lora_weights.safetensors"  # diffusers' file name
 _STARTS = (
     "unet.", "transformer.", "transformer_2.", "text_encoder", "lora_unet_", "lora_te",
     "lora_transformer_", "diffusion_model.", "double_blocks.", "single_blocks.",
@@ -16,7 +16,7 @@ _STARTS = (
 
 
 def is_diffusers(folder: Path) -> bool:
-    """Return whether a folder has a LoRA file of a pipeline, and nothing that says otherwise."""
+    """Return whether a folder has a LoRA file of a pipeline, and no files of other formats."""
     file = file_in(folder)
     if file is None:
         return False

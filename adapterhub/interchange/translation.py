@@ -1,4 +1,4 @@
-"""A checkpoint of another library, translated for one backbone: the result, and the work on it."""
+"""Translation of another library's checkpoint for one backbone: the state and the result."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ImportedAdapter:
 
     `methods` is a method spec, one `{name: {option: value}}` each; `tensors` have the names of
     native files (`encoder.0.attn.q.lora.A`, `head.classifier.weight`); `head` tells whether they
-    include a task head. `labels` are the names of its outputs, () if the checkpoint has none;
-    `task` is the model's task, if recorded; `activation` is that of a head of own layers, None for
-    the head of the model's class. `backbone` and `revision` are recorded in the
-    checkpoint. `notes` tell the user what could not be carried over unchanged.
+    include a task head. `labels` are the names of its outputs, () if the checkpoint lacks them;
+    `task` is the model's task, if recorded; `activation` is the activation of a head with its own
+    layers, None for the head of the model's class. `backbone` and `revision` are recorded in the
+    checkpoint. `notes` list the changes of the translation, for the user.
     """
 
     format: str
@@ -49,7 +49,7 @@ class ImportedAdapter:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint records about its backbone, readable before the backbone is loaded.
+    """Records of a checkpoint about its backbone, readable before the backbone is loaded.
 
     `backbone` and `revision` name it, `task` is the task of the model it was trained on, and
     `outputs` the number of outputs of its task head, 0 without one.
@@ -69,8 +69,9 @@ HEAD = "head"
 class Translation:
     """The methods and tensors of a checkpoint, collected for one backbone.
 
-    `values` are new values of the model's own parameters by path; `problems` are what cannot be
-    expressed; `notes` tell the user what was changed; `activation` is that of a head of own layers.
+    `values` are new values of the model's own parameters by path; `problems` are the features that
+    cannot be expressed; `notes` list changes for the user; `activation` is the activation of a head
+    with its own layers.
     """
 
     anatomy: Anatomy
@@ -148,7 +149,7 @@ class Translation:
     def _labels(
         self, model_head: Mapping[str, Tensor], values: Mapping[str, Tensor]
     ) -> tuple[str, ...]:
-        """Name the outputs of the checkpoint's head: as in the model, if it has as many."""
+        """Return the names of the head's outputs: as in the model, if their number is equal."""
         config = self.anatomy.model.config
         count = outputs = config.num_labels or 0
         for path, model_value in model_head.items():
@@ -166,9 +167,9 @@ class Translation:
     def _split_ties(
         self, values: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Split values into those of whole parameters, and those of single uses of tied ones.
+        """Split values into those for whole parameters and for single uses of tied ones.
 
-        The first have one path, the anatomy's. An unchanged use keeps the backbone's value.
+        Whole parameters have one path, the anatomy's. An unchanged use keeps the backbone's value.
         """
         named = dict(self.anatomy.model.named_parameters(remove_duplicate=False))
         first = {id(p): path for path, p in self.anatomy.parameters().items()}
@@ -192,7 +193,7 @@ class Translation:
         return tied, untied
 
     def _paths_of_module(self, path: str) -> list[str]:
-        """Return all paths of a parameter in the one module that it has a path in."""
+        """Return all paths of the parameter at a path, through the same module."""
         host, _, name = path.rpartition(".")
         model = self.anatomy.model
         module = model.get_submodule(host)

@@ -1,4 +1,4 @@
-"""The checkpoint format of `adapters` (AdapterHub): a folder with an adapter and optionally a head.
+"""The checkpoint format of `adapters` (AdapterHub): a folder with an adapter and possibly a head.
 
     adapter_config.json                            the options, a union of several among them
     adapter.safetensors or pytorch_adapter.bin     tensors by the names of the model's modules
@@ -159,7 +159,7 @@ _LORA = {
     "dtype": TRAINING_ONLY,
 }
 _REFT = {
-    "layers": TRAINING_ONLY,  # those with tensors
+    "layers": TRAINING_ONLY,  # the layers with tensors
     "prefix_positions": ConfigField(schema.integer(0, 10_000), required=True),
     "suffix_positions": ConfigField(schema.integer(0, 10_000), required=True),
     "r": ConfigField(_size, required=True),
@@ -227,7 +227,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _parts(tree: Mapping[str, Any], problems: list[str]) -> Iterator[MethodConfig]:
-    """Yield the methods of a configuration; add what is not supported to `problems`."""
+    """Yield the methods of a configuration; add unsupported options to `problems`."""
     config = tree.get("config")
     is_union = isinstance(config, dict) and config.get("architecture") == "union"
     members = config.get("configs") if isinstance(config, dict) and is_union else [config]
@@ -245,10 +245,10 @@ def _parts(tree: Mapping[str, Any], problems: list[str]) -> Iterator[MethodConfi
 
 
 def _as_trained(tree: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Adapt options to their meaning in the version, and the model class, that wrote them.
+    """Adapt options to their meaning in the version and the model class that wrote them.
 
     Since `adapters` 0.1, only its own classes (GPT2AdapterModel) undo an invertible adapter in
-    front of the output layer; those of transformers (GPT2LMHeadModel) leave its change there.
+    front of the output layer. The classes of transformers (GPT2LMHeadModel) keep its change there.
     """
     version, model_class = tree.get("version"), str(tree.get("model_class") or "AdapterModel")
     if options.get("inv_adapter"):

@@ -48,7 +48,7 @@ from adapterhub.interchange.adapters_library.states import import_reft
 from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import HEAD, CheckpointInfo, ImportedAdapter, Translation
 
-# Model types for which tests compare the results with those of `adapters`. On other types it uses
+# Model types with tests that compare the results with `adapters`. For other types, `adapters` uses
 # a generic integration, which applies the last layer's norm to the sum of a block.
 SUPPORTED = frozenset(
     ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "gpt2", "llama", "mistral")
@@ -79,7 +79,7 @@ def import_adapters(
 
 
 def adapters_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Read what a checkpoint of `adapters` records about its backbone and its head.
+    """Read the records of a checkpoint of `adapters` about its backbone and its head.
 
     Raises:
         FileError: a configuration cannot be read.
@@ -154,10 +154,10 @@ TASKS = {
     "seq2seq_lm": "seq2seq",
     "causal_lm": "causal-lm",
 }
-_CLASSIFIERS = ("classification",)  # those of several labels included
+_CLASSIFIERS = ("classification",)  # including multi-label heads
 _ONE_OUTPUT = {"classification": "regression"}
 _LANGUAGE_MODELS = ("seq2seq_lm", "causal_lm")
-# Tensors that `adapters` keeps once for all layers.
+# Tensors that `adapters` stores once for all layers.
 _POOL = re.compile(
     r"(?:.+\.)?(?P<rest>(?:prefix_tunings|shared_parameters)\.(?P<adapter>[^.]+)\..+)"
 )
@@ -273,14 +273,15 @@ def import_head(
 
 
 def _kind(options: Mapping[str, Any]) -> str:
-    """Return the type of a head; that of several labels has the layers of a classifier."""
+    """Return the type of a head; a multi-label head has the layers of a classifier."""
     return str(options.get("head_type")).removeprefix("multilabel_")
 
 
 def _import_layers(head: AdaptersHead, translation: Translation) -> bool:
-    """Translate a head whose layers take the place of the head of the model's class.
+    """Translate a head whose layers replace the head of the model's class.
 
-    Returns whether it can be: BERT has a pooler in front of its head, and a pooled head reads it.
+    Returns whether this is possible: BERT has a pooler in front of its head, which a pooled head
+    reads.
     """
     model, options = translation.anatomy.model, head.options
     forms = [f for f in FORMS.get(type(model).__name__, ()) if f.kind == _kind(options)]
@@ -314,7 +315,7 @@ def _import_head_of_class(
 ) -> None:
     """Translate the head of a transformers class, which has its parameter names.
 
-    The files contain everything outside of the base model: also an output layer that is tied to the
+    The files contain everything outside the base model: also an output layer that is tied to the
     embedding, buffers, and the pools of prefixes, which the adapter's own file has too.
     """
     model = translation.anatomy.model

@@ -1,4 +1,4 @@
-"""Methods of `adapters`: bottlenecks, Compacter, LoRA, (IA)^3, prefixes, and their gates.
+"""Translate the methods of `adapters`: bottlenecks, Compacter, LoRA, (IA)^3, prefixes, and gates.
 
 Bottlenecks and Compacter: y' = y + s up(f(down(source))). Sequential ones read the output of a
 sublayer or, with `original_ln_before`, the block; parallel ones read the residual stream. A learned
@@ -12,7 +12,7 @@ parts stacked, and B likewise.
 Prefixes: one tensor or network for all layers of a kind.
 
     flat      control_trans, (length, layers, keys and values, d_kv) in one row
-    network   control_trans.2(f(control_trans.0(wte))), of which the output is stored
+    network   control_trans.2(f(control_trans.0(wte))), whose output is stored
     gate      prefix_gates at each attention, (1, d) and (1,)
 
 With relative positions, a prefix counts as positions of keys but not of queries: our
@@ -118,7 +118,7 @@ def import_bottleneck(
 def _take_networks(
     remaining: RemainingTensors, named: Iterable[Site], anatomy: Anatomy
 ) -> tuple[dict[str, Site], dict[str, dict[str, Tensor]]]:
-    """Take the tensors at the named sublayers; others may belong to another part."""
+    """Take the tensors at the named sublayers; other tensors may belong to another part."""
     ids = {site.id for site in named}
 
     def is_named(path: str) -> bool:

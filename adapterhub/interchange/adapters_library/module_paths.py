@@ -1,4 +1,4 @@
-"""Maps tensor names and module paths of `adapters` to sites of a backbone."""
+"""Map tensor names and module paths of `adapters` to sites of a backbone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sites_with_roles(
 ) -> list[Site]:
     """Return the sites of some roles, except in some layers.
 
-    `leave_out` are numbers of layers; a decoder's continue those of its encoder.
+    `leave_out` are layer numbers; a decoder continues the numbering of its encoder.
     """
     roles, left_out = set(roles), set(leave_out)
     return [
@@ -62,7 +62,7 @@ def sites_with_roles(
 
 
 def layer_number(anatomy: Anatomy, site: Site) -> int:
-    """Return the number of a site's layer; a decoder's continue those of its encoder."""
+    """Return the layer number of a site; a decoder continues the numbering of its encoder."""
     after_encoder = site.stack == "decoder" and len(anatomy.stacks) == 2
     return (site.layer or 0) + (anatomy.depth("encoder") if after_encoder else 0)
 

@@ -3,10 +3,10 @@
     bert.invertible_adapters.NAME.F.0.*                       input.invertible.coupling.f.down.*
     bert.encoder.layer.0.reft_layer.refts.NAME.units.0.*      layer.loreft.edit.*
 
-Its first unit edits the first tokens and its second one the last, or with `tied_weights` the first
-unit both. The orthonormal rows are computed by torch's parametrization: files contain a base and
-reflections. Files do not tell DiReFT from NoReFT, and `adapters` itself reads both as NoReFT;
-`subtract_projection: false` in the options tells here.
+Its first unit edits the first tokens and its second unit the last tokens. With `tied_weights`, the
+first unit edits both. The orthonormal rows are computed by torch's parametrization: files contain a
+base and reflections. Files do not distinguish DiReFT from NoReFT, and `adapters` itself reads both
+as NoReFT; here, `subtract_projection: false` in the options marks DiReFT.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def import_invertible(
     """Translate the invertible adapter of a bottleneck's options."""
     method = Invertible.name
     tensors = {name: tensor for _, name, tensor in remaining.take("invertible_adapters")}
-    if not tensors:  # those of task adapters are not saved
+    if not tensors:  # not saved for task adapters
         translation.notes.append("inv_adapter: there is none in the files")
         return
     own: dict[str, Tensor] = {}
@@ -90,7 +90,7 @@ def import_reft(part: MethodConfig, remaining: RemainingTensors, translation: Tr
             problems.append(f"{path}: unexpected tensor {parameter}")
             continue
         edit = edits[int(number)]
-        if shared or given.get(edit[0]):  # the other unit edits no token
+        if shared or given.get(edit[0]):  # the other unit does not edit any token
             sites[site.id] = site
             units.setdefault(f"{site.id}.{method}.{edit}", {})[name] = tensor
     two_stacks = len(translation.anatomy.stacks) == 2
@@ -110,7 +110,7 @@ def import_reft(part: MethodConfig, remaining: RemainingTensors, translation: Tr
 
 
 def _layer_at(path: str, translation: Translation) -> Site | None:
-    """Return the site behind the layer that has a module of ReFT."""
+    """Return the site behind the layer with a module of ReFT."""
     location = local_path(translation.anatomy, path)
     if location is None or location[2] != "reft_layer":
         return None
@@ -141,7 +141,7 @@ def _add_unit(
 
 
 def _orthonormal_rows(factors: Mapping[str, Tensor]) -> Tensor | None:
-    """Compute (rank, d) as torch's parametrization does, in fp32 as there; None: other shapes."""
+    """Compute (rank, d) like torch's parametrization, in fp32; None for other shapes."""
     original = factors.get("original")
     if original is None or original.ndim != 2 or len(factors) != len(_ORTHOGONAL):
         return None

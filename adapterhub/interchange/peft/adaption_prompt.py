@@ -3,9 +3,9 @@
     decoder.30.attn.kv.llama-adapter.P    model.layers.30.self_attn.adaption_prompt   (1, length, d)
     decoder.30.attn.kv.llama-adapter.g    model.layers.30.self_attn.adaption_gate
 
-peft adapts the topmost layers of Llama, Mistral and GPT-2. On GPT-2 it adds what queries attend to
-apart without the output projection, and with a bias of that projection it adds the bias twice.
-Neither is expressed here.
+peft adapts the topmost layers of Llama, Mistral and GPT-2. On GPT-2 it adds the separate attention
+without the output projection, and it adds a bias of that projection twice. Neither is supported
+here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def import_adaption_prompt(
 
 
 def _problems(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
-    """List the reasons why prompts in these attentions compute something else in peft."""
+    """List the reasons why prompts in these attentions compute different results in peft."""
     config = anatomy.model.config
     if config.model_type not in _MODELS:
         return [f"peft computes adaption prompts as here on {' and '.join(_MODELS)} only"]
@@ -78,7 +78,7 @@ def _problems(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
 
 
 def export_adaption_prompt(source: ExportSource) -> CheckpointPart:
-    """Return the prompts as those of peft, which are in the topmost layers."""
+    """Return the prompts in peft's form, which are in the topmost layers."""
     parts = [p for p in source.parts if isinstance(p.module, GatedPrompt)]
     problems = _problems(source.anatomy, (part.site for part in parts))
     lengths = {len(p.module.P) for p in parts if isinstance(p.module, GatedPrompt)}

@@ -7,14 +7,14 @@ peft keeps the factors of all experts in two matrices, A by expert and B by rank
     lora_A.weight    (experts rank, d_in)      rows of expert 0, of expert 1, ...
     lora_B.weight    (d_out, rank experts)     columns of rank 0 for all experts, of rank 1, ...
 
-It wraps the module once for each of its parameters, in their order: the tensors of the first
-of two are called `experts.base_layer.lora_A.weight`, those of the second `experts.lora_A.weight`.
+It wraps the module once for each of its parameters, in their order: the tensors of the first of two
+are called `experts.base_layer.lora_A.weight`, the tensors of the second `experts.lora_A.weight`.
 
-peft reads whether a matrix is stored as (d_in, d_out) from an attribute of the module. A model
-without that attribute (Llama 4) gets W_e^T + s B_e A_e, and so W_e + s A_e^T B_e^T.
+An attribute of the module tells peft whether a matrix is stored as (d_in, d_out). A model without
+this attribute (Llama 4) gets W_e^T + s B_e A_e, and so W_e + s A_e^T B_e^T.
 
 Checkpoints may have a module for each expert (`experts.3.up_proj`), which transformers stacks on
-loading: peft trained those before transformers 5, and vLLM takes LoRAs under these names.
+loading: peft trained these before transformers 5, and vLLM accepts LoRAs under these names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Factors = tuple[Tensor, Tensor]
 def held_sites(anatomy: Anatomy) -> dict[tuple[str, str], Site]:
     """Map a module's path and the name of its parameter to the site of that weight."""
     sites = {(s.host, s.held.parameter): s for s in anatomy.sites.values() if s.held}
-    # The only weight of a router is also that of the module as a whole.
+    # The only weight of a router is also the weight of the whole module.
     return sites | {(s.host, ""): s for s in sites.values() if not is_of_experts(s)}
 
 
@@ -54,9 +54,10 @@ def is_of_experts(site: Site) -> bool:
 
 
 def is_exchanged(site: Site, module: nn.Module) -> bool:
-    """Return whether peft takes the outputs of a weight for its inputs.
+    """Return whether peft confuses the outputs of a weight with its inputs.
 
-    It takes a matrix for (d_out, d_in), and stacked ones too unless the module is `is_transposed`.
+    It assumes that a matrix is (d_out, d_in), and stacked ones too unless the module is
+    `is_transposed`.
     """
     assert site.held is not None
     declared = is_of_experts(site) and bool(getattr(module, "is_transposed", False))
@@ -67,7 +68,7 @@ def unpacked(site: Site, module: nn.Module, low: Tensor, high: Tensor) -> Factor
     """Return A and B of a site from peft's matrices; stacked for experts.
 
     Returns:
-        (experts, rank, d_in) and (experts, d_out, rank), or those of one matrix.
+        (experts, rank, d_in) and (experts, d_out, rank), without experts for one matrix.
     """
     assert site.held is not None
     if count := site.held.experts:
@@ -128,7 +129,7 @@ def stacked(pairs: Sequence[Factors], experts: int) -> Factors:
 
 @dataclass(frozen=True)
 class StoredModule:
-    """A module of a checkpoint that is a part of a weight: some outputs of one expert.
+    """A module of a checkpoint that is part of a weight: some outputs of one expert.
 
     `expert` is 0 for a weight that is not stacked; `start` and `stop` number its outputs.
     """
@@ -140,17 +141,17 @@ class StoredModule:
 
 
 def stored_modules(anatomy: Anatomy) -> dict[str, StoredModule]:
-    """Map the paths of modules in a checkpoint to the parts of held weights that they are.
+    """Map the paths of modules in a checkpoint to their parts of held weights.
 
-    They are those that `save_pretrained` writes. Weights that a checkpoint has stacked are left
-    out.
+    The modules are the ones that `save_pretrained` writes. Weights that are stacked in a checkpoint
+    are omitted.
     """
     modules: dict[str, StoredModule] = {}
     for site in anatomy.sites.values():
         if not site.held:
             continue
         model = copy.copy(anatomy.model)
-        vars(model).pop("_weight_conversions", None)  # of a quantization, which cannot be undone
+        vars(model).pop("_weight_conversions", None)  # a quantization, which cannot be undone
         numbers = {parameter_path(site): _numbered(site)}
         stored: dict[str, Tensor] = revert_weight_conversion(model, numbers)
         for name, outputs in stored.items():
@@ -173,9 +174,9 @@ def _numbered(site: Site) -> Tensor:
 
 
 def find_stored(path: str, modules: Mapping[str, StoredModule]) -> StoredModule | None:
-    """Return the part of a weight that a path in a checkpoint is; None if there is none.
+    """Return the part of a weight at a path in a checkpoint; None if it does not exist.
 
-    Paths may differ in front of the first number, which is that of the layer.
+    Paths may differ before the first number, the layer's.
     """
     if path in modules:
         return modules[path]
@@ -192,15 +193,15 @@ def _from_layer(path: str) -> str:
 def joined(site: Site, pieces: Sequence[tuple[StoredModule, Tensor, Tensor]]) -> Factors:
     """Join the updates of modules that a weight is stacked from.
 
-    The parts of an expert with the same A, as gate and up have in vLLM's files, share its ranks;
-    others have ranks of their own, and zeros elsewhere.
+    The parts of an expert with the same A, such as gate and up in vLLM's files, share its ranks.
+    Other parts have separate ranks, and zeros elsewhere.
 
     Args:
         site: the weight.
         pieces: A: (rank, d_in) and B: (outputs of the module, rank), for each module.
 
     Returns:
-        (experts, rank, d_in) and (experts, d_out, rank), or those of one matrix.
+        (experts, rank, d_in) and (experts, d_out, rank), without experts for one matrix.
     """
     assert site.held is not None
     count = site.held.experts or 1

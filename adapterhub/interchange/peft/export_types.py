@@ -1,4 +1,4 @@
-"""What the exporters to peft take (an adapter) and return (a part of a checkpoint)."""
+"""Types of the exporters to peft: an adapter as input, a part of a checkpoint as output."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ExportSource:
 
     `parts` are its modules at sites; `changed` are the backbone parameters that it replaces, each
     with all paths of the parameter; `head` is the task head; `backbone` and `revision` name the
-    backbone; `tokens` tells whether the adapter has new tokens; `pooling` is what its head reads,
-    None for the choice of the model's class; `below` are the names of the adapters below it; `ends`
-    are the tokens at which generation stops, if they are not the backbone's.
+    backbone; `tokens` tells whether the adapter has new tokens; `pooling` is the pooling of its
+    head, None for the choice of the model's class; `below` are the names of the adapters below it;
+    `ends` are the tokens that stop generation, if they differ from the backbone's.
     """
 
     anatomy: Anatomy
@@ -57,7 +57,7 @@ class ExportSource:
 
     @property
     def task_type(self) -> str | None:
-        """Peft's task type of the model; None if it has none for the model's class."""
+        """Peft's task type of the model; None if it does not support the model's class."""
         return TASK_TYPES.get(task_kind(self.anatomy.model) or "")
 
 
@@ -65,7 +65,8 @@ class ExportSource:
 class CheckpointPart:
     """Options and tensors of a peft checkpoint; parts are added up.
 
-    `targets` are the paths of the adapted modules; `problems` are what peft cannot express.
+    `targets` are the paths of the adapted modules; `problems` are features that peft cannot
+    express.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)

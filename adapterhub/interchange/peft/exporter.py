@@ -1,8 +1,8 @@
 """Export of an adapter to peft's format.
 
 A peft checkpoint is of one kind (LoRA, (IA)^3, ...). In addition it can contain whole modules: the
-task head and other trained modules of the backbone. What peft cannot express is refused; one error
-lists all of it.
+task head and other trained modules of the backbone. Features that peft cannot express are refused;
+one error lists all of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from adapterhub.methods.prefix import PartlyFrozenKeyValues, PrefixKeyValues, Sk
 from adapterhub.methods.prompt import VirtualTokens
 from adapterhub.methods.rslora import RsLoRA
 
-# Modules that peft saves without being told, by task type; it matches the ends of paths.
+# Modules that peft saves by default, by task type; it matches the ends of paths.
 _PEFT_HEADS = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
@@ -104,10 +104,10 @@ def to_peft(source: ExportSource) -> PeftFiles:
 
 
 def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
-    """Return the adapter as a peft checkpoint, as far as possible, and what peft cannot express."""
+    """Return the adapter as a peft checkpoint, as far as possible, and unsupported features."""
     kinds = {_KINDS[type(p.module)] for p in source.parts if type(p.module) in _KINDS}
     kinds |= {"LORA"} if any(map(is_low_rank, source.parts)) else set()
-    kinds -= {"PREFIX_TUNING"} if "CARTRIDGE" in kinds else set()  # its table is that of a prefix
+    kinds -= {"PREFIX_TUNING"} if "CARTRIDGE" in kinds else set()  # its table is a prefix's
     kind: Kind = min(kinds, default="LN_TUNING")
     updates = _EXPORTERS[kind](source) if kinds else CheckpointPart()
     parameters = _trained_parameters(source, kind, updates.targets)
@@ -129,7 +129,7 @@ def on_others(names: Iterable[str]) -> str:
 
 
 def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
-    """List the features that no kind of checkpoint has, and combinations of kinds."""
+    """List features that no kind of checkpoint supports, and combinations of kinds."""
     placed = [part for part in source.parts if part.site.kind != "weight"]
     unsupported = sorted({p.method.name for p in placed if type(p.module) not in _KINDS})
     problems = [f"{name}: peft has no such method" for name in unsupported]
@@ -224,9 +224,9 @@ def _updated_inside(holders: Sequence[str], targets: Sequence[str]) -> list[str]
 
 
 def _biases(values: Mapping[str, Tensor], targets: Sequence[str]) -> CheckpointPart:
-    """Return trained biases; those of adapted modules belong to peft's `base_layer`.
+    """Return trained biases; biases of adapted modules belong to peft's `base_layer`.
 
-    A module is among the targets once for each of its adapted parameters.
+    A module occurs in the targets once for each of its adapted parameters.
     """
     tensors = {}
     for path, value in values.items():
@@ -271,7 +271,7 @@ def _task_head(source: ExportSource, saved: Sequence[str]) -> CheckpointPart:
 
 
 def _head_modules(source: ExportSource) -> dict[str, nn.Module]:
-    """Return the adapter's head, and modules that peft takes for one and requires in its files."""
+    """Return the adapter's head, and modules that peft treats as one and requires in its files."""
     names = _PEFT_HEADS.get(source.task_type or "", ())
     return {p: m for p, m in source.modules.items() if p.endswith(names)} | dict(source.head)
 
@@ -286,7 +286,7 @@ class ModuleUpdate:
 
 
 def export_low_rank(source: ExportSource) -> CheckpointPart:
-    """Return the low-rank updates as those of one LORA checkpoint, with scale alpha / rank.
+    """Return the low-rank updates as one LORA checkpoint, with scale alpha / rank.
 
     Several of our updates on one module (q and v of a fused projection, or the initial factors that
     PiSSA subtracts) are stacked: B A + B' A' = [B B'] [A; A'].
@@ -334,7 +334,7 @@ def low_rank_tensors(
 ) -> dict[str, Tensor]:
     """Return the tensors of updates under the names of peft's files.
 
-    `held`: also those of weights that their modules multiply by themselves.
+    `held`: include weights that their modules multiply by themselves.
     """
     sites = held_weights(source)
     wrapped = wrapped_names(sites, source.modules)
@@ -352,9 +352,9 @@ def low_rank_tensors(
 
 
 def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], list[str]]:
-    """Return the joined update of each module by its path, and what cannot be joined.
+    """Return the joined update of each module by its path, and updates that cannot be joined.
 
-    Those of parameters have the path of the parameter, and stacked factors if it is of experts.
+    Updates of parameters have the path of the parameter, and stacked factors for experts.
     """
     by_host: dict[str, list[tuple[Site, Update]]] = {}
     for part in source.parts:
@@ -377,11 +377,11 @@ def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], lis
     return _with_both(source, updates), problems
 
 
-_OUTPUT = ".base_layer.out_proj"  # of torch's attention, which peft wraps as a whole
+_OUTPUT = ".base_layer.out_proj"  # part of torch's attention, which peft wraps as a whole
 
 
 def _wrapped(site: Site) -> str:
-    """Return the path of what peft adapts for a site: a module, or a parameter."""
+    """Return the path of the module or parameter that peft adapts for a site."""
     if site.held:
         return parameter_path(site)
     inside = site.matrix is not None and site.matrix.weight.startswith("out_proj.")
@@ -391,7 +391,7 @@ def _wrapped(site: Site) -> str:
 def _with_both(
     source: ExportSource, updates: Mapping[str, ModuleUpdate]
 ) -> dict[str, ModuleUpdate]:
-    """Give both weights of torch's attention an update of one rank and scale, as peft does."""
+    """Make the updates of both weights of torch's attention equal in rank and scale, as in peft."""
     both = dict(updates)
     for path in {path.removesuffix(_OUTPUT) for path in updates}:
         if not isinstance(attention := source.modules.get(path), nn.MultiheadAttention):
@@ -412,7 +412,7 @@ def _with_both(
 
 
 def is_low_rank(part: ExportedModule) -> bool:
-    """Return whether peft's LoRA has the update of a module at its site."""
+    """Return whether peft's LoRA supports the update of a module at its site."""
     if isinstance(part.module, ExpertsUpdate):
         return part.module.of in LOW_RANK_MODULES
     return type(part.module) in LOW_RANK_MODULES and part.site.kind in ("linear", "weight")
@@ -421,7 +421,7 @@ def is_low_rank(part: ExportedModule) -> bool:
 def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, Update]]) -> ModuleUpdate | None:
     """Join all updates of one module; return None if DoRA makes that impossible."""
     decomposed = any(isinstance(module, DoRALayer) for _, module in pieces)
-    # Parts of a fused projection have separate rows, and so separate norms.
+    # Parts of a fused projection have separate rows and so separate norms.
     separate = len({site.id for site, _ in pieces if site.part}) == len(pieces)
     if decomposed and len(pieces) > 1 and not separate:
         return None
@@ -488,7 +488,7 @@ def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, Update]]) -> Tensor
     norms: Tensor | None = None
     for site, module in pieces:
         if isinstance(module, DoRALayer):
-            if site.part is None:  # and no rows of packed weights, where peft has no DoRA
+            if site.part is None:  # and not rows of packed weights, where peft lacks DoRA
                 return module.magnitude.detach()
             if norms is None:
                 norms = read_weight(host).detach().norm(dim=1)
@@ -498,7 +498,7 @@ def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, Update]]) -> Tensor
 
 
 def pattern_options(updates: Mapping[str, ModuleUpdate], rooted: bool) -> dict[str, Any]:
-    """Return peft's rank and alpha, and patterns for the modules that differ from them.
+    """Return peft's rank and alpha, and patterns for modules that differ.
 
     `rooted`: the scale is alpha / sqrt(rank), as in rsLoRA.
     """

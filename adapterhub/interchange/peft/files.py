@@ -84,8 +84,8 @@ class PeftFiles:
     """A peft checkpoint.
 
     `config` has every option of its kind, with defaults filled in; `tensors` are named without the
-    prefix of peft's wrapper classes (`base_model.model.`). `ends` are the tokens at which
-    generation stops, if they are not the backbone's: peft has no place for them, transformers has.
+    prefix of peft's wrapper classes (`base_model.model.`). `ends` are the tokens that stop
+    generation, if they differ from the backbone's; transformers stores them, peft does not.
     """
 
     kind: Kind
@@ -143,7 +143,7 @@ _LORA = {
     "rank_pattern": ConfigField(_sizes),
     "alpha_pattern": ConfigField(_numbers),
     "ensure_weight_tying": ConfigField(schema.boolean, False),
-    # Only read for initialization or by the backward pass.
+    # Read only for initialization or by the backward pass.
     **dict.fromkeys(("loftq_config", "eva_config", "corda_config"), TRAINING_ONLY),
     **dict.fromkeys(("lora_ga_config", "velora_config"), TRAINING_ONLY),
     **dict.fromkeys(("megatron_core", "qalora_group_size"), TRAINING_ONLY),
@@ -275,7 +275,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "r": ConfigField(_size, 32),
         "randlora_alpha": ConfigField(schema.number, 640),
         "projection_prng_key": ConfigField(schema.integer(0, 2**63), 0),
-        "save_projection": only(True),  # else drawn in bf16 or fp16, by the machine
+        "save_projection": only(True),  # otherwise drawn in bf16 or fp16, depending on the machine
         "sparse": only(False),
         "very_sparse": only(False),
         "randlora_dropout": TRAINING_ONLY,
@@ -313,7 +313,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         **dict.fromkeys(("init_v_bound", "tinylora_dropout"), TRAINING_ONLY),
     },
     "BEFT": {},
-    "ADAMSS": {  # the tensors have the ranks
+    "ADAMSS": {  # the tensors determine the ranks
         "r": ConfigField(_size, 100),
         "num_subspaces": ConfigField(schema.integer(1, 64), 5),
         "random_seed": ConfigField(schema.integer(0, 2**63), 0),
@@ -323,7 +323,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         **dict.fromkeys(("asa_importance_beta", "asa_uncertainty_beta"), TRAINING_ONLY),
         "asa_schedule_exponent": TRAINING_ONLY,
     },
-    "OSF": {  # the tensors have the rank
+    "OSF": {  # the tensors determine the rank
         "effective_rank": ConfigField(optional(schema.number)),
         "rank_pattern": ConfigField(_numbers),
         "target_svd_config": TRAINING_ONLY,
@@ -331,7 +331,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
     "SUPERTUNING": {
         "sparsity": ConfigField(schema.number, 0.99),
         "select_top": ConfigField(schema.boolean, True),
-        "r": _unset,  # Supra: a LoRA beside it
+        "r": _unset,  # Supra: an additional LoRA
         "lora_alpha": TRAINING_ONLY,
         "lora_dropout": TRAINING_ONLY,
         "save_precomputed_indices": ConfigField(schema.boolean, True),
@@ -392,7 +392,7 @@ _PLAIN: Mapping[PlainKindName, dict[str, ConfigField]] = {
         "lora_bias": only(False),
         **dict.fromkeys(("trainable_token_indices", "target_parameters"), _unset),
         **dict.fromkeys(("kasa_config", "use_bdlora"), _unset),
-        # It masks components that the file no longer has. peft 0.21 does not read the others.
+        # It masks components that are no longer in the file. peft 0.21 does not read the others.
         **dict.fromkeys(("rank_pattern", "alpha_pattern", "use_rslora"), TRAINING_ONLY),
         **dict.fromkeys(("lora_dropout", "init_lora_weights"), TRAINING_ONLY),
         **dict.fromkeys(("target_r", "tinit", "tfinal", "deltaT"), TRAINING_ONLY),
@@ -413,7 +413,7 @@ _FIELDS: Mapping[Kind, Mapping[str, ConfigField]] = {
     | {"num_frozen_tokens": ConfigField(schema.integer(0, 2**31), 1)},
     "ADAPTION_PROMPT": _COMMON
     | {
-        "target_modules": TRAINING_ONLY,  # the attentions with tensors
+        "target_modules": TRAINING_ONLY,  # implied by the attentions with tensors
         "adapter_len": ConfigField(_size, required=True),
         "adapter_layers": ConfigField(optional(_size)),
     },
@@ -537,7 +537,8 @@ def write_peft(
 ) -> None:
     """Write a peft checkpoint and a card atomically, in canonical bytes, and read it back.
 
-    Without a card, a short one is written. `template` is that of chats, which peft does not read.
+    Without a card, a short one is written. `template` is the chat template, which peft does not
+    read.
 
     Raises:
         OutputError: the folder exists or cannot be written, or a value is not finite.
@@ -574,7 +575,7 @@ def write_peft(
 
 
 def _written_config(files: PeftFiles) -> dict[str, Any]:
-    """Omit options at their defaults: an older peft refuses fields that it does not have."""
+    """Omit options at their defaults: an older peft refuses unknown fields."""
     defaults = neutral(files.kind)
     required = {"r", "lora_alpha", "target_modules", "oft_block_size"}  # by vLLM, and by peft
     config = {

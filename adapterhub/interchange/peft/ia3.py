@@ -1,4 +1,4 @@
-"""(IA)^3 between peft and ours: `ia3_l` rescales a module's output, or a feed-forward's input."""
+"""Translate (IA)^3 to and from peft: `ia3_l` scales a module's output or a feed-forward's input."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def import_peft_ia3(
 
 
 def export_ia3(source: ExportSource) -> CheckpointPart:
-    """Return the scales as peft's, one per module: those of a fused projection are joined."""
+    """Return the scales in peft's form, one per module; a fused projection's are joined."""
     scales: dict[tuple[str, bool], Tensor] = {}
     for part in source.parts:
         if isinstance(part.module, OutputScale | InputScale):
@@ -93,7 +93,7 @@ def export_ia3(source: ExportSource) -> CheckpointPart:
 
 
 def _as_stored(scale: Tensor, at_input: bool, host: nn.Module) -> Tensor:
-    """Return a scale in the shape that peft multiplies a weight by, or the output of a kernel."""
+    """Return a scale in the shape that peft multiplies with a weight, or with a kernel's output."""
     if isinstance(host, CONVOLUTIONS):
         return as_kernel(host, "scale", scale)
     return scale[None] if at_input else scale[:, None]

@@ -69,7 +69,7 @@ def _without_missing_heads(files: PeftFiles, anatomy: Anatomy) -> PeftFiles:
 
 
 def peft_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Read what a checkpoint records about its backbone and its head."""
+    """Read the records of a checkpoint about its backbone and its head."""
     config = read_config(folder)
     saved = tuple(config["modules_to_save"] or ())
     heads = [
@@ -120,7 +120,7 @@ def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Impo
         tensors=translation.tensors,
         head=translation.head,
         labels=translation.labels,
-        # With a head it is that of the model: peft has one task type for all classifiers.
+        # With a head, use the model's task: peft has one task type for all classifiers.
         task=None if translation.head else _task(files.config),
         backbone=files.config["base_model_name_or_path"] or None,
         revision=files.config["revision"] or None,
@@ -173,7 +173,7 @@ def _check_targets(files: PeftFiles, finder: ModuleFinder, translation: Translat
     translation.problems += [
         f"{path}: has tensors, but target_modules does not match it"
         for path in sorted(tuned - by_parameter.keys() - finder.stored)
-        # Of torch's attention, which is the target, peft adapts the output projection too.
+        # If the target is torch's attention, peft also adapts its output projection.
         if path.removesuffix(".base_layer.out_proj") not in finder.targets
         and not _is_tied_target(path, files, finder)
     ]
@@ -227,9 +227,9 @@ _IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[s
 
 
 def spread_tied_weights(files: PeftFiles, finder: ModuleFinder) -> PeftFiles:
-    """Give tied modules without a weight of their own in the checkpoint the one loaded in place.
+    """Copy loaded weights to tied modules that lack a weight in the checkpoint.
 
-    If tokens were added to a model, peft saves its embedding and its output layer as they are:
+    If tokens were added to a model, peft saves its embedding and its output layer unchanged:
 
         X.weight                  loaded into the module itself, unless X is a module to save
         X.original_module.weight  loaded into the module that the saved one replaces

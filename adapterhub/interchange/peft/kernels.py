@@ -1,7 +1,7 @@
-"""peft's updates of convolutions, and what they have in common with updates of a matrix.
+"""Conversion of peft's updates of convolutions to and from updates of a matrix.
 
-Its factors are convolutions: A of the size of the kernel, and B of one place. With groups, dilation
-or other padding than zeros, that is no change of the kernel.
+Its factors are convolutions: A has the size of the kernel, and B has size one. With groups,
+dilation or non-zero padding, this is not a change of the kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def only_shifts(host: nn.Module) -> bool:
 
 
 def as_factor(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of an update of a kernel, which peft stores as a kernel, as of a matrix.
+    """Convert a tensor of a kernel's update, stored by peft as a kernel, to a matrix.
 
     `name` is A: (rank, d_in, k, ...), B: (d_out, rank, 1, ...) or a magnitude: (1, d_out, 1, ...).
     """
@@ -34,7 +34,7 @@ def as_factor(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
 
 
 def as_kernel(host: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of an update of a matrix as peft stores that of a kernel."""
+    """Convert a tensor of a matrix update to the form of peft's kernel updates."""
     if not isinstance(host, CONVOLUTIONS):
         return tensor
     kernel: tuple[int, ...] = tuple(host.kernel_size)

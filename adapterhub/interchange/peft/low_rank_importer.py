@@ -52,13 +52,13 @@ def import_peft_low_rank(
 ) -> dict[str, Tensor]:
     """Translate the updates of a checkpoint.
 
-    Returns the other tensors, with the weights that updates outside of sites are folded into.
+    Returns the other tensors, including weights with folded updates from outside sites.
     """
     rows, files = read_token_rows(files, finder, translation)
     updates, rest = read_updates(files, finder, translation)
     initialization = subtracted_initialization(files.config, translation)
     anatomy = translation.anatomy
-    # An initialization, and trained rows, change whole weights, which others may share.
+    # An initialization and trained rows change whole weights, which other modules may share.
     plain = not initialization and not rows
     known = anatomy.every() if plain else anatomy.sites.values()
     sites = {path: s for s in known if (path := adapted_module(s))}
@@ -98,7 +98,7 @@ def import_peft_low_rank(
 def _of_module(update: Update, module: nn.Module) -> Update:
     """Return the update of a parameter as one of its module, if it is the weight of a projection.
 
-    peft takes the weight for (d_out, d_in), which that of a Conv1D or of an embedding is not.
+    peft assumes that the weight is (d_out, d_in), unlike the weight of a Conv1D or an embedding.
     """
     if not isinstance(module, nn.Linear | Conv1D | nn.Embedding):
         return update
@@ -113,7 +113,7 @@ def _of_held(
 ) -> tuple[Update, list[str]]:
     """Return an update with the factors of a weight that its module multiplies by itself.
 
-    And what it cannot be, in which case it is returned as it was.
+    Also returns its unsupported features; with any, the update is unchanged.
     """
     assert site.held is not None
     sizes = (site.d_out, site.d_in) if is_exchanged(site, module) else (site.d_in, site.d_out)
@@ -128,9 +128,9 @@ def _of_held(
 
 
 def adapted_module(site: Site) -> str:
-    """Return the path of the module whose whole weight is that of a site; "" if there is none.
+    """Return the path of the module whose whole weight belongs to a site; "" if there is none.
 
-    Of torch's attention, it is that of the packed weights, and of the output projection.
+    In torch's attention, these are the packed weights and the output projection.
     """
     matrix = site.matrix
     if site.kind != "linear" or site.part or (matrix and matrix.rows is not None):
@@ -141,7 +141,7 @@ def adapted_module(site: Site) -> str:
 def _invocation_problems(
     config: Mapping[str, Any], initialization: str, elsewhere: list[Update]
 ) -> Iterator[str]:
-    """Yield what an update that applies from its invocation on cannot be combined with here."""
+    """Yield the features that an update with invocation tokens cannot be combined with here."""
     name = "alora_invocation_tokens"
     if config["task_type"] != "CAUSAL_LM":
         yield f"{name}: with task_type {config['task_type']!r} peft applies no update"
@@ -154,7 +154,7 @@ def _invocation_problems(
 def _add_biases(
     updates: list[Update], rest: dict[str, Tensor], finder: ModuleFinder, translation: Translation
 ) -> None:
-    """Add the biases of `lora_bias` to those of their modules: y = W x + b + s (B A x + b_B)."""
+    """Add the biases of `lora_bias` to the modules' biases: y = W x + b + s (B A x + b_B)."""
     for update in updates:
         if (added := update.tensors.get(BIAS)) is None:
             continue
@@ -187,14 +187,14 @@ def _add_methods(
 ) -> None:
     """Add one method for each alpha, with the tensors at its sites.
 
-    Weights that their modules multiply by themselves get no variant: peft has none there.
+    Weights that their modules multiply by themselves have no variants, as in peft.
     """
     chosen, variant = _method(config, initialization)
     plain = RsLoRA if config["use_rslora"] else LoRA
     groups: dict[tuple[type[Method], float], list[tuple[Site, Update]]] = {}
     for site, update in updates:
         method = plain if site.held else chosen
-        # Of our methods only RsLoRA divides alpha by the root of the rank.
+        # Of our methods, only RsLoRA divides alpha by the root of the rank.
         convert = config["use_rslora"] and method is not RsLoRA
         alpha = update.scale * update.rank if convert else update.alpha
         groups.setdefault((method, alpha), []).append((site, update))
@@ -227,7 +227,7 @@ def _start_of(config: Mapping[str, Any], initialization: str) -> str:
 
 
 def _method(config: Mapping[str, Any], initialization: str) -> tuple[type[Method], Values]:
-    """Return the method of the updates of a checkpoint, and its own options."""
+    """Return the method of the updates of a checkpoint, and its specific options."""
     if config["kasa_config"]:
         return KaSA, {}
     if config["use_bdlora"]:
@@ -247,7 +247,7 @@ def _variant_problems(
     updates: list[tuple[Site, Update]],
     elsewhere: list[Update],
 ) -> Iterator[str]:
-    """Yield what KaSA and BD-LoRA cannot be combined with here."""
+    """Yield the features that KaSA and BD-LoRA cannot be combined with here."""
     name = next((n for n in ("kasa_config", "use_bdlora") if config[n]), None)
     if name is None:
         return
@@ -283,16 +283,17 @@ def _method_tensors(
 
 @dataclass
 class WeightFolder:
-    """Folds the updates of one checkpoint outside of sites into new values of whole weights.
+    """Fold the updates of one checkpoint outside sites into new values of whole weights.
 
         W' = W + s B A, with DoRA rescaled to its magnitudes
         W' = W - s B0 A0 + s B A, with an initialization that subtracts a part of W
 
     peft changes W in place, by an initialization or by the original weight of an embedding in the
-    file. So all modules that are tied to an adapted one get the changed W, but not the update.
+    file. So all modules tied to an adapted one get the changed W, but not the update.
 
-    `initialization` subtracted a part of the weights, "" if none did; `rows` are trained rows of
-    embeddings by path; `tensors` are the other tensors of the checkpoint, and get the new weights.
+    `initialization` is the one that subtracted a part of the weights, "" if none; `rows` are
+    trained rows of embeddings by path; `tensors` are the other tensors of the checkpoint, and get
+    the new weights.
     """
 
     initialization: str
@@ -315,7 +316,7 @@ class WeightFolder:
             name = f"{path}.weight"
             weight = self.finder.modules[path].get_parameter("weight").detach()
             table = self.tensors.get(name, weight).float().cpu()
-            if table.shape == weight.shape:  # else the error names the shape
+            if table.shape == weight.shape:  # otherwise the error names the shape
                 self.tensors[name] = self.rows[path].put_into(table)
         return self.tensors
 
@@ -359,7 +360,7 @@ class WeightFolder:
     def _fold_parameter(self, update: Update) -> None:
         """Fold an update into one parameter of its module.
 
-        Stacked weights are (matrices, d_out, d_in), or transposed if the module says so.
+        Stacked weights are (matrices, d_out, d_in), or transposed if the module declares it.
         """
         module = self.finder.modules[update.path]
         name = f"{update.path}.{update.parameter}"
@@ -393,10 +394,10 @@ class WeightFolder:
         )
 
     def _uses_problems(self, updates: list[Update]) -> list[str]:
-        """Refuse updates of embeddings that the model does not look ids up in.
+        """Refuse updates of embeddings where the model does not look up ids.
 
         A model may read the weight instead, where peft's update has no effect, or compute ids from
-        another input, which peft takes for ids.
+        another input, which peft treats as ids.
         """
         embeddings = {
             update.path: module
@@ -463,7 +464,7 @@ class TrainedRows:
     def problem(self, table: Any, original: Any) -> str:
         """Describe why the rows do not fit a table; "" if they do.
 
-        `original` is the table that they were trained in.
+        `original` is the table where they were trained.
         """
         if not isinstance(table, Tensor) or table.ndim != 2:
             return "no table of tokens in this backbone"
@@ -482,7 +483,7 @@ class TrainedRows:
 def read_token_rows(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> tuple[dict[str, TrainedRows], PeftFiles]:
-    """Collect rows of embeddings that peft trained, by the paths of the modules that get them.
+    """Collect rows of embeddings trained by peft, by the paths of their target modules.
 
         X.token_adapter.trainable_tokens_delta    the new values, in the order of their ids
         X.token_adapter.base_layer.weight         the embedding, if the model was resized
@@ -499,7 +500,7 @@ def read_token_rows(
     for file_path in trained:
         path, ids = finder.find(file_path), _ids(files.config, file_path, finder)
         if path is None or not ids:
-            # Those of a tied module may be in the files too.
+            # The files may also contain the rows of a tied module.
             if not any(t in trained for t in finder.tied(path or "")):
                 translation.problems.append(f"{file_path}: no such module, or no tokens of it")
             continue
@@ -521,7 +522,7 @@ def read_token_rows(
 
 
 def _ids(config: Mapping[str, Any], file_path: str, finder: ModuleFinder) -> list[int]:
-    """Return the ids of the trained rows of one module; [] if the options name none."""
+    """Return the ids of the trained rows of one module; [] if the options do not list any."""
     option: Any = config["trainable_token_indices"] or []
     if isinstance(option, dict):
         return next((ids for name, ids in option.items() if file_path.endswith(name)), [])

@@ -1,4 +1,4 @@
-"""Kinds of peft checkpoints that differ from a method of ours by names: one row each.
+"""Kinds of peft checkpoints that differ from our methods only in names: one row each.
 
 A row is read forwards to import and backwards to export. Where layouts or options differ too, it
 has a function for each direction. Ours and peft's tensors of one module:
@@ -76,7 +76,7 @@ Tensors: TypeAlias = dict[str, Tensor]
 
 @dataclass
 class PlainUpdate:
-    """One adapted module: our options and tensors, beside those of peft.
+    """One adapted module: our options and tensors, and peft's.
 
     `host` is the backbone's module; `config` are peft's options; `theirs` its tensors by suffix.
     """
@@ -89,14 +89,14 @@ class PlainUpdate:
     ours: Tensors
 
 
-# Returns what cannot be expressed, "" if nothing.
+# Returns the features that cannot be expressed, "" if none.
 Import: TypeAlias = Callable[[PlainUpdate], str]
-# Returns options and tensors of peft; options that are None cannot be expressed.
+# Returns peft's options and tensors; options that are None cannot be expressed.
 Export: TypeAlias = Callable[[ExportedModule], tuple[Values, Tensors]]
 
 
-# What all modules share, by our names, where the file lacks it: from the checkpoint and the updates
-# in the order of the model.
+# Shared tensors of all modules, by our names, where the file lacks them: computed from the
+# checkpoint and the updates in the order of the model.
 Share: TypeAlias = "Callable[[PeftFiles, list[PlainUpdate]], Tensors]"
 
 
@@ -114,9 +114,9 @@ class PlainKind:
 
     `tensors` are the suffixes of peft's tensors by our names, and may be absent where a function
     replaces them; `more` are other suffixes. `options` are peft's options by ours, `patterns` the
-    options with other values for some modules. `rank` is a tensor of peft, and its dimension that
-    is our rank. `turned` tells that peft adapts Conv1D too. `shared` are peft's tensors by ours
-    that all modules share, and `share` computes those that a file lacks. A kind without a `module`
+    options with other values for some modules. `rank` is a tensor of peft and the dimension that is
+    our rank. `turned` tells that peft also adapts Conv1D. `shared` are peft's tensors by ours that
+    all modules share, and `share` computes the ones missing from a file. A kind without a `module`
     is only imported.
     """
 
@@ -136,7 +136,7 @@ class PlainKind:
 
     @property
     def without_tensors(self) -> bool:
-        """Whether modules may have no tensors of their own."""
+        """Whether modules may lack tensors."""
         return not self.tensors
 
     @property
@@ -146,7 +146,7 @@ class PlainKind:
 
 
 def _transposed(*names: str) -> tuple[Import, Export]:
-    """Return the functions of a kind some of whose tensors peft has transposed."""
+    """Return the functions of a kind with tensors that peft stores transposed."""
 
     def imported(update: PlainUpdate) -> str:
         update.ours |= {name: update.ours[name].mT.contiguous() for name in names}
@@ -301,7 +301,7 @@ def _export_osf(part: ExportedModule) -> tuple[Values, Tensors]:
 
 
 def _import_pvera(update: PlainUpdate) -> str:
-    # Without samples it is the VeRA of the means; the other half are the logarithms of variances.
+    # Without samples it is the VeRA of the means; the other half are logarithms of variances.
     update.ours["d"] = update.ours["d"][: update.options["rank"]]
     update.options["stored"] = True
     return ""
@@ -317,7 +317,7 @@ def _import_tinylora(update: PlainUpdate) -> str:
 
 
 def _share_tinylora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
-    """Give the updates their R = sum_i v_i P_i, where groups of modules share v."""
+    """Compute R = sum_i v_i P_i of the updates, where groups of modules share v."""
     config, count = files.config, len(updates)
     groups = max(1, round(count * (1 - config["weight_tying"])))
     size = max(1, count // groups)
@@ -350,7 +350,7 @@ def _import_psoft(update: PlainUpdate) -> str:
 
 
 def _psoft_components(host: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
-    """Return U_r S_r and V_r^T, with the signs that peft's decomposition has."""
+    """Return U_r S_r and V_r^T, with the signs of peft's decomposition."""
     u, s, vh = torch.linalg.svd(read_weight(host).detach().cpu(), full_matrices=False)
     return (u[:, :rank] * s[:rank]).contiguous(), vh[:rank].contiguous()
 
@@ -364,7 +364,7 @@ def _export_psoft(part: ExportedModule) -> tuple[Values, Tensors]:
         "num_cayley_neumann_terms": (terms or 5) if terms not in (1, 3) else None,
     }
     if part.site.part is not None or module.A0.is_meta:
-        return options, {}  # a part is refused, and without values only the options count
+        return options, {}  # a partial set is refused, and without values only the options count
     overlap = (_psoft_components(part.host, rank)[1] @ module.A0.detach().cpu().T).diagonal()
     if (overlap.abs() - 1).abs().max() > 1e-3:
         return options | {"components of these weights": None}, {}
@@ -437,7 +437,7 @@ def _export_vblora(part: ExportedModule) -> tuple[Values, Tensors]:
 
 
 def _share_unilora(files: PeftFiles, updates: list[PlainUpdate]) -> Tensors:
-    """Return how often each number of the vector is taken, and give the updates their places."""
+    """Return how often each number of the vector is used, and set the places of the updates."""
     config = files.config
     rank, size = config["r"], config["theta_d_length"]
     sizes = [rank * (update.site.d_in + update.site.d_out) for update in updates]
@@ -510,10 +510,11 @@ def _import_adamss(update: PlainUpdate) -> str:
 def _same_clusters(
     weight: Tensor, places: Tensor, components: Tensor, stored: Tensor, clusters: int
 ) -> bool:
-    """Return whether the clusters of a file are those that were computed here.
+    """Return whether the clusters of a file match the clusters computed here.
 
-    They are those of the rows of U, whose columns belong to the components of the file. Where these
-    are the same, up to signs, so are the clusters; else those of the rows of W V must agree.
+    The rows of U are clustered; its columns belong to the components of the file. Where these are
+    the same, up to signs, so are the clusters; otherwise the clusters of the rows of W V must
+    agree.
     """
     stored, weight = stored.detach().float().cpu(), weight.float().cpu()
     cosines = (stored * components.float()).sum(1).abs()
@@ -607,7 +608,7 @@ def _import_adalora(update: PlainUpdate) -> str:
     missing = rank - len(ours["A"])
     if missing < 0:
         return f"lora_A has the shape {tuple(ours['A'].shape)}, and init_r is {rank}"
-    # A file of peft lacks the components that training has set to zero.
+    # A peft file lacks the components that training has set to zero.
     ours["A"] = pad(ours["A"], (0, 0, 0, missing))
     ours["B"] = pad(ours["B"], (0, missing))
     ours["E"] = pad(ours["E"].flatten(), (0, missing))
@@ -838,7 +839,7 @@ def _update(
     theirs: Tensors,
     finder: ModuleFinder,
 ) -> PlainUpdate | str:
-    """Translate the update of one module; return what cannot be expressed."""
+    """Translate the update of one module; return the features that cannot be expressed."""
     values = dict(config)
     for option, pattern in row.patterns.items():
         values[option] = finder.targets.value_at(config.get(pattern), file_path, config[option])
@@ -890,7 +891,7 @@ def _shared_tensors(
     rest: Tensors,
     translation: Translation,
 ) -> Tensors:
-    """Return what all modules share, by our names, computed where the file has none of it."""
+    """Return the shared tensors of all modules, by our names; compute those missing in the file."""
     found: Tensors = {}
     for ours, theirs in row.shared.items():
         own = [update.theirs[theirs] for update in updates if theirs in update.theirs]
@@ -926,7 +927,7 @@ def _shared_tensors(
 
 
 def _kernel_problem(kind: Kind, site: Site, host: nn.Module) -> str:
-    """Return why an update of a module that is no projection is not the same here; "" if it is."""
+    """Return why an update of a module that is not a projection differs here; "" if it does not."""
     if site.matrix is None:
         return ""
     kernel = isinstance(host, CONVOLUTIONS) and only_shifts(host)
@@ -969,7 +970,7 @@ def export_plain(kind: Kind, source: ExportSource) -> CheckpointPart:
         tensors |= {f"{part.site.host}.{suffix}": converted[suffix] for suffix in others}
         for ours, theirs in row.shared.items():
             if ours in state:
-                # RandLoRA's A has a dimension of its bases.
+                # RandLoRA's A has an additional dimension for its bases.
                 bases = ours == "fixed.A" and state["fixed.B"].ndim == 3
                 tensors[f"base_model.{theirs}"] = state[ours][:, None] if bases else state[ours]
         by_host[part.site.host] = _their_options(row, part, tensors) | options
@@ -1001,7 +1002,7 @@ def _their_options(row: PlainKind, part: ExportedModule, tensors: Tensors) -> Va
 
 
 def _common(row: PlainKind, by_host: Mapping[str, Values]) -> tuple[Values, list[str]]:
-    """Return the options of a checkpoint with its patterns, and those that differ without one."""
+    """Return the options of a checkpoint with its patterns, and options that differ without one."""
     config: Values = {}
     differing = []
     names = dict.fromkeys(name for options in by_host.values() for name in options)

@@ -1,10 +1,10 @@
-"""Prompts and prefixes between peft and ours.
+"""Translate prompts and prefixes between peft and our methods.
 
-peft stores the prompt that a reparametrization network produced, or the prefixes of all layers side
+peft stores the prompt produced by a reparametrization network, or the prefixes of all layers side
 by side. Its prefix is stored in the KV cache, so positions of tokens start after it. A classifier
-of peft reads the first position, which in an encoder is a virtual token; ours never reads one.
-peft puts a prompt in front of padding, and passes no token ids by which a backbone would find it:
-imported prompts have `padding: count`.
+of peft reads the first position, which in an encoder is a virtual token; ours never reads one. peft
+puts a prompt in front of padding, and does not pass token ids that let a backbone find the padding,
+so imported prompts have `padding: count`.
 
 Where peft counts two submodules (an encoder and a decoder) it lays the prefixes out for two KV
 caches, and the self-attention of layer i gets the prefix of layer 2 i (modulo the number of
@@ -118,16 +118,16 @@ def _model_problems(source: ExportSource) -> list[str]:
 
 
 def prompt_problems(anatomy: Anatomy) -> list[str]:
-    """List the reasons why a prompt computes something else here than in peft."""
+    """List the reasons why a prompt computes different results here than in peft."""
     if "encoder" in anatomy.stacks and anatomy.head() and _reads_one_position(anatomy):
         return ["the head reads one position: in peft a virtual token, here a token of the text"]
     return []
 
 
 def padding_problems(anatomy: Anatomy) -> list[str]:
-    """List the reasons why a prompt that skips padding computes something else than in peft.
+    """List the reasons why a prompt that skips padding differs from peft.
 
-    Only those that concern padding on the right: a batch may have none on the left.
+    Only reasons about padding on the right are listed: a batch may lack padding on the left.
     """
     if "encoder" in anatomy.stacks or not anatomy.head() or not _reads_one_position(anatomy):
         return []
@@ -149,7 +149,7 @@ def prefix_sites(anatomy: Anatomy) -> list[Site]:
 
 
 def prefix_problems(anatomy: Anatomy) -> list[str]:
-    """List the reasons why a prefix computes something else here than in peft."""
+    """List the reasons why a prefix computes different results here than in peft."""
     config = anatomy.model.config.get_text_config()
     problems = []
     local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
@@ -202,7 +202,7 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
 
 
 def export_prefix(source: ExportSource) -> CheckpointPart:
-    """Return the prefixes as peft's table, (length, layers * 2 * d_kv), or those of a cartridge."""
+    """Return the prefixes as peft's table, (length, layers * 2 * d_kv), or a cartridge's."""
     parts = [p for p in source.parts if isinstance(p.module, _PREFIXES)]
     prefixes = {p.site.id: p.module() for p in parts}
     site_ids = [site.id for site in prefix_sites(source.anatomy)]
@@ -220,7 +220,7 @@ def export_prefix(source: ExportSource) -> CheckpointPart:
         return CheckpointPart(problems=problems)
     own = torch.stack([prefixes[i].detach() for i in site_ids])  # (layers, 2, length, d_kv)
     order = _source_layers(len(own), submodules)
-    pairs = torch.zeros_like(own)  # where no layer of peft reads one
+    pairs = torch.zeros_like(own)  # not read by any layer in peft
     pairs[order] = own
     if len(set(order)) < len(order) and (own.is_meta or not torch.equal(pairs[order], own)):
         problem = "prefix: after an encoder, peft gives layer i that of layer 2 i"

@@ -1,4 +1,4 @@
-"""Finds the modules that a peft configuration names.
+"""Find the modules that a peft configuration names.
 
 `target_modules` is a regular expression for the whole path, a list of paths or path endings, or
 `all-linear`. With a list, `layers_to_transform` selects layers by number: the number follows
@@ -29,7 +29,7 @@ SECONDS = 2.0
 
 
 def modules_of(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the modules of a model by path, without those of adapters."""
+    """Return the modules of a model by path, without adapter modules."""
     modules = model.named_modules(remove_duplicate=False)
     return {path: m for path, m in modules if f".{CHILD}." not in f".{path}."}
 
@@ -40,7 +40,7 @@ def ends_with(path: str, names: Iterable[str]) -> bool:
 
 
 class Targets:
-    """Matches module paths with the names and regular expressions of one configuration.
+    """Match module paths with the names and regular expressions of one configuration.
 
     The expressions are untrusted: matching can take time exponential in the path's length. All
     matches together are limited to SECONDS.
@@ -63,7 +63,7 @@ class Targets:
     def value_at(self, patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
         """Return the value of the first pattern that matches the end of a path.
 
-        The patterns are those of rank_pattern and alpha_pattern.
+        The patterns come from rank_pattern and alpha_pattern.
         """
         for pattern, value in (patterns or {}).items():
             if self._match(rf"(.*\.)?({pattern})$", path):
@@ -71,9 +71,9 @@ class Targets:
         return default
 
     def parameters_at(self, path: str, module: nn.Module) -> list[str]:
-        """Return the names of the parameters that `target_parameters` names in a module.
+        """Return the parameters of a module listed in `target_parameters`, by name.
 
-        They are in the order in which peft wraps them.
+        They are in peft's wrapping order.
         """
         targets = self.config.get("target_parameters") or ()
         own = [name for name, _ in module.named_parameters(recurse=False)] if targets else []
@@ -84,7 +84,7 @@ class Targets:
         names = self.config["feedforward_modules"] or ()
         if isinstance(names, str):
             return self._match(names, path, whole=True) is not None
-        return any(path.endswith(name) for name in names)  # peft requires no dot here
+        return any(path.endswith(name) for name in names)  # peft does not require a dot here
 
     def _match(self, pattern: str, path: str, whole: bool = False) -> regex.Match[str] | None:
         compiled, start = _compiled(pattern), time.monotonic()
@@ -143,12 +143,12 @@ def _compiled(pattern: str) -> regex.Pattern[str]:
 
 
 class ModuleFinder:
-    """Finds the modules of a checkpoint in a model.
+    """Find the modules of a checkpoint in a model.
 
     A module's path can differ between classes around the base model and between versions of
-    transformers. Then the base model's path is added or removed. If that does not help, the module
-    is used whose path is the only one with the same ending from the layer number on. `renamed`
-    maps the paths that differ; `stored` are the paths of modules that are stacked in this model.
+    transformers. Then the base model's path is added or removed. If that fails, the module with the
+    only path of the same ending, from the layer number on, is used. `renamed` maps the paths that
+    differ; `stored` are the paths of modules that are stacked in this model.
     """
 
     def __init__(self, anatomy: Anatomy, config: Mapping[str, Any]) -> None:
@@ -159,14 +159,14 @@ class ModuleFinder:
         self.stored: set[str] = set()
 
     def find(self, path: str) -> str | None:
-        """Return a module's path in the model; None if there is no such module or several."""
+        """Return a module's path in the model; None if it is missing or ambiguous."""
         model_path = next((p for p in self._candidates(path) if p in self.modules), None)
         if model_path is not None and model_path != path:
             self.renamed[path] = model_path
         return model_path
 
     def tied(self, path: str) -> list[str]:
-        """Return the other paths of modules with the same weight; none without a weight."""
+        """Return the other paths of modules with the same weight; empty without a weight."""
         weight = getattr(self.modules.get(path), "weight", None)
         return [
             other

@@ -1,4 +1,4 @@
-"""The low-rank updates of a peft checkpoint, one for each module or parameter that peft adapted.
+"""The low-rank updates of a peft checkpoint, one for each adapted module or parameter.
 
     lora_A.weight, lora_B.weight                 of a projection
     lora_embedding_A, lora_embedding_B           of an embedding
@@ -8,7 +8,8 @@
                                                  in a module
 
 The factors of E stacked matrices, such as those of experts, are stored as A: (E rank, d_in) and
-B: (d_out, rank E); or each has tensors of its own, in files from before transformers stacked them.
+B: (d_out, rank E); or each expert has separate tensors, in files from before transformers stacked
+them.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ TIMES_OUTPUT = 2  # peft 0.21 adds the update of the output of torch's Multihead
 class Update:
     """The update of one module, or of one parameter of it.
 
-    `file_path` is the module's path in the checkpoint, `path` that in the model; `parameter` is ""
-    for the weight of a projection or an embedding. `tensors` are A: (rank, d_in), B: (d_out, rank)
-    and, if present, magnitude_vector: (d_out,), diag: (rank,) and BIAS: (d_out,). `blocks` has the
-    number of blocks that A, or B, consists of.
+    `file_path` is the module's path in the checkpoint, `path` its path in the model; `parameter` is
+    "" for the weight of a projection or an embedding. `tensors` are A: (rank, d_in), B: (d_out,
+    rank) and, if present, magnitude_vector: (d_out,), diag: (rank,) and BIAS: (d_out,). `blocks`
+    has the number of blocks that A, or B, consists of.
     """
 
     file_path: str
@@ -68,7 +69,7 @@ class Update:
     def shape_problems(self, d_in: int, d_out: int, matrices: int = 1) -> list[str]:
         """Return one line for each tensor that does not fit a weight, (d_out, d_in).
 
-        The factors may be of several stacked matrices.
+        The factors may belong to several stacked matrices.
         """
         rank, split = self.rank * matrices, self.blocks.get
         shapes = {
@@ -88,7 +89,7 @@ class Update:
 def read_updates(
     files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> tuple[list[Update], dict[str, Tensor]]:
-    """Collect the updates of a checkpoint, and the tensors that belong to none."""
+    """Collect the updates of a checkpoint, and the remaining tensors."""
     by_path: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, Tensor] = {}
     for name, tensor in files.tensors.items():
@@ -107,7 +108,7 @@ def _of_stored_modules(
     finder: ModuleFinder,
     translation: Translation,
 ) -> list[Update]:
-    """Collect the updates of modules that this transformers stacks, such as those of an expert.
+    """Collect the updates of modules that this transformers stacks, such as an expert's.
 
     They are removed from `by_path`.
     """
@@ -221,10 +222,10 @@ _PLAIN = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 
 
 def subtracted_initialization(config: Mapping[str, Any], translation: Translation) -> str:
-    """Return the decomposition whose leading part was subtracted from W, "" if none was.
+    """Return the decomposition whose leading part was subtracted from W, "" if none.
 
-    PiSSA and OLoRA start from a part of W and replace W by W - s B0 A0, so their files are for that
-    weight. Like peft, which has only W when it loads them, the importer recomputes B0 and A0.
+    PiSSA and OLoRA start from a part of W and replace W by W - s B0 A0, so their files apply to
+    that weight. Like peft, which only has W on loading, the importer recomputes B0 and A0.
     """
     init = config["init_lora_weights"]
     name = init.lower() if isinstance(init, str) else init
@@ -269,7 +270,7 @@ def _components(
 def _orthonormal(
     module: nn.Module, weight: Tensor, rank: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    transposed = isinstance(module, Conv1D)  # peft decomposes the weight as it is stored
+    transposed = isinstance(module, Conv1D)  # peft decomposes the weight as stored
     q, r = torch.linalg.qr(weight.T if transposed else weight)
     q, r = q[:, :rank], r[:rank]
     return (r.T, q.T) if transposed else (q, r)

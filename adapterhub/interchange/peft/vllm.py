@@ -1,17 +1,17 @@
-"""What vLLM serves of a peft checkpoint, and the form of a LoRA that every release of it takes.
+"""Subset of peft checkpoints that vLLM serves, and the LoRA form that all its releases accept.
 
     y + (alpha / r) B A x      one r and one alpha for all modules, no other tensors
 
 Factors of a smaller rank are padded with zeros. Where scales differ, each is multiplied into its B.
 
-Updates of routed experts have one of two forms, by vLLM's class of the model, whose checkpoints it
-reads in the same way. With `is_3d_moe_weight` they are stacked as in peft's files, otherwise there
-is a LoRA for each module of the checkpoint:
+Updates of routed experts have one of two forms, depending on vLLM's class of the model, which reads
+checkpoints in the same form. With `is_3d_moe_weight` they are stacked as in peft's files; otherwise
+there is a LoRA for each module of the checkpoint:
 
     mlp.experts.base_layer (gate and up), mlp.experts (down)
     mlp.experts.7.gate_proj, mlp.experts.7.up_proj, mlp.experts.7.down_proj
 
-An adapted layer has all of them: those without an update are zero.
+An adapted layer has all of them; those without an update are zero.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ DEFAULT_RANK = 16
 def try_vllm(
     source: ExportSource, max_rank: int = DEFAULT_RANK, *, stacked: bool | None = None
 ) -> tuple[PeftFiles, list[str]]:
-    """Return a LoRA in the form for vLLM, as far as possible, and what vLLM does not serve.
+    """Return a LoRA in the form for vLLM, as far as possible, and the unsupported features.
 
     Args:
         source: the adapter.
         max_rank: the server's `--max-lora-rank`.
-        stacked: the form of experts, if vLLM does not tell: that of the checkpoint. By default
-            that which `save_pretrained` writes.
+        stacked: the form of experts in the checkpoint, if vLLM does not define it. By default the
+            form that `save_pretrained` writes.
     """
     files, problems = try_peft(source)
     updates = at_one_rank(low_rank_updates(source)[0])
@@ -86,7 +86,7 @@ def try_vllm(
 
 
 def _experts(source: ExportSource, updates: Mapping[str, ModuleUpdate]) -> dict[Site, Factors]:
-    """Return A and B of each weight of experts in the adapted modules: zeros if it has no update.
+    """Return A and B of each expert weight in the adapted modules; zeros without an update.
 
     (experts, rank, d_in) and (experts, d_out, rank)
     """
@@ -107,7 +107,7 @@ def _experts(source: ExportSource, updates: Mapping[str, ModuleUpdate]) -> dict[
 def _modules(
     source: ExportSource, factors: Mapping[Site, Factors]
 ) -> list[tuple[str, StoredModule]]:
-    """Return the modules of a checkpoint that weights of experts are stacked from; [] if none."""
+    """Return the modules of a checkpoint that expert weights are stacked from; [] if none."""
     stored = stored_modules(source.anatomy) if factors else {}
     return [(name, module) for name, module in stored.items() if module.site in factors]
 
@@ -128,7 +128,7 @@ _STACKED = {"gate_up": WRAPPER, "down": ""}
 
 
 def _stacked(factors: Mapping[Site, Factors]) -> dict[str, Tensor]:
-    """Return the matrices of all experts of a layer; other projections are left out."""
+    """Return the matrices of all experts of a layer, without other projections."""
     tensors: dict[str, Tensor] = {}
     for site, pair in factors.items():
         if (wrapper := _STACKED.get(_projection(site))) is not None:
@@ -142,7 +142,7 @@ def _projection(site: Site) -> str:
 
 
 def _held_problems(source: ExportSource, stacked: bool) -> list[str]:
-    """List the weights that hosts multiply by themselves, and that vLLM has no LoRA at."""
+    """List the weights that hosts multiply by themselves and where vLLM does not support LoRA."""
     places = {
         f"{site.stack}.{site.role}"
         for site in held_weights(source).values()
@@ -152,7 +152,7 @@ def _held_problems(source: ExportSource, stacked: bool) -> list[str]:
 
 
 def at_one_rank(updates: Mapping[str, ModuleUpdate]) -> dict[str, ModuleUpdate]:
-    """Return updates with the largest of their ranks and one scale, which compute the same."""
+    """Return equivalent updates with one rank, the largest, and one scale."""
     rank = max((update.rank for update in updates.values()), default=0)
     scales = {update.scale for update in updates.values()}
     scale = scales.pop() if len(scales) == 1 else 1.0
@@ -172,10 +172,10 @@ def _padded(update: ModuleUpdate, rank: int, scale: float) -> ModuleUpdate:
 
 
 def architecture_problems(model: PreTrainedModel) -> list[str]:
-    """Return the reason why vLLM serves no LoRA on a model, if there is one.
+    """Return the reason why vLLM cannot serve LoRA on a model, if any.
 
-    An installed vLLM is asked for its registry of models. Without one, decoders pass: vLLM runs
-    those that it has no class for by transformers' code, with LoRA.
+    The registry of models of an installed vLLM is used. Without vLLM, decoders pass: vLLM runs
+    unregistered ones with transformers' code, with LoRA.
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder or not model.can_generate():
@@ -186,7 +186,7 @@ def architecture_problems(model: PreTrainedModel) -> list[str]:
 def is_served(architecture: str) -> bool | None:
     """Return whether the installed vLLM serves LoRA on a class of models.
 
-    None: vLLM is not installed, or has no class of its own for it, and would run transformers'.
+    None: vLLM is not installed, or lacks its own class and would run transformers' class.
     """
     if (cls := _class_in_vllm(architecture)) is None:
         return None
@@ -196,13 +196,13 @@ def is_served(architecture: str) -> bool | None:
 
 
 def stacks_experts(architecture: str) -> bool | None:
-    """Return whether the installed vLLM takes updates of stacked experts; None as `is_served`."""
+    """Return whether the installed vLLM accepts updates of stacked experts; None as `is_served`."""
     cls = _class_in_vllm(architecture)
     return None if cls is None else bool(getattr(cls, "is_3d_moe_weight", False))
 
 
 def _class_in_vllm(architecture: str) -> Any:
-    """Return the class of models of the installed vLLM; None if there is none."""
+    """Return the model class of the installed vLLM; None if it does not exist."""
     if importlib.util.find_spec("vllm") is None:
         return None
     from vllm.model_executor.models import ModelRegistry
@@ -215,7 +215,7 @@ def _class_in_vllm(architecture: str) -> Any:
 def vllm_problems(
     files: PeftFiles, model: PreTrainedModel, max_rank: int = DEFAULT_RANK
 ) -> list[str]:
-    """List the reasons why vLLM would refuse the adapter or compute something else.
+    """List the reasons why vLLM would refuse the adapter or compute different results.
 
     vLLM serves LoRA on decoders, at ranks up to `--max-lora-rank`, which accepts a few values. Some
     releases use one scale for all modules, and none supports biases, DoRA or `modules_to_save`.
