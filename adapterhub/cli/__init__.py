@@ -1,7 +1,7 @@
 """The `adapterhub` command.
 
 Each subcommand is one module, imported only when it runs: `adapterhub --help` does not load torch.
-What Python users need too belongs in the rooms above.
+Code that Python users need as well belongs in the rooms above.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ HEADINGS = {
         "trust": "List, add or remove the keys that you trust.",
     },
 }
-"""The commands under their headings in the help text, with what they do."""
+"""The commands with one-line descriptions, under their headings in the help text."""
 COMMANDS = {name: said for names in HEADINGS.values() for name, said in names.items()}
 EXAMPLES = {
     "quickstart": ("adapterhub quickstart --output runs/first",),
@@ -215,7 +215,7 @@ EXAMPLES = {
         "adapterhub trust --require-signatures",
     ),
 }
-"""Command lines at the end of a help text."""
+"""Example command lines at the end of a help text."""
 SEE_ALSO = {
     "quickstart": "train, with your own data; recipe, for all options",
     "train": "options, which lists all; recipe, for a file; report, predict",
@@ -259,7 +259,7 @@ SEE_ALSO = {
     "verify": "trust, sign",
     "trust": "verify, key show",
 }
-"""Where a help text says to go on."""
+"""Related commands at the end of a help text."""
 ALIASES = {"search": "list"}
 OTHER_WORDS = {
     **dict.fromkeys(
@@ -355,7 +355,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("env", "doctor", "version", "versions"), "adapterhub --version"),
     **dict.fromkeys(("plot", "log", "logs", "tensorboard", "monitor"), "adapterhub report RUN"),
 }
-"""Words of other programs, each with what is here for it, or that there is nothing."""
+"""Commands of other programs, each with its counterpart here, or a note that there is none."""
 _GPU = "CUDA_VISIBLE_DEVICES=0 before the command; without it, a GPU that is there is used"
 OTHER_FLAGS = {
     **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda", "use-gpu", "gpu-id"), _GPU),
@@ -371,7 +371,7 @@ OTHER_FLAGS = {
     **dict.fromkeys(("verbose", "debug", "v"), "no flag: what matters is printed"),
     **dict.fromkeys(("yes", "y", "force", "f"), "--overwrite where a command has it"),
 }
-"""Flags of other programs, each with what to type here; those of recipes are in their names."""
+"""Flags of other programs, each with its counterpart here; flags of recipes have aliases."""
 _FIRST = ("Train and use", "Look up")
 _ALL = "adapterhub.all_commands"
 
@@ -381,7 +381,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the subcommands in the order of a typical workflow."""
-        return [*COMMANDS]  # here `list` is the module cli/list.py, once that is imported
+        return [*COMMANDS]  # `list` is the module cli/list.py here, once it is imported
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import the subcommand `name`: the function `command` of `cli/<name>.py`."""
@@ -405,7 +405,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the subcommand; what click's errors quote from the command line is printable."""
+        """Run the subcommand; escape the parts of the command line that click's errors quote."""
         try:
             with showing(display_for_terminal(stages=False)):
                 return super().invoke(ctx)
@@ -423,14 +423,14 @@ class LazyGroup(click.Group):
             raise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does; `--all` holds for a `--help` before it, too."""
+        """Parse as click does; `--all` also applies to a `--help` before it."""
         ctx.meta[_ALL] = "--all" in itertools.takewhile(lambda word: word.startswith("-"), args)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the subcommands under their headings, without importing their modules.
 
-        Those of most headings are only named, unless all are asked for.
+        The subcommands of most headings are only named, unless `--all` is set.
         """
         described = [title for title in HEADINGS if ctx.meta.get(_ALL) or title in _FIRST]
         width = max(len(name) for title in described for name in HEADINGS[title])
@@ -468,9 +468,9 @@ def group() -> None:
     """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""
 
 
-# What libraries read when they are imported. tokenizers uses all cores, and warns at a subprocess
-# started later unless the variable is set. torch keeps compiled products of 1,024 shapes in each
-# of two caches; batches have many lengths, and 64 take a third less memory in bf16, as fast.
+# Variables that libraries read on import. tokenizers uses all cores, and warns about later
+# subprocesses unless the variable is set. torch keeps compiled products of 1,024 shapes in each of
+# two caches; batches have many lengths, and 64 shapes take a third less memory in bf16, as fast.
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "true",
     "LRU_CACHE_CAPACITY": "64",
@@ -500,7 +500,7 @@ class _PrintableRecord(logging.LogRecord):
 
 
 def _make_output_printable() -> None:
-    """Escape what others wrote in warnings, logs and tracebacks, and what a stream cannot encode.
+    """Escape foreign text in warnings, logs and tracebacks, and characters a stream cannot encode.
 
     The commands' own output is escaped by `_format`, errors by `AdapterhubError`.
     """
@@ -520,7 +520,7 @@ def _print_traceback(
 
 
 def _refuse_undecodable(words: list[str]) -> None:
-    """Refuse arguments that are not in the encoding of the terminal: Python hides their bytes."""
+    """Reject arguments that are not in the terminal's encoding: Python hides their bytes."""
     for number, word in enumerate(words, start=1):
         if lone := re.search("[\ud800-\udfff]", word):
             byte = ord(lone.group()) - 0xDC00

@@ -1,4 +1,4 @@
-"""How `adapterhub predict` prints predictions, and texts while they are written."""
+"""Output of `adapterhub predict`: predictions, and texts while they are generated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HowToWrite:
-    """The options of generation, and whether texts are printed while they are written."""
+    """The generation options, and whether texts are printed while they are generated."""
 
     options: Writing
     stream: bool
@@ -31,9 +31,9 @@ class HowToWrite:
 
 @dataclass(frozen=True)
 class Shape:
-    """What predictions are printed as; `output` is the file they are written to instead.
+    """The output format of predictions; `output` is a file to write them to instead.
 
-    `every`: with the probabilities of all labels.
+    `every` adds the probabilities of all labels.
     """
 
     as_json: bool
@@ -41,31 +41,31 @@ class Shape:
     output: str | None = None
 
     def check(self) -> None:
-        """Refuse a file that cannot be written, and output of two kinds.
+        """Reject a file that cannot be written, and two kinds of output.
 
         Raises:
-            ConfigError: the file is of an unknown format, or JSON is to be printed as well.
-            OutputError: the file is already there.
+            ConfigError: the file has an unknown format, or JSON output is requested as well.
+            OutputError: the file exists already.
         """
         if self.output is None:
             return
         if self.as_json:
             raise ConfigError("--json with --output", hint="--output FILE.jsonl")
-        if not self.is_picture:  # whose files are known with the prompts
+        if not self.is_picture:  # whose file names depend on the prompts
             from adapterhub.inference.table_file import check_table_file
 
             check_table_file(Path(self.output))
 
     @property
     def is_picture(self) -> bool:
-        """Whether the output is the file of a picture."""
+        """Whether the output is an image file."""
         return (self.output or "").lower().endswith(".png")
 
     def check_use(self, task: Task, typed: bool) -> None:
-        """Refuse what does not go with the task, or with lines that are `typed`.
+        """Reject options that do not fit the task, or lines that are `typed`.
 
         Raises:
-            ConfigError: something does not.
+            ConfigError: an option does not fit.
         """
         if self.every and not task.has_scores:
             raise ConfigError(f"--all: {task.name} has no probabilities of labels")
@@ -87,10 +87,10 @@ class Shape:
             )
 
     def files(self, count: int) -> list[Path]:
-        """Return the files of so many pictures, which are not there yet; several get numbers.
+        """Return new file names for `count` images; several images get numbers.
 
         Raises:
-            OutputError: one of them is already there.
+            OutputError: one of the files exists already.
         """
         from adapterhub.inference.table_file import check_new
 
@@ -102,7 +102,7 @@ class Shape:
         return files
 
     def save_pictures(self, predictions: Sequence[Any]) -> list[Path]:
-        """Write a picture of each prediction; return the files."""
+        """Write the image of each prediction; return the files."""
         files = self.files(len(predictions))
         for file, prediction in zip(files, predictions, strict=True):
             with writing(file):
@@ -113,13 +113,13 @@ class Shape:
     def show(
         self, task: Task, example: Any, prediction: Prediction, *, alone: bool = False
     ) -> None:
-        """Print a prediction, and what it is of unless it is `alone`."""
+        """Print a prediction, with its input unless it is `alone`."""
         if self.as_json:
             cut = {"truncated": prediction.truncated} if prediction.truncated else {}
             print_json(task.printed(example, prediction) | cut)
             return
         shown = task.shown(example)
-        # The whole text, however long: it is the user's own, or was asked for.
+        # The whole text, however long: it is the user's own, or was requested.
         cells = (*prediction.cells(self.every), *([] if alone else shown))
         say_text("\t".join(one_line(cell, sys.maxsize) for cell in cells))
 
@@ -129,7 +129,7 @@ def answers(
 ) -> list[Prediction]:
     """Return a prediction for each example; `how` is given for tasks that generate.
 
-    `empty` is what `Predictor.predict_examples` takes for empty ones.
+    `empty` is the argument of `Predictor.predict_examples` for empty inputs.
     """
     if how is None or not how.options.given:
         return opened.predict_examples(examples, **empty)
@@ -138,7 +138,7 @@ def answers(
 
 
 def print_pieces(pieces: Iterable[str]) -> str:
-    """Print the pieces of a text as they come, and return the text."""
+    """Print the pieces of a text as they arrive, and return the text."""
     text = ""
     for piece in pieces:
         text += piece

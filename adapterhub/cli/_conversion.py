@@ -1,4 +1,4 @@
-"""What `adapterhub convert` and `adapterhub resize` do: an adapter as a LoRA of some rank."""
+"""Conversion of adapters to LoRA, for `adapterhub convert` and `adapterhub resize`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def conversion_options(command: Any) -> Any:
-    """Add the argument and the options that `write_as_lora` takes."""
+    """Add the argument and the options of `write_as_lora`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -58,7 +58,7 @@ def write_as_lora(
     registry: str | None,
     as_json: bool,
 ) -> None:
-    """Write an adapter as a LoRA, and print what was lost."""
+    """Write an adapter as a LoRA, and print the loss of the conversion."""
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.registry.pull import pull_verified
@@ -102,7 +102,7 @@ def write_as_lora(
 
 
 def _facts(adapter: Adapter, found: Adapter) -> dict[str, Any]:
-    """Return the sizes of both adapters, and how far their outputs are from each other."""
+    """Return the sizes of both adapters, and the difference of their outputs."""
     from adapterhub.adapters.route import activate
     from adapterhub.backbones.probe import probe
     from adapterhub.methods.lora import LoRALayer

@@ -1,7 +1,7 @@
-"""How the commands print lines, JSON, numbers and tables, and open a page.
+"""Output of the commands: lines, JSON, numbers, tables and web pages.
 
-All output goes through this module: names, reasons, labels and cards may be a stranger's. Control
-characters are escaped, and nothing is read as rich's markup or emoji codes.
+All output goes through this module: names, reasons, labels and cards may be untrusted. Control
+characters are escaped, and rich's markup and emoji codes are not interpreted.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ def say_text(text: str, *, err: bool = False) -> None:
 def print_json(value: object, *, indent: int | None = None) -> None:
     """Print a value as JSON, on one line unless `indent` gives the spaces per level.
 
-    Only what every output stream can encode is left unescaped.
+    Characters that some output stream cannot encode are escaped.
     """
     ascii_only = not str(sys.stdout.encoding).lower().startswith("utf")
     click.echo(printable(json.dumps(value, indent=indent, ensure_ascii=ascii_only)))
 
 
 def print_result(text: str, facts: object, *, as_json: bool) -> None:
-    """Print what a command did: one line, or the facts of it as JSON."""
+    """Print the result of a command: one line, or its facts as JSON."""
     print_json(facts) if as_json else say(text)
 
 
 def print_copied(report: CopyReport, source: str, target: str, *, as_json: bool) -> None:
-    """Print what was copied from a registry to another.
+    """Report the versions copied from a registry to another.
 
     Raises:
-        RegistryError: versions were not.
+        RegistryError: some versions were not copied.
     """
     if as_json:
         print_json(vars(report))
@@ -93,13 +93,13 @@ def print_copied(report: CopyReport, source: str, target: str, *, as_json: bool)
 
 
 def print_published(entry: Entry, done: str, *, as_json: bool) -> None:
-    """Print a published version; `done` says what was done with it, in the past tense."""
+    """Print a published version; `done` is the action in the past tense."""
     text = f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}"
     print_result(text, asdict(entry), as_json=as_json)
 
 
 def print_next(entry: Entry, registry: str | None = None) -> None:
-    """Print what to type next, after an adapter was published."""
+    """Print the next commands to type after an adapter was published."""
     from adapterhub.tasks import TASKS, Task
 
     typed = TASKS.get(entry.task or "", Task).typed_input()
@@ -108,7 +108,7 @@ def print_next(entry: Entry, registry: str | None = None) -> None:
 
 
 def console(**options: Any) -> Console:
-    """Return a console that prints texts as they are, without markup, emoji codes or colours."""
+    """Return a console that prints texts unchanged, without markup, emoji codes or colours."""
     return Console(**options, markup=False, emoji=False, highlight=False)
 
 
@@ -130,10 +130,10 @@ def seconds_text(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Draw values as a line of blocks, ▁ for the least and █ for the greatest.
+    """Draw values as a line of blocks, from ▁ for the least to █ for the greatest.
 
-    More values than `width` are averaged. Where the terminal's encoding has no blocks, they are
-    digits from 0 to 7.
+    More values than `width` are averaged. If the terminal's encoding lacks blocks, digits from 0 to
+    7 are used.
     """
     count = min(width, len(values))
     bounds = [i * len(values) // count for i in range(count + 1)]
@@ -153,7 +153,7 @@ def _can_print(text: str) -> bool:
 
 
 def shown_score(value: float, error: ScoreError | None, digits: int = 4) -> str:
-    """Write a score with its error, in characters that the terminal has."""
+    """Format a score with its error, in characters that the terminal supports."""
     text = score_text(f"{value:.{digits}f}", error)
     return text if _can_print(text) else text.replace(EN_DASH, "-")
 
@@ -172,9 +172,9 @@ def print_table(
 ) -> None:
     """Print a table: framed on a terminal, plain and wide to a file or pipe.
 
-    On a terminal that is too narrow, the `optional` columns are left out, the first one first, and
-    listed below the table, with where else they are shown. The words of the first column and of the
-    `unbroken` ones stay whole.
+    On a narrow terminal, the `optional` columns are dropped in order, and listed below the table
+    with the place where they are shown. Words in the first column and in the `unbroken` columns are
+    not broken.
     """
     output = console()
     if not output.is_terminal:
@@ -195,7 +195,7 @@ def print_table(
 def _rich_table(
     table: ShownTable, left_out: Sequence[str], unbroken: Sequence[str], *, framed: bool
 ) -> Table:
-    """Return what rich draws: cells of one line each, as they are, without markup."""
+    """Return a table for rich: cells of one line each, unchanged, without markup."""
     box = HEAVY_HEAD if framed else SIMPLE_HEAD
     columns, cells = list[Column](), list[Iterable[Text]]()
     for i, title in enumerate(table.columns):
@@ -223,7 +223,7 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def open_page(page: Path) -> None:
-    """Open a page in the browser; on a remote machine or without a display, say why not."""
+    """Open a page in the browser; print a note on a remote machine or without a display."""
     if not has_display(os.environ, sys.platform):
         say("no browser here: copy the file to your machine and open it there", err=True)
     elif not webbrowser.open(page.resolve().as_uri()):

@@ -1,4 +1,4 @@
-"""Answers to lines that a user types, each at once: the adapter is loaded once."""
+"""Answer typed lines interactively; the adapter is loaded once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NEW = "/new"
 def answer_lines(
     opened: Predictor, pair: Sequence[str], how: HowToWrite | None, shape: Shape
 ) -> None:
-    """Answer each line that is typed, until an empty one or the end of input (Ctrl-D).
+    """Answer each typed line, until an empty one or the end of input (Ctrl-D).
 
     Args:
         opened: the adapter.
-        pair: the other texts of each example, if they are given.
-        how: how texts are written; None for tasks that write none.
-        shape: how predictions are printed.
+        pair: the other texts of each example, if any.
+        how: the generation options; None for tasks that do not generate text.
+        shape: the output format of predictions.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (lines can be edited)
@@ -52,7 +52,7 @@ def answer_lines(
             else:
                 _answer(opened, _example(opened, line, pair), how, shape)
         except AdapterhubError as error:
-            say_text(f"error: {error}", err=True)  # the next line may be another one
+            say_text(f"error: {error}", err=True)  # the next line may be valid
 
 
 def _turns(messages: Sequence[dict[str, str]]) -> tuple[tuple[str, str], ...]:
@@ -60,13 +60,13 @@ def _turns(messages: Sequence[dict[str, str]]) -> tuple[tuple[str, str], ...]:
 
 
 def _lines(prompt: str = "> ") -> Iterator[str]:
-    """Yield the lines that are typed behind a prompt, up to an empty one or the end of input."""
+    """Yield the lines typed at a prompt, up to an empty one or the end of input."""
     while line := _typed_line(prompt):
         yield line
 
 
 def _typed_line(prompt: str) -> str:
-    if not sys.stdout.isatty():  # predictions alone go to a file or pipe
+    if not sys.stdout.isatty():  # only predictions go to a file or pipe
         click.echo(prompt, nl=False, err=True)
         prompt = ""
     try:
@@ -77,7 +77,7 @@ def _typed_line(prompt: str) -> str:
 
 
 def _example(opened: Predictor, line: str, pair: Sequence[str]) -> Any:
-    """Return the example of a line; tabs separate its texts, or a second one is asked for."""
+    """Return the example of a line; tabs separate its texts, or a second text is requested."""
     texts = [*texts_of([line], opened.task, opened.data), *pair]
     if opened.task.fields(opened.data) == 2 and len(texts) == 1:
         texts += filter(None, [_typed_line(f"{opened.task.pair_name or 'second text'}> ")])
@@ -85,7 +85,7 @@ def _example(opened: Predictor, line: str, pair: Sequence[str]) -> Any:
 
 
 def _answer(opened: Predictor, example: Any, how: HowToWrite | None, shape: Shape) -> str:
-    """Print the prediction for an example, and return its text; generated text as it is written."""
+    """Print the prediction for an example, and return its text; generated text is streamed."""
     if how is not None and not shape.as_json:
         writer = opened.writing(how.options)
         if getattr(writer.task, "beams", 1) == 1:

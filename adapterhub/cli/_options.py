@@ -37,7 +37,7 @@ def _require(context: click.Context, parameter: click.Parameter, value: bool) ->
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
-# Which adapter.
+# The adapter.
 registry_option = click.option(
     "--registry",
     help="Folder, bucket or https URL (default: $ADAPTERHUB_REGISTRY, or your own registry).",
@@ -61,13 +61,13 @@ require_signature_option = click.option(
     callback=_require,
     help="Refuse adapters that no trusted key has signed.",
 )
-# Which model it is loaded into.
+# The model that the adapter is loaded into.
 backbone_place_option = click.option(
     "--backbone", help="Load the backbone from this Hub id or folder."
 )
 revision_option = click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
 kind_option = click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
-# The form of a data file, otherwise detected: data.delimiter, data.encoding and so on.
+# The form of a data file, detected by default: data.delimiter, data.encoding and so on.
 text_column_option = click.option("--text", help="Text column, if not the one used in training.")
 data_form_options = several_options(
     click.option("--delimiter", help="The character between fields; otherwise detected."),
@@ -84,7 +84,7 @@ allow_option = click.option(
     metavar="CODE",
     help="Publish a text that looks private and is not.",
 )
-# What is said of an adapter that is published or pushed, and who signs it.
+# The description and signature of an adapter that is published or pushed.
 publication_options = several_options(
     click.option("--description", help="One sentence for the card and the listing."),
     click.option("--license", help="Licence of the adapter: apache-2.0, cc-by-4.0."),
@@ -93,7 +93,7 @@ publication_options = several_options(
     click.option("--sign", "key", metavar="KEY", help="Sign it with this private key."),
     allow_option,
 )
-# Whether an adapter is published with the files that plain peft loads.
+# Publication with files that plain peft loads.
 peft_options = several_options(
     click.option(
         "--peft/--no-peft",
@@ -105,7 +105,7 @@ peft_options = several_options(
 
 
 def private_key(path: str | None) -> PrivateKey | None:
-    """Read a private key, and ask for its passphrase if it has one; None if there is no path."""
+    """Read a private key, prompting for a passphrase if it has one; None without a path."""
     from adapterhub.files.signature import read_private_key
 
     def ask() -> str:
@@ -116,10 +116,10 @@ def private_key(path: str | None) -> PrivateKey | None:
 
 
 def check_engine(engine: str, workers: int | None, address: str | None) -> None:
-    """Refuse options of Ray without it, and Ray where it is not installed.
+    """Reject options of Ray for other engines, and Ray if it is not installed.
 
     Raises:
-        ConfigError: they do not go together.
+        ConfigError: the options conflict, or Ray is missing.
     """
     given = {"--workers": workers, "--ray-address": address}
     if engine == "local" and (of_ray := [n for n, v in given.items() if v is not None]):
@@ -127,4 +127,4 @@ def check_engine(engine: str, workers: int | None, address: str | None) -> None:
     if engine == "ray":
         from adapterhub.ray_cluster import import_ray
 
-        import_ray()  # before anything is read
+        import_ray()  # before reading anything

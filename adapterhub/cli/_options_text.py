@@ -1,4 +1,4 @@
-"""The options of dataclasses as text that fits 80 columns, on a terminal and in a file."""
+"""Options of dataclasses as text of 80 columns, for terminals and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapterhub.tasks.common.base import aliases_of
 def print_options(title: str, options: Sequence[OptionDoc], required: Sequence[str] = ()) -> None:
     """Print options with their help texts, values and defaults, below the lines of a title.
 
-    `required` are the names of those that a recipe must have.
+    `required` are the names of options that a recipe must have.
     """
     column = max((len(option.name) for option in options), default=0) + 4
     lines = [textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in title.splitlines()]
@@ -25,14 +25,14 @@ def print_options(title: str, options: Sequence[OptionDoc], required: Sequence[s
 
 
 def task_options(task: type[Task]) -> tuple[str, Sequence[OptionDoc]]:
-    """Return what a task is, with its other names, and its options."""
+    """Return the description of a task, with its other names, and its options."""
     others = ", ".join(aliases_of(task.name))
     title = f"{task.name}: {task.summary}" + (f"\nalso called {others}" if others else "")
     return title, options_of(task)
 
 
 def method_options(name: str, method: DescribedMethod) -> tuple[str, Sequence[OptionDoc]]:
-    """Return what a method is, and its options with its default learning rate."""
+    """Return the description of a method, and its options with its default learning rate."""
     rate = OptionDoc(
         "train.learning_rate", "float", method.learning_rate, "the default of this method"
     )

@@ -1,4 +1,4 @@
-"""The flags of a recipe, for all commands that take one, and how they become its options."""
+"""Flags of recipes, for all commands that accept one, and their mapping to options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from adapterhub.errors import ConfigError
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import NAMES, SPECS, Recipe
 
-# Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
-# are given as KEY=VALUE.
+# Section of the help text -> flag -> (option of the recipe, value of the flag). All other options
+# are set as KEY=VALUE.
 SECTIONS = {
     "What to train": {
         "backbone": ("backbone", "ID"),
@@ -55,7 +55,7 @@ PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTI
 _STUDIES = ("stages", "bench")
 _OF_RECIPES = {"backbone", "method", "task", "tasks", "data", "train", "from", "output", *_STUDIES}
 _LISTS = {"method", "new_tokens", "on", "stages"}
-_LARGEST_RECIPE = 1 << 16  # bytes; data of this size may be a recipe, too
+_LARGEST_RECIPE = 1 << 16  # bytes; a larger file is data, not a recipe
 _OPTIONS = {
     f"{group}{o.name}": o
     for group, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
@@ -67,7 +67,7 @@ MULTIPLE = frozenset(f for f, path in FLAGS.items() if _OPTIONS[path].type.start
 def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
     """Add an option for each flag, with the help text and the type of its recipe option.
 
-    `without` are flags that are left out.
+    `without` are flags to leave out.
     """
     for flags in reversed(SECTIONS.values()):
         for flag, (path, metavar) in reversed(flags.items()):
@@ -86,10 +86,9 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
 
 
 class RecipeCommand(click.Command):
-    """A command with the flags of a recipe; for an unknown flag it says what to type instead.
+    """A command with the flags of a recipe; the error for an unknown flag suggests another.
 
-    `sections` are the titles below which its options are listed, each with their names; a last
-    section has the others.
+    `sections` maps the titles of the help sections to option names; a last section has the rest.
     """
 
     def __init__(
@@ -125,9 +124,9 @@ class RecipeCommand(click.Command):
 
 
 def _one_value_each(args: Sequence[str]) -> Iterator[str]:
-    """Repeat a flag that takes several values before each of them.
+    """Repeat a flag with several values before each value.
 
-    The values end at a flag, a KEY=VALUE or a recipe.
+    The values end at the next flag, KEY=VALUE or recipe.
     """
     flag = None
     args = [re.sub(r"^--data(?==|$)", "--train", arg) for arg in args]
@@ -140,9 +139,9 @@ def _one_value_each(args: Sequence[str]) -> Iterator[str]:
 
 
 def is_override(word: str) -> bool:
-    """Return whether a word is KEY=VALUE, and no path that contains a `=`.
+    """Return whether a word is KEY=VALUE, not a path that contains a `=`.
 
-    Folders of sweeps and of partitioned tables do: `runs/lr=1e-3`, `year=2024/part.csv`.
+    Folders of sweeps and of partitioned tables contain one: `runs/lr=1e-3`, `year=2024/part.csv`.
     """
     key, equals, _ = word.partition("=")
     if not equals or is_there(word) or any(mark in key for mark in "/\\~"):
@@ -152,12 +151,12 @@ def is_override(word: str) -> bool:
 
 
 def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | None, list[str]]:
-    """Split the arguments into the recipe file, if there is one, and the overrides.
+    """Split the arguments into the optional recipe file and the overrides.
 
-    A file of data among them becomes the flag `train`.
+    A data file among the arguments becomes the flag `train`.
 
     Raises:
-        ConfigError: more than one recipe, or more than one file of training data.
+        ConfigError: there are several recipes, or several files of training data.
     """
     overrides = [word for word in words if is_override(word)]
     files = [word for word in words if word not in overrides]
@@ -178,7 +177,7 @@ def recipe_words(words: tuple[str, ...], flags: dict[str, Any]) -> tuple[str | N
 def is_recipe(file: str) -> bool:
     """Return whether a file is a recipe or study, not data: by its suffix, or by its content.
 
-    What is neither a file nor looks like a place of data is a name that was mistyped.
+    A word that is neither a file nor looks like a data source counts as a mistyped name.
     """
     path = Path(file)
     if file.lower().endswith((".yaml", ".yml")):
@@ -191,7 +190,7 @@ def is_recipe(file: str) -> bool:
         options = load_yaml(path)
     except ConfigError:
         return False
-    # Data may be an object, too: of columns, or with a list of rows, {"data": [...]}.
+    # Data may also be an object: of columns, or with a list of rows, {"data": [...]}.
     known = all(name in _STUDIES or NAMES.own_name(name) for name in options)
     lists = {name for name, value in options.items() if isinstance(value, list)}
     return known and bool(options.keys() & _OF_RECIPES) and lists <= _LISTS

@@ -1,4 +1,4 @@
-"""What `adapterhub registry site` shows beyond the registry: studies, and recipes as commands."""
+"""Extra content of `adapterhub registry site`: studies, and recipes as commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def study_boards(folder: Path) -> list[StudyBoard]:
     """Return a leaderboard for each task of the study in a folder, from its records.
 
     Raises:
-        FileError: the study has no tested run, or a file is broken.
+        FileError: the study does not have a tested run, or a file is broken.
     """
     study = read_study(folder / STUDY)
     results = results_of(folder, study, tuple(RecordFolder(folder / RECORDS).all()))
@@ -77,9 +77,9 @@ def _score(task: TaskResult, result: MethodResult) -> RankedScore:
 
 
 def command_of(manifest: Manifest) -> str | None:
-    """Return the command that trains an adapter again; None if its recipe is more than flags.
+    """Return the command that trains an adapter again; None if flags cannot express its recipe.
 
-    The record has no paths of data, so FILE stands for them.
+    The record does not contain data paths; the command has FILE instead.
     """
     record = manifest.training.get("recipe")
     method = _method(json.dumps(manifest.methods))
@@ -99,7 +99,7 @@ def command_of(manifest: Manifest) -> str | None:
 
 @lru_cache(1024)
 def _method(methods: str) -> str:
-    """Return the methods of a manifest as one types them; thousands of adapters share a few."""
+    """Return the methods of a manifest as typed; cached, since many adapters share a few."""
     return methods_text(json.loads(methods))
 
 

@@ -1,4 +1,4 @@
-"""How `adapterhub bench` runs a study, prints it and writes its reports."""
+"""Run a study for `adapterhub bench`, print its table and write its reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.status import Display, showing
 from adapterhub.training.loading import SharedLoader
 
-LEFT = 3  # the exit code where cells are left to other processes
+LEFT = 3  # the exit code if cells are left to other processes
 _IN_THE_REPORT = ("seeds", "fit gap", "files", "peak memory")
 _OPTIONAL = ("training", "trained", "rate")
 _FLAG_OF = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
@@ -55,7 +55,7 @@ _FLAG_OF = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
 
 @dataclass(frozen=True)
 class RunsOn:
-    """Where cells run: an engine, local or ray, its workers and its address; and which of them."""
+    """The engine that runs cells (local or ray), its workers and address, and the shard to run."""
 
     engine: str = "local"
     workers: int | None = None
@@ -64,9 +64,9 @@ class RunsOn:
 
 
 def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
-    """Run what is missing of a study, print its table, and write its reports.
+    """Run the missing cells of a study, print its table, and write its reports.
 
-    It exits where cells are left to other shards.
+    The process exits if cells are left to other shards.
     """
     output = Path(study.recipe.output)
     study = as_begun(study, output)
@@ -93,9 +93,9 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
 
 
 def _write_baselines(output: Path, planned: PlannedStudy) -> None:
-    """Fit the baselines of each task that has some, and write what they predict."""
+    """Fit the baselines of each task that has any, and write their predictions."""
     constants, words, known = {}, {}, dict[str, BagOfWords]()
-    with suppress(FileError):  # it is written anew
+    with suppress(FileError):  # rewritten
         known = read_bags_of_words(output)
     for name, context in planned.contexts.items():
         data, kind = context.data, context.data.run.task.outcomes
@@ -112,7 +112,7 @@ def _write_baselines(output: Path, planned: PlannedStudy) -> None:
 def _engine(
     runs_on: RunsOn, planned: PlannedStudy, loader: SharedLoader, work: Path
 ) -> AbstractContextManager[CellEngine]:
-    """Return what runs the cells, and stops at the end; `work` is the folder for checkpoints."""
+    """Return the engine that runs the cells; `work` is the folder for checkpoints."""
     if runs_on.engine == "local":
         return nullcontext(LocalEngine(planned.contexts, loader, work))
     return RayEngine(planned.contexts, work.absolute(), runs_on.workers, runs_on.address)
@@ -126,9 +126,9 @@ def _result(record: CellRecord) -> str:
 
 
 def report_study(folder: Path, output: Path | None = None) -> Path:
-    """Write the reports of the study in a folder anew, from its records; return the page.
+    """Rewrite the reports of the study in a folder from its records; return the page.
 
-    The page is written to `output` as well.
+    The page is also written to `output`.
 
     Raises:
         FileError: the study has no tested run, or a file is broken.
@@ -146,10 +146,10 @@ def report_study(folder: Path, output: Path | None = None) -> Path:
 
 
 def _conclude(folder: Path, study: Study, records: Sequence[CellRecord]) -> None:
-    """Write the reports of a study that is done, and print its table.
+    """Write the reports of a finished study, and print its table.
 
     Raises:
-        FileError: no run has a score.
+        FileError: none of the runs has a score.
         OSError: a file cannot be written.
     """
     results = results_of(folder, study, records)
@@ -164,7 +164,7 @@ def results_of(folder: Path, study: Study, records: Sequence[CellRecord]) -> tup
     """Collect the results of the study in a folder.
 
     Raises:
-        FileError: no run has a score.
+        FileError: none of the runs has a score.
     """
     results = study_results(study, records, read_constants(folder), read_bags_of_words(folder))
     if not results:
@@ -195,19 +195,20 @@ def train_commands(
 ) -> dict[tuple[str, int], str]:
     """Return, by task and rows, the command that trains the recommended method on all rows.
 
-    Only the largest number of rows of a task has one: a rate for fewer rows is not that for all.
+    Only the largest number of rows of a task has a command: a learning rate for fewer rows does not
+    suit all rows.
     """
     commands, several = {}, len({task.task for task in results}) > 1
-    for task in {task.task: task for task in results}.values():  # the last has the most rows
+    for task in {task.task: task for task in results}.values():  # the last one has the most rows
         if (words := _words(study, task, output, several)) is not None:
             commands[task.task, task.rows] = shlex.join(["adapterhub", "train", *words])
     return commands
 
 
 def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[str] | None:
-    """Return the words of a command; None if no method that was trained is recommended.
+    """Return the words of a command; None if no trained method is recommended.
 
-    After runs that were too short for a recommendation, it trains with the usual learning rate.
+    After runs too short for a recommendation, the command uses the usual learning rate.
     """
     advice, bench = task.advice, study.bench
     if (method := advice.method or advice.candidate) not in study.labels():
@@ -226,7 +227,7 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
         "output": str(place),
     }
     if bench.steps is None or bench.budget is not None:
-        del decided["train.max_steps"]  # the steps that the command takes, or should take
+        del decided["train.max_steps"]  # the steps of the command, actual or recommended
     if advice.method is None:
         del decided["train.learning_rate"]
     given = {path: text for path, text in _given(recipe) if path not in (*decided, "seed", "name")}
@@ -237,7 +238,7 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
 
 
 def _given(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield the options of a recipe that are not the default ones, by their path."""
+    """Yield the options of a recipe that differ from their defaults, by path."""
     for path, value in differing_options(to_dict(recipe), to_dict(Recipe())):
         yield path, value if isinstance(value, str) else json.dumps(value)
 
@@ -245,7 +246,7 @@ def _given(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def differing_options(
     options: Mapping[str, Any], usual: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each option that is not the usual one."""
+    """Yield the path and the value of each option that differs from the default."""
     for name, value in options.items():
         path, default = f"{above}{name}", usual.get(name)
         if isinstance(value, Mapping) and isinstance(default, Mapping) and default:

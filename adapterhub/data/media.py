@@ -1,11 +1,11 @@
-"""Examples that are files: pictures or sound, with a class, from a folder or a table.
+"""Image and audio files as examples, with a class, from a folder or a table.
 
-A folder has one folder for each class: `photos/CLASS/*.png`. A table has a column with the names of
-files, relative to the folder of the table, or with the bytes of files, as Parquet files and data
-sets of the Hub have them.
+A folder has one folder for each class: `photos/CLASS/*.png`. A table has a column with file names,
+relative to the folder of the table, or with the bytes of files, as in Parquet files and datasets of
+the Hub.
 
-Every file is decoded once while the data are read, so that all that are broken are told before
-anything is trained, and again whenever a batch has it: only names and digests stay in memory.
+Every file is decoded once when the data is read, so that all broken files are reported before
+training, and again for each batch: only names and digests stay in memory.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ParseLabel = Callable[[object], "tuple[str | float | None, str]"]
 
 @dataclass(frozen=True)
 class MediaFile(Grouped):
-    """A picture or a sound, with a label or without one.
+    """An image or audio file, with or without a label.
 
     Attributes:
-        sha256: the digest of its bytes: all that it is compared by, besides its label.
-        label: the class, or the text that is spoken.
-        name: its name, for the user.
-        path: where it is; "" if its bytes are in `data`.
-        data: its bytes, if it is in a table.
-        seconds: the duration of a sound.
+        sha256: the digest of its bytes; files are compared only by digest and label.
+        label: the class, or the transcript.
+        name: the name shown to the user.
+        path: the path of the file; "" if its bytes are in `data`.
+        data: the bytes, if they are in a table.
+        seconds: the duration of audio.
     """
 
     sha256: str
@@ -57,7 +57,7 @@ class MediaFile(Grouped):
         """Decode the file, which may have changed since it was read.
 
         Raises:
-            DataError: it is gone or broken.
+            DataError: the file is missing or broken.
         """
         try:
             return decode(self.data or Path(self.path).read_bytes())
@@ -68,10 +68,10 @@ class MediaFile(Grouped):
 
 
 def open_media(name: str, decode: Decode[T]) -> MediaFile:
-    """Return the file of a path, as it is typed on a command line.
+    """Return the file at a path typed on the command line.
 
     Raises:
-        DataError: it cannot be read or decoded.
+        DataError: the file cannot be read or decoded.
     """
     try:
         return opened_cell(name, None, Path(), decode)
@@ -91,7 +91,7 @@ def read_media(
 ) -> list[MediaFile]:
     """Read the files of a folder, a table or a Hub dataset, in order; each is decoded once.
 
-    `decode` raises a ValueError that says what is wrong with the bytes of a file.
+    `decode` raises a ValueError that describes the error in the bytes of a file.
 
     Raises:
         DataError: the source is missing, empty or malformed, or files are missing or broken.
@@ -112,7 +112,7 @@ def opened_cell(cell: object, label: str | None, folder: Path, decode: Decode[T]
     """Return the file of a cell: its name, relative to `folder`, or {bytes, path}.
 
     Raises:
-        ValueError: it is missing or broken.
+        ValueError: the file is missing or broken.
     """
     name, data = cell, b""
     if isinstance(cell, dict):

@@ -1,21 +1,22 @@
-"""Pictures and sounds: what is decoded of a common file, and what is refused.
+"""Decode images and audio of common formats, and reject the rest.
 
-Pictures become 8-bit RGB:
+Images become 8-bit RGB:
 
-    EXIF orientation      the picture is turned upright
+    EXIF orientation      the image is turned upright
     transparency          is filled with white
     gray, CMYK, palette   is converted
     16 bits a channel     keeps its 8 upper bits
     animation             its first frame
-    more than 89 million pixels, 32-bit values, a cut or broken file, any other format: refused
+    more than 89 million pixels, 32-bit values, a truncated or broken file, any other format:
+    rejected
 
-Sounds become one channel of 32-bit samples:
+Audio becomes one channel of 32-bit samples:
 
     several channels      their mean
     any bits a sample     values from -1 to 1
     another rate          `Sound.at` resamples it with a polyphase filter
-    nothing to hear, values that are no numbers, more than 268 million values, a cut or broken
-    file, any other format: refused
+    empty audio, non-finite values, more than 268 million values, a truncated or broken file,
+    any other format: rejected
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     Samples = NDArray[float32]
 
 
-# Pillow has formats that run other programs, or that are not for pictures of strangers.
+# Pillow has formats that run other programs, or that are unsafe for untrusted images.
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm",
                     ".pgm")  # fmt: skip
@@ -46,15 +47,16 @@ MEDIA_SUFFIXES = (*PICTURE_SUFFIXES, *SOUND_SUFFIXES)
 
 
 def open_picture(data: bytes) -> Image:
-    """Decode a picture: RGB with 8 bits a channel, upright, on white.
+    """Decode an image: RGB with 8 bits a channel, upright, on white.
 
     Raises:
-        ValueError: it is no picture, is broken or too large, or has values without a known range.
+        ValueError: the data is not an image, is broken or too large, or has values without a known
+            range.
     """
     from PIL import Image, UnidentifiedImageError  # slow to import
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about metadata that is not used
+        warnings.simplefilter("ignore")  # warnings about unused metadata
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             image = Image.open(io.BytesIO(data), formats=PICTURE_FORMATS)
@@ -67,12 +69,12 @@ def open_picture(data: bytes) -> Image:
             raise ValueError(f"has more than {most} pixels: scale it down") from None
         except _Refused:
             raise
-        except Exception as error:  # the decoders of Pillow have no common error
+        except Exception as error:  # Pillow's decoders have no common error class
             raise ValueError(f"is broken: {error}") from error
 
 
 class _Refused(ValueError):
-    """A picture is intact, and of no use."""
+    """The image is intact but not usable."""
 
 
 def _to_rgb(image: Image) -> Image:
@@ -80,7 +82,7 @@ def _to_rgb(image: Image) -> Image:
     from PIL import ImageOps
 
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # Pillow would cut off what is above 255
+    if image.mode.startswith("I"):  # Pillow would clip values above 255
         image = _of_16_bits(image)
     if image.mode == "F":
         raise _Refused("has floating-point values: convert it to 8 or 16 bits")
@@ -103,16 +105,16 @@ def _of_16_bits(image: Image) -> Image:
 
 MOST_VALUES = 1 << 28  # 1 GiB once decoded: 4.6 hours of one channel at 16 kHz
 _VARIANTS = {"WAVEX": "WAV", "RF64": "WAV", "MPEG": "MP3"}  # of the names of libsndfile
-_UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # what programs write that do not know how long a sound becomes
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # written by programs that do not know the final length
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A decoded sound of one channel.
+    """Decoded audio of one channel.
 
     Attributes:
         samples: the values, from -1 to 1: (samples,).
-        rate: the samples of a second.
+        rate: the number of samples per second.
     """
 
     samples: Samples
@@ -120,13 +122,13 @@ class Sound:
 
     @property
     def seconds(self) -> float:
-        """The duration."""
+        """The duration in seconds."""
         return len(self.samples) / self.rate
 
     def at(self, rate: int) -> Samples:
         """Return the samples at another rate.
 
-        A polyphase filter removes the frequencies that the new rate cannot have:
+        A polyphase filter removes the frequencies above the range of the new rate:
         https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.resample_poly.html
         """
         if rate == self.rate:
@@ -139,12 +141,11 @@ class Sound:
 
 
 def open_sound(data: bytes) -> Sound:
-    """Decode a sound: the mean of its channels, at its own rate.
+    """Decode audio: the mean of its channels, at its original rate.
 
     Raises:
-        ValueError: it is no sound, is broken, too large or empty, or has values that are no
-            numbers.
-        ConfigError: the library that decodes sounds is not installed.
+        ValueError: the data is not audio, is broken, too large or empty, or has non-finite values.
+        ConfigError: the library that decodes audio is not installed.
     """
     try:
         import soundfile
@@ -184,7 +185,7 @@ def _decoded(file: Any, data: bytes) -> Sound:
 
 
 def _cut_bytes(data: bytes) -> int:
-    """Return how many bytes of a WAV file are missing: libsndfile reads what is left of it."""
+    """Return the number of missing bytes of a WAV file: libsndfile reads truncated files."""
     size = int.from_bytes(data[4:8], "little")
     if data[:4] != b"RIFF" or size in _UNKNOWN_SIZES:
         return 0

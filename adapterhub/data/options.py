@@ -12,8 +12,8 @@ from adapterhub.config.options import option
 from adapterhub.config.user_folders import is_there
 from adapterhub.errors import ConfigError, DataError, counted
 
-NO_GROUPS = "none"  # of data.group: rows are held out each by itself
-PREDICT = "predict"  # the split of data to predict on, where each line is to have a prediction
+NO_GROUPS = "none"  # of data.group: rows are held out individually
+PREDICT = "predict"  # the split of data to predict on, in which each line gets a prediction
 
 
 @dataclass(frozen=True)
@@ -154,22 +154,22 @@ class DataOptions:
 
     @property
     def test_share(self) -> float | None:
-        """The share of the training rows that is held out to test on; None: a file, or no test."""
+        """The share of training rows held out to test on; None for a file, or no test."""
         return self.test if isinstance(self.test, float) else None
 
     @property
     def test_file(self) -> str | None:
-        """The file or dataset to test on; None: a share, or no test."""
+        """The file or dataset to test on; None for a share, or no test."""
         return self.test if isinstance(self.test, str) else None
 
     @property
     def text_column(self) -> str:
-        """The option `text`, or the name that it usually has."""
+        """The option `text`, or its usual column name."""
         return self.text or "text"
 
     @property
     def label_column(self) -> str:
-        """The option `label`, or the name that it usually has."""
+        """The option `label`, or its usual column name."""
         return self.label or "label"
 
     @property
@@ -183,10 +183,10 @@ class DataOptions:
 
 
 def _file_or_share(test: str | float | None) -> str | float | None:
-    """Read the option `test`: the name of a file, or a share, which a flag gives as text.
+    """Parse the option `test`: a file name, or a share (a text, if set by a flag).
 
     Raises:
-        ConfigError: a number that is no share.
+        ConfigError: the number is not a share.
     """
     if isinstance(test, str):
         if is_there(test) or not _A_NUMBER.fullmatch(test):
@@ -207,14 +207,14 @@ _FORMS = "0=negative,1=positive, a mapping {0: negative, 1: positive}, or a list
 
 
 SEPARATORS = (";", "|", ",")
-"""What separates several labels of a cell: the first that occurs."""
+"""The possible separators of labels in a cell: the first that occurs is used."""
 
 
 def separator_of(cells: Iterable[str]) -> str | None:
-    """Return what joins several labels in the cells of a column, or None.
+    """Return the separator of several labels in the cells of a column, or None.
 
-    There are fewer labels than different cells, and most of them recur in others: "Hotels,
-    Restaurants" may be the name of one class.
+    Separated labels are fewer than the distinct cells, and most recur in other cells: "Hotels,
+    Restaurants" may also be the name of one class.
     """
     counts = Counter(cells)
     for mark in SEPARATORS:
@@ -228,13 +228,13 @@ def separator_of(cells: Iterable[str]) -> str | None:
 
 
 def parse_labels(spec: object) -> dict[str, str]:
-    """Read the option `labels`: {value in the file: name}, in the order of the logits.
+    """Parse the option `labels`: {value in the file: name}, in the order of the logits.
 
-    It is text such as `0=negative,1=positive`, a mapping, or a list of labels, which keep their
-    names and get this order; None or an empty one is {}.
+    The option is text such as `0=negative,1=positive`, a mapping, or a list of labels, which only
+    sets their order; None or an empty value is {}.
 
     Raises:
-        ConfigError: it has another form, a value or name is empty, or one occurs twice.
+        ConfigError: the option has another form, or a value or name is empty or occurs twice.
     """
     pairs = _pairs(spec)
     values, names = [value for value, _ in pairs], [name for _, name in pairs]
@@ -274,12 +274,12 @@ def _is_label(value: object) -> bool:
 
 
 def name_labels(labels: Iterable[str], options: DataOptions, source: str) -> list[str]:
-    """Return the name of each label; a label that is a name already stays.
+    """Return the name of each label; a label that is already a name is kept.
 
-    Classes that a program wrote as 0.0, 1.0 are 0, 1, as long as no name is given for "0.0".
+    Classes written as 0.0 and 1.0 are 0 and 1, unless a name is given for "0.0".
 
     Raises:
-        DataError: labels have no name; all of them are counted.
+        DataError: labels lack a name; all of them are counted.
     """
     names, labels = options.label_names, list(labels)
     if labels and not names.keys() & set(labels) and all(map(_FRACTION.fullmatch, labels)):
@@ -303,7 +303,7 @@ def name_labels(labels: Iterable[str], options: DataOptions, source: str) -> lis
 
 
 def case_note(labels: Sequence[str]) -> list[str]:
-    """Say which labels differ in nothing but letter case or spaces, and what makes one of them."""
+    """Report labels that differ only in letter case or spaces, and how to merge them."""
     forms: dict[str, list[str]] = {}
     for label in labels:
         forms.setdefault("".join(label.lower().split()), []).append(label)

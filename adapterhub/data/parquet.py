@@ -1,14 +1,14 @@
-"""Columns of a Parquet file, which are not read if they would take far more memory than the file.
+"""Read columns of Parquet files, and reject those that would expand to far more memory.
 
 A dictionary's values are stored once and repeated by number: a file of 100 kB can expand to
-gigabytes. So the sizes that the file states are added up first. Then a column is read in batches,
-in which dictionaries stay dictionaries while their expanded size is summed, and only then values
-become Python objects. A file that states wrong sizes is refused after the batch that passes the
+gigabytes. So the sizes stated in the file are added up first. Then a column is read in batches:
+dictionaries stay dictionaries while their expanded size is summed, and only then are values
+converted to Python objects. A file with wrong sizes is rejected after the batch that exceeds the
 limit.
 
-A table of Arrow gives each object all keys that any object of its column has: those of others are
-null in it. `plain_values` leaves them out, at every depth. A key that was null in the row itself
-cannot be told from them, and is left out too, unless the table keeps its objects as JSON.
+An Arrow table gives each object all keys of its column's objects: missing keys are null.
+`plain_values` drops them at every depth. A key that was null in the row itself cannot be
+distinguished, and is dropped too, unless the table keeps its objects as JSON.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 from adapterhub.data.table import inner_cell, inner_columns, names_of_classes
 from adapterhub.errors import DataError
 
-_LEAST_LIMIT = 64 << 20  # bytes: a small file may expand to this, as a gzip file may
+_LEAST_LIMIT = 64 << 20  # bytes: the limit for small files, as for gzip files
 _MOST_EXPANSION = 100  # times the file's size; text expands 3 to 20 times
-_BYTES_A_VALUE = 64  # of a Python object and its place in a list, besides its characters
+_BYTES_A_VALUE = 64  # of a Python object and its list slot, without its characters
 _MOST_CHUNKS = 100_000  # columns times row groups
 _MOST_ROWS = 1024  # of a batch
 
 
 class ExpansionError(ValueError):
-    """The values of a file would take more memory than its size explains."""
+    """The values of a file would take more memory than its size justifies."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class ParquetColumns:
 
     @property
     def limit(self) -> int:
-        """Return the most bytes that the values of a column may take."""
+        """Return the maximum bytes that the values of a column may take."""
         return max(_MOST_EXPANSION * len(self.data), _LEAST_LIMIT)
 
     def values(self, name: str) -> list[object]:
-        """Read the values of a column or of a field in it, `doc.text`: of classes, their names.
+        """Read the values of a column or of a field in it, such as `doc.text`; classes as names.
 
         Raises:
-            ExpansionError: they would take more memory than the file's size explains.
-            ValueError: the column is damaged; pyarrow raises its own errors too.
+            ExpansionError: the values would take more memory than the file's size justifies.
+            ValueError: the column is damaged; pyarrow also raises its own errors.
         """
         groups = [self.metadata.row_group(i) for i in range(self.metadata.num_row_groups)]
         stated = sum(group.total_byte_size for group in groups)
@@ -68,7 +68,7 @@ class ParquetColumns:
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         try:
             values = self._read(name, texts, _MOST_ROWS)
-        except OSError:  # not dictionaries, but differences, each of which may be long
+        except OSError:  # delta encodings, whose values may each be long
             values = self._read(name, [], min(_MOST_ROWS, self.limit // max(stated, 1)))
         if name in self.inner:
             return [inner_cell(value, self.inner[name]) for value in values]
@@ -100,7 +100,7 @@ def open_parquet(data: bytes) -> ParquetColumns:
     """Open a Parquet file and read its summary.
 
     Raises:
-        ExpansionError: it has more columns and row groups than a file of examples.
+        ExpansionError: the file has too many columns and row groups for a file of examples.
     """
     import pyarrow.parquet
 
@@ -115,7 +115,7 @@ def open_parquet(data: bytes) -> ParquetColumns:
 
 
 def columns_in_structs(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Return the columns in the structs of a schema, `doc.text`, and where each is."""
+    """Return the columns in the structs of a schema, such as `doc.text`, with their paths."""
     inner: dict[str, tuple[str, ...]] = {}
     for each in schema:
         found = inner_columns(each.name, _empty_struct(each.type))
@@ -124,20 +124,20 @@ def columns_in_structs(schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def values_of(rows: Any, name: str) -> list[object]:
-    """Return the values of a column of an Arrow table, or of one in its structs."""
+    """Return the values of a column of an Arrow table, or of a field in its structs."""
     column, *path = columns_in_structs(rows.schema).get(name, (name,))
     return [inner_cell(value, path) for value in plain_values(rows.column(column))]
 
 
 def plain_values(array: Any) -> list[object]:
-    """Return the values of an Arrow array as JSON lines have them: objects with their own keys."""
+    """Return the values of an Arrow array as in JSON lines: objects with their own keys."""
     change = _plain_form(array.type)
     values: list[object] = array.to_pylist()
     return values if change is None else [*map(change, values)]
 
 
 def _plain_form(kind: Any) -> Callable[[Any], Any] | None:
-    """Return what makes the plain form of a value of an Arrow type; None: it has it already."""
+    """Return the converter to plain values for an Arrow type; None if none is needed."""
     import pyarrow.types as types
 
     if getattr(kind, "extension_name", "") == "arrow.json":
@@ -147,7 +147,7 @@ def _plain_form(kind: Any) -> Callable[[Any], Any] | None:
         return lambda value: value if value is None else {k: inner(v) for k, v in value}
     if types.is_struct(kind):
         names = {kind.field(i).name for i in range(kind.num_fields)}
-        if names == {"bytes", "path"}:  # a picture or sound, one of which is null
+        if names == {"bytes", "path"}:  # an image or audio, with one null field
             return None
         forms = {name: _plain_form(kind.field(name).type) or _same for name in names}
         return lambda value: value if value is None else _own_keys(value, forms)
@@ -167,7 +167,7 @@ def _same(value: Any) -> Any:
 
 
 def _empty_struct(kind: Any) -> Any:
-    """Return the fields of a struct, and of structs in it, as an object without values."""
+    """Return the fields of a struct and of nested structs, as an object without values."""
     import pyarrow
 
     if not pyarrow.types.is_struct(kind):
@@ -176,14 +176,14 @@ def _empty_struct(kind: Any) -> Any:
 
 
 class _Classes(NamedTuple):
-    """The classes of a column: its `names`, or those of the items of its lists, its `feature`."""
+    """The classes of a column: `names`, or `feature` for the items of its lists."""
 
     names: Sequence[str] = ()
     feature: _Classes | None = None
 
 
 def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, _Classes]:
-    """Return the names of classes that the library datasets wrote into a file, by column."""
+    """Return the class names that the library datasets stored in a file, by column."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         return {name: _Classes(*_class_names(feature)) for name, feature in features.items()}
@@ -204,7 +204,7 @@ def opened_parquet(location: str, expected: str = "a complete Parquet file") -> 
     """Yield a file to read in batches, a `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        DataError: it is no Parquet file, or what is read inside is damaged.
+        DataError: the file is not a Parquet file, or is damaged in parts read inside.
     """
     import fsspec
     import pyarrow
@@ -223,7 +223,7 @@ def opened_parquet(location: str, expected: str = "a complete Parquet file") -> 
 
 
 def _expanded(array: Any) -> int:
-    """Return the bytes of an array's values as objects, a dictionary's at each place."""
+    """Return the bytes of an array's values as objects, with dictionaries expanded."""
     import pyarrow
     import pyarrow.compute as compute
 

@@ -1,14 +1,14 @@
-"""Pictures with words: what is asked about one, or chats with any number of pictures in them.
+"""Images with text: questions about an image, or chats with any number of images.
 
-A picture is a file or bytes, as in `adapterhub.data.media`. A table without questions has captions,
-one for each picture: the answer to the same question. Chats have messages of several turns:
+An image is a file or bytes, as in `adapterhub.data.media`. A table without questions has a caption
+for each image: the answer to the same question. Chats have messages of several turns:
 
 OpenAI      messages: [{role: user, content: [{type: image}, {type: text, text: ...}]}, ...]
 LLaVA       conversations: [{from: human, value: "<image> ..."}, {from: gpt, value: ...}]
 
-Pictures are in a column beside the messages (`images`, a list, or `image`), in the order of their
-places, or in the messages themselves: {type: image, image: FILE}. `<image>` in a text is a place,
-too; pictures without a place come first. The last message is the answer to the chat.
+Images are in a column next to the messages (`images`, a list, or `image`), in the order of their
+placeholders, or in the messages themselves: {type: image, image: FILE}. `<image>` in a text is also
+a placeholder; images without one come first. The last message is the answer to the chat.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from adapterhub.data.table import Table
 from adapterhub.data.tables import keep_table, read_table
 
 Turn: TypeAlias = tuple[str, tuple[str | None, ...]]
-"""A role, and the parts of its message: texts, and None for each picture."""
+"""A role, and the parts of its message: texts, and None for each image."""
 PLACE = "<image>"
 _PICTURES = ("images", "image", "pictures", "picture")
-_OWN = ("image", "path", "file", "url", "image_url")  # keys of a picture in a part
+_OWN = ("image", "path", "file", "url", "image_url")  # keys of an image in a part
 Parsed: TypeAlias = list[tuple[str, list[Any]]]
-"""Roles with the parts of messages: texts, None for a place, and pictures of the message's own."""
+"""Roles with the parts of messages: texts, None for a placeholder, and inline images."""
 Open = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
 class PictureChat(Grouped):
-    """Messages with pictures; the label is the answer to the last one.
+    """Messages with images; the label is the answer to the last message.
 
     Attributes:
-        sha256: the digests of the pictures, in the order of their places.
+        sha256: the digests of the images, in the order of their placeholders.
         turns: the messages before the answer.
         label: the answer.
-        pictures: the pictures, in the order of their places.
+        pictures: the images, in the order of their placeholders.
     """
 
     sha256: tuple[str, ...]
@@ -55,7 +55,7 @@ class PictureChat(Grouped):
 
     @property
     def name(self) -> str:
-        """The names of the pictures."""
+        """The names of the images."""
         return ", ".join(picture.name for picture in self.pictures)
 
     @property
@@ -69,9 +69,9 @@ class PictureChat(Grouped):
 
 
 def chat_choice(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
-    """Choose the columns of chats with pictures; None if the data is no chats.
+    """Infer the columns of chats with images; None if the data does not hold chats.
 
-    `options.text` is the column of the messages, `pair` that of the pictures.
+    `options.text` is the column of the messages, `pair` the column of the images.
 
     Raises:
         DataError: the source cannot be read.
@@ -104,9 +104,9 @@ def read_chats(
     *,
     labelled: bool,
 ) -> list[PictureChat]:
-    """Read chats with pictures, in order; each picture is decoded once.
+    """Read chats with images, in order; each image is decoded once.
 
-    If chats are `labelled`, each needs an answer; else one is left out.
+    If chats are `labelled`, each needs an answer; otherwise a final answer is dropped.
 
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
@@ -128,7 +128,7 @@ def read_chats(
 
 
 def _listed(cell: object) -> list[object]:
-    """Return the pictures of a cell: a list of them, one, or none."""
+    """Return the images of a cell: a list, one image, or none."""
     if cell is None or cell != cell:  # NaN marks a missing one
         return []
     return list(cell) if isinstance(cell, Sequence) and not isinstance(cell, str) else [cell]
@@ -136,7 +136,7 @@ def _listed(cell: object) -> list[object]:
 
 @dataclass(frozen=True)
 class _Own:
-    """A picture that a message has itself."""
+    """An inline image of a message."""
 
     cell: object
 
@@ -145,7 +145,7 @@ def _parsed(messages: object) -> Parsed:
     """Parse messages.
 
     Raises:
-        ValueError: they have another form.
+        ValueError: the messages have another form.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ValueError(EmptyCell("the list of messages is missing"))
@@ -180,10 +180,10 @@ def _parts(content: object) -> Iterator[Any]:
 
 
 def _placed(parsed: Parsed, beside: list[object]) -> tuple[list[Turn], list[object]]:
-    """Give each place its picture; pictures without a place come first.
+    """Assign images to placeholders; images without a placeholder come first.
 
     Raises:
-        ValueError: there are more places than pictures.
+        ValueError: there are more placeholders than images.
     """
     places = sum(part is None for _, parts in parsed for part in parts)
     if places > len(beside):
@@ -211,7 +211,7 @@ def _answer(turns: list[Turn], *, labelled: bool) -> str | None:
     """Take the answer from the end of a chat.
 
     Raises:
-        ValueError: there is none, or it is no text.
+        ValueError: the answer is missing, or is not a text.
     """
     role, parts = turns[-1]
     if role != "assistant":
@@ -229,27 +229,27 @@ def _answer(turns: list[Turn], *, labelled: bool) -> str | None:
 
 @dataclass(frozen=True)
 class AskedPicture(MediaFile):
-    """A picture and what is asked about it; the label is the answer.
+    """An image with a question; the label is the answer.
 
     Attributes:
-        question: what is asked; "" if the data has no questions.
+        question: the question; "" if the data has none.
     """
 
     question: str = ""
 
     @property
     def pictures(self) -> tuple[MediaFile, ...]:
-        """The picture, as the only one."""
+        """The image, as the only one."""
         return (self,)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The question on the picture, as the only message."""
+        """The question about the image, as the only message."""
         return (("user", (None, self.question)),)
 
 
 def ask(name: str, question: str, decode: Open) -> AskedPicture:
-    """Return the picture of a path with a question, as they are typed on a command line.
+    """Return an image with a question, as typed on the command line.
 
     Raises:
         DataError: the file cannot be read or decoded.
@@ -260,7 +260,7 @@ def ask(name: str, question: str, decode: Open) -> AskedPicture:
 def read_asked(
     source: str, options: DataOptions, split: str, wants: Wants, decode: Open, *, labelled: bool
 ) -> list[AskedPicture]:
-    """Read the pictures of a table, with their questions (`pair`) and answers, in order.
+    """Read the images of a table, with their questions (`pair`) and answers, in order.
 
     Raises:
         DataError: the source is missing, empty or malformed, or rows are invalid; lists all.
@@ -286,7 +286,7 @@ def read_asked(
 
 
 def _answer_problem(answer: object, column: str) -> str:
-    """Describe why a cell is no answer, or return ""; numbers are answers as they are written."""
+    """Return the reason why a cell is not an answer, or ""; numbers are answers as written."""
     if isinstance(answer, float) and answer != answer:  # NaN marks a missing number
         return EmptyCell(f"{column!r} is missing")
     is_number = isinstance(answer, int | float)

@@ -1,16 +1,16 @@
-"""Streamed rows of any number: where they come from, read in blocks, one of which is in memory.
+"""Stream any number of rows in blocks, one of which is in memory.
 
-Sources are files, folders, URLs of buckets and data sets of the Hub. They are opened through
+Sources are files, folders, URLs of buckets and datasets of the Hub. They are opened through
 `datasets`, which reads Parquet, JSON lines and CSV in pieces. Buckets are reached through obstore,
 with the credentials of the environment, as registries in buckets are.
 
-A block has rows of several shards, taken in turn, so that shards that were sorted are mixed; the
-order of the shards is drawn anew in each pass. Which rows are in a block depends on the seed, the
-process and the number of processes alone, and a `Cursor` of a few numbers is the place in the
-stream: a reader that starts there yields the same blocks.
+A block interleaves rows of several shards, so that sorted shards are mixed; the order of the shards
+is drawn again in each pass. The rows of a block depend only on the seed, the process and the number
+of processes. A `Cursor` of a few numbers records the position in the stream: a reader that starts
+there yields the same blocks.
 
-Several processes share the rows of a pass: each reads shards of its own if there are as many shards
-as processes, else each reads all of them and keeps every n-th row.
+Several processes share the rows of a pass: each reads its own shards if there are at least as many
+shards as processes; otherwise each reads all shards and keeps every n-th row.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BUCKETS = ("s3", "gs", "az", "abfss")
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json",
             ".csv": "csv", ".tsv": "csv", ".tab": "csv"}  # fmt: skip
 _FORMATS = {"parquet": "parquet", "jsonl": "json", "csv": "csv", "tsv": "csv"}
-_PIECE = 1024  # rows that are decoded at a time
-_ENDS = 1 << 16  # bytes of each end of a file that identify it, besides its name and size
+_PIECE = 1024  # rows decoded at a time
+_ENDS = 1 << 16  # bytes of each end of a file that identify it, with its name and size
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class RowSource:
     """Rows in shards, each of which is read from its beginning.
 
     Attributes:
-        location: what the user gave.
-        shards: the names of the shards: those of files, or numbers.
+        location: the location given by the user.
+        shards: the names of the shards: file names, or numbers.
         columns: the names of the columns.
         sha256: identifies the shards: by name, size, beginning and end of each file; or by the
-            revision of a data set of the Hub.
+            revision of a Hub dataset.
         features: the types of the columns that `datasets` knows.
-        data: the rows, a `datasets.IterableDataset`; of JSON lines, their texts.
-        inner: the columns inside the objects of JSON lines, and where each is; None: of Arrow.
-        size: the bytes of files on this machine; None: the rows are elsewhere.
+        data: the rows, a `datasets.IterableDataset`; for JSON lines, their texts.
+        inner: the columns inside the objects of JSON lines, with their paths; None for Arrow.
+        size: the bytes of local files; None for remote rows.
     """
 
     location: str
@@ -83,11 +83,11 @@ class RowSource:
             yield from tables if self.inner is None else map(_without_blanks, tables)
 
     def inside(self, table: Any) -> Mapping[str, tuple[str, ...]]:
-        """Return the columns in the objects of rows, `doc.text`, and where each is."""
+        """Return the columns in the objects of rows, such as `doc.text`, with their paths."""
         return columns_in_structs(table.schema) if self.inner is None else self.inner
 
     def values(self, table: Any, column: str) -> list[object]:
-        """Return the values of a column: names in place of the numbers of classes.
+        """Return the values of a column, with class names instead of numbers.
 
         Raises:
             DataError: a line is not JSON.
@@ -101,10 +101,10 @@ class RowSource:
 
 @contextmanager
 def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
-    """Read a data set of the Hub, with our limits; `how` is what fails, such as "streamed".
+    """Read a Hub dataset, with our limits; `how` is the failing action, such as "streamed".
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the dataset cannot be read.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
             yield
     except Exception as error:  # the Hub, its client and the cache have no common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, HTTPError):  # it quotes the server, which may repeat a token
+        if isinstance(error, HTTPError):  # the message quotes the server, which may repeat a token
             reason = type(error).__name__
         raise DataError(
             f"{name!r} is not a local file and cannot be {how}: {reason}",
@@ -128,7 +128,7 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
 
 
 def is_many_files(location: str) -> bool:
-    """Return whether a source is a URL, a pattern or a folder, which only a stream reads."""
+    """Return whether a source is a URL, a pattern or a folder, which must be streamed."""
     return "://" in location or _is_pattern(location) or is_folder(location)
 
 
@@ -136,10 +136,10 @@ def open_source(location: str, options: DataOptions, split: str) -> RowSource:
     """Open rows to stream; read only their beginning.
 
     The location is a file, a pattern such as `part-*.parquet`, a folder, a URL of one of these, or
-    a data set on the Hub; `split` is "train", "eval" or a split of the Hub.
+    a dataset on the Hub; `split` is "train", "eval" or a split of the Hub.
 
     Raises:
-        DataError: nothing is there, or it cannot be read.
+        DataError: the location is empty or cannot be read.
     """
     if not is_many_files(location) and not is_there(location):
         splits = {"train": options.train_split, "eval": options.eval_split}
@@ -158,7 +158,7 @@ def list_files(location: str) -> dict[str, str]:
     """Return {URL or path: short name} of the files of a location, sorted.
 
     Raises:
-        DataError: there are none, or they cannot be listed.
+        DataError: there are no files, or they cannot be listed.
     """
     import fsspec
 
@@ -182,7 +182,7 @@ def list_files(location: str) -> dict[str, str]:
 
 
 def reach_bucket(location: str) -> None:
-    """Let fsspec reach the bucket of a URL through obstore.
+    """Register obstore with fsspec for the bucket of a URL.
 
     Raises:
         DataError: obstore is not installed.
@@ -205,10 +205,10 @@ def _suffix(name: str) -> str:
 
 
 def _reader(location: str, files: Mapping[str, str], options: DataOptions) -> str:
-    """Return the name of the reader of some files, by the option `format` or their suffixes.
+    """Return the name of the reader for files, by the option `format` or their suffixes.
 
     Raises:
-        DataError: they have several formats, or another one.
+        DataError: the files have several formats, or an unsupported one.
     """
     if options.format in _FORMATS:
         return _FORMATS[options.format]
@@ -237,7 +237,7 @@ def _open_files(
     elif options.encoding:
         more = {"encoding": options.encoding}
     lines = kind == "json" and _is_lines(names[0], options)
-    kind = "text" if lines else kind  # as they are: Arrow would give each object the keys of all
+    kind = "text" if lines else kind  # as texts: Arrow would give each object the keys of all
     data = datasets.load_dataset(kind, data_files=names, split="train", streaming=True, **more)
     shards = tuple(Path(name).name for name in files.values())
     if data.n_shards != len(shards):
@@ -250,14 +250,14 @@ def _open_files(
 
 
 def _local_size(names: Sequence[str]) -> int | None:
-    """Return the bytes of files; None if some are not on this machine."""
+    """Return the bytes of files; None if some are remote."""
     if any("://" in name for name in names):
         return None
     return sum(Path(name).stat().st_size for name in names)
 
 
 def _is_lines(first: str, options: DataOptions) -> bool:
-    """Return whether JSON has an object in each line: it is no list, and no object of columns."""
+    """Return whether JSON has an object in each line, and is not a list or an object of columns."""
     import fsspec
 
     encoding = options.encoding or "utf-8-sig"
@@ -279,10 +279,10 @@ def _without_blanks(lines: Any) -> Any:
 
 
 def _objects(lines: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows in a table of the lines of JSON lines.
+    """Yield the parsed rows of a table of JSON lines.
 
     Raises:
-        ValueError: a line is not JSON, or no object.
+        ValueError: a line is not JSON, or not an object.
     """
     for line in lines.column(0).to_pylist():
         row = json.loads(line.removeprefix("\ufeff"))
@@ -308,7 +308,7 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def _columns(data: Any) -> tuple[tuple[str, ...]]:
-    """Return the names of the columns, from the first rows where nothing else tells."""
+    """Return the names of the columns, from the first rows if necessary."""
     if data.features is not None:
         return (tuple(data.features),)
     first = next(iter(data.with_format("arrow").iter(batch_size=1)), None)
@@ -316,15 +316,15 @@ def _columns(data: Any) -> tuple[tuple[str, ...]]:
 
 
 def _features(data: Any) -> Mapping[str, Any]:
-    """Return the types of columns; pictures and sound stay bytes, which tasks decode."""
+    """Return the types of columns; images and audio stay bytes, which tasks decode."""
     return dict(data.features or {})
 
 
 def _csv_options(location: str, first: str, options: DataOptions) -> dict[str, Any]:
-    """Return how CSV is read: every cell is text, as it is written.
+    """Return the options for reading CSV: every cell is text, unchanged.
 
     Raises:
-        DataError: the first line shall not name the columns.
+        DataError: the first line does not name the columns (`header` is false).
     """
     import datasets
     import fsspec
@@ -366,7 +366,7 @@ def files_digest(files: Mapping[str, str]) -> str:
 
 @contextmanager
 def _read_errors(where: str) -> Iterator[None]:
-    """Turn the errors of readers and file systems, which have no common base class, into ours."""
+    """Convert the errors of readers and file systems, which share no base class, to `DataError`."""
     try:
         yield
     except (DataError, GeneratorExit, MemoryError):
@@ -382,16 +382,16 @@ def _read_errors(where: str) -> Iterator[None]:
         ) from error
 
 
-TOGETHER = 8  # shards that are read in turn
+TOGETHER = 8  # shards that are interleaved
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in a stream.
+    """A position in a stream.
 
     Attributes:
         turn: the pass over the rows, counted from 0.
-        opened: how many shards of the pass were opened.
+        opened: the number of shards of the pass that were opened.
         reading: the open shards: (position in the order of the pass, rows taken).
     """
 
@@ -400,19 +400,19 @@ class Cursor:
     reading: tuple[tuple[int, int], ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """Return plain values, for `cursor_of`."""
+        """Return plain values that `cursor_of` reads."""
         return asdict(self)
 
 
 def cursor_of(record: dict[str, Any]) -> Cursor:
-    """Return the cursor that `Cursor.record` described."""
+    """Return the cursor recorded by `Cursor.record`."""
     reading = tuple((int(position), int(taken)) for position, taken in record["reading"])
     return Cursor(int(record["turn"]), int(record["opened"]), reading)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows: the place in the stream where they begin, and their number in the pass."""
+    """A block of rows: its position in the stream, and its number in the pass."""
 
     table: Table
     cursor: Cursor
@@ -420,11 +420,11 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockReader:
-    """What decides which rows a process reads, and in which order.
+    """The settings that determine the rows of a process, and their order.
 
     Attributes:
         size: the rows of a block.
-        seed: the seed of the order of the shards; None: in their order.
+        seed: the seed of the order of the shards; None keeps their order.
         rank: the process.
         world: the number of processes.
     """
@@ -442,12 +442,12 @@ class BlockReader:
         return order[self.rank :: self.world] if self.splits_shards(count) else order
 
     def splits_shards(self, count: int) -> bool:
-        """Return whether processes read shards of their own; else rows of all shards."""
+        """Return whether processes read separate shards instead of rows of all shards."""
         return count >= self.world
 
 
 class _OpenShard:
-    """A shard that is being read, from behind its first `taken` rows on."""
+    """An open shard, read from after its first `taken` rows."""
 
     def __init__(
         self, source: RowSource, shard: int, position: int, taken: int, reader: BlockReader
@@ -490,17 +490,17 @@ class _OpenShard:
         return found
 
     def name_of(self, row: int) -> str:
-        """Return where a row is, for errors."""
+        """Return the location of a row, for errors."""
         return f"{self.first + row * self.step + 1} of {self.source.shards[self.shard]}"
 
 
 def read_blocks(
     source: RowSource, reader: BlockReader, cursor: Cursor | None = None
 ) -> Iterator[Block]:
-    """Yield blocks of rows from a place on, pass after pass, without end.
+    """Yield blocks of rows from a position on, pass after pass, without end.
 
     Raises:
-        DataError: the source cannot be read, or has no rows for this process.
+        DataError: the source cannot be read, or lacks rows for this process.
     """
     state = cursor or Cursor()
     while True:
@@ -520,7 +520,7 @@ def read_pass(source: RowSource, size: int) -> Iterator[Block]:
 
 
 def _one_pass(source: RowSource, reader: BlockReader, cursor: Cursor) -> Iterator[Block]:
-    """Yield the blocks of a pass, from a place in it."""
+    """Yield the blocks of a pass, from a position in it."""
     order, opened = reader.shards(len(source.shards), cursor.turn), cursor.opened
     reading = [
         _OpenShard(source, order[position], position, taken, reader)
@@ -546,9 +546,9 @@ def _one_pass(source: RowSource, reader: BlockReader, cursor: Cursor) -> Iterato
 def _take_in_turn(
     reading: list[_OpenShard], missing: int, parts: list[tuple[Any, list[str]]]
 ) -> int:
-    """Take rows of each open shard, in equal parts, and return how many; forget ended shards.
+    """Take rows of each open shard, in equal parts, and return their number; drop ended shards.
 
-    `parts` gets tables of rows, and where each row is.
+    `parts` receives tables of rows with the location of each row.
     """
     share, before = -(-missing // len(reading)), missing
     for shard in list(reading):

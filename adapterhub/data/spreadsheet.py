@@ -1,4 +1,4 @@
-"""The first table in an .xlsx file as CSV; a formula is the value that it had when it was saved."""
+"""Read the first table of an .xlsx file as CSV; formulas have their saved values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from adapterhub.errors import DataError
 
 
 class Sheet(NamedTuple):
-    """A sheet: where it is among how many, and its cells as CSV, a line for each row."""
+    """A sheet: its number among the sheets, and its cells as CSV, a line for each row."""
 
     described: str
     text: str
 
 
 def read_sheet(source: str) -> Sheet:
-    """Read the first sheet of a file with a table: two rows of two cells; else one that has any.
+    """Read the first sheet with a table (two rows of two cells), else the first with any cells.
 
     Raises:
         DataError: openpyxl is not installed, the file is damaged, or all sheets are empty.
@@ -33,7 +33,7 @@ def read_sheet(source: str) -> Sheet:
             hint='pip install "adapterhub[excel]", or save the sheet as CSV (UTF-8)',
         ) from error
     try:
-        with warnings.catch_warnings():  # on styles and validation, which are not read
+        with warnings.catch_warnings():  # warnings about styles and validation, which are not read
             warnings.simplefilter("ignore")
             book = openpyxl.load_workbook(source, read_only=True, data_only=True)
             others: list[Sheet] = []
@@ -62,7 +62,7 @@ def read_sheet(source: str) -> Sheet:
 
 
 def _text(value: Any) -> str:
-    """Return what a cell shows: 3 for 3.0, a date without midnight."""
+    """Return a cell as displayed: 3 for 3.0, a date without midnight."""
     if value is None:
         return ""
     if isinstance(value, float) and value.is_integer():

@@ -1,8 +1,8 @@
-"""One table of data: named columns that are read on demand, and templates over them.
+"""A table of data: named columns that are read on demand, and templates over them.
 
-A template such as "{title}. {body}" is the text of a row, made of two of its cells. A name in
-braces is replaced by the cell of that column, and nothing else is done: there are no attributes,
-indices or formats. "{{" and "}}" stand for braces.
+A template such as "{title}. {body}" builds the text of a row from two of its cells. A name in
+braces is replaced by the cell of that column; attributes, indices and formats are not supported.
+"{{" and "}}" are literal braces.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from adapterhub.config.user_folders import is_file
 from adapterhub.errors import DataError, did_you_mean, one_line
 
-_MOST_LISTED = 10  # offenders of one error; the rest are counted
+_MOST_LISTED = 10  # offenders listed in an error; the rest are counted
 _MOST_NAMED = 8  # columns in a note
 _MOST_UNUSED = 20
 UNREAD = "not read: "
 _LONGEST_SAMPLE = 40  # characters of a cell in an error
 _PARTS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
-_LOOKED_AT = 100  # rows: what is inside their objects are columns, too
-_LONGEST = 2000  # characters: a template may come with the adapter of a stranger
+_LOOKED_AT = 100  # rows: fields inside their objects are columns, too
+_LONGEST = 2000  # characters: a template may come with an untrusted adapter
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Table:
 
     Attributes:
         source: the file or dataset id, for errors.
-        unit: what `lines` counts: "line", "row" or "sentence at line".
+        unit: the unit of `lines`: "line", "row" or "sentence at line".
         columns: the column names, in order.
         lines: the location of each row in the source.
         column: reads the values of one column.
-        form: what was detected about the format, for the user; "" if it was given.
-        header: whether the first line names the columns, else they are 0, 1, ...; None if no line
-            does in this format.
-        decimal_comma: whether numbers may have a comma, as in files with semicolons.
-        notes: what else the user should know about how the source was read.
-        inner: the columns that are inside objects of others, such as doc.text.
-        costly: whether a column is read from a file when it is used, and not before.
-        used: the columns that examples were read from so far.
+        form: a description of the detected format, for the user; "" if it was set.
+        header: whether the first line names the columns, else they are 0, 1, ...; None if the
+            format has no header line.
+        decimal_comma: whether numbers may have a decimal comma, as in files with semicolons.
+        notes: further notes for the user on how the source was read.
+        inner: the columns inside objects of other columns, such as doc.text.
+        costly: whether a column is only read from its file when it is used.
+        used: the columns from which examples were read so far.
     """
 
     source: str
@@ -60,7 +60,7 @@ class Table:
     used: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def take(self, names: Sequence[str]) -> list[Iterable[object]]:
-        """Read the columns of these names; a template such as "{title}. {body}" is filled in.
+        """Read columns by name; a template such as "{title}. {body}" is filled in.
 
         Raises:
             DataError: a column is missing, or its name is not unique.
@@ -71,12 +71,12 @@ class Table:
         return [self.column(n) if n in self.columns else self._filled(n) for n in named]
 
     def named(self, name: str) -> str:
-        """Return the column that a name means: letter case does not matter where one is meant."""
+        """Return the column for a name; letter case is ignored if the match is unique."""
         alike = {c for c in self.columns if c.casefold() == name.casefold()}
         return name if name in alike or len(alike) != 1 else alike.pop()
 
     def uses(self, name: str) -> list[str]:
-        """List the columns that a name or template reads."""
+        """List the columns read by a name or template."""
         named = self.named(name)
         is_column = named in self.columns or not is_template(name)
         return [named] if is_column else list(map(self.named, template_columns(name)))
@@ -88,10 +88,10 @@ class Table:
             yield fill(template, dict(zip(names, cells, strict=True)))
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names and templates that need a missing column, or one whose name is not unique.
+        """Reject names and templates with a missing column or an ambiguous column name.
 
         Raises:
-            DataError: some do.
+            DataError: a column is missing or ambiguous.
         """
         used = list(dict.fromkeys(column for name in names for column in self.uses(name)))
         missing = [name for name in used if name not in self.columns]
@@ -107,23 +107,23 @@ class Table:
             raise DataError(f"{self.source} has duplicate column names", offenders=duplicates)
 
     def column_hint(self) -> str:
-        """Tell how to name columns, and that the first line may be data."""
+        """Return a hint on naming columns, and that the first line may be data."""
         return f"--text COLUMN (also --pair and --label){self.header_hint()}"
 
     def header_hint(self) -> str:
-        """Tell how to read a first line as data that was taken to name the columns."""
+        """Return a hint on reading the assumed header line as data."""
         return "; data.header=false if the first line is data" if self.header else ""
 
     def unused_note(self, notes: Iterable[str] = (), rows: str = "rows") -> tuple[str, ...]:
-        """Return a line with the columns that no example was read from, and their numbers of cells.
+        """Return a line that lists the columns not read by any example, and their numbers of cells.
 
-        An object is used if something inside it is. Columns without a cell are left out, and those
-        that `notes` name already: "not read: a, b; why".
+        An object counts as used if a field inside it is. Columns without cells are left out, and
+        columns already listed in `notes`: "not read: a, b; why".
         """
         lines = (note.removeprefix(UNREAD) for note in notes if note.startswith(UNREAD))
         told = {name for line in lines for name in line.partition(";")[0].split(", ")}
         used = {part for name in self.used for part in _within(name)} | self.used
-        copies = self.unit == "sentence at line"  # the first and the last column have two names
+        copies = self.unit == "sentence at line"  # the first and the last column have a second name
         known = [list(self.column(name)) for name in self.used] if copies else []
         unused = []
         for name in dict.fromkeys(self.columns):
@@ -154,14 +154,14 @@ class Table:
         return lines
 
     def spread(self, name: str, most: int) -> list[object]:
-        """Return values of a column from all over the table, or its first ones if it is no list."""
+        """Return values spread over a column, or its first ones if it is not a list."""
         values = self.column(name)
         if isinstance(values, Sequence):
             return list(values[:: max(len(values) // most, 1)][:most])
         return [value for value, _ in zip(values, range(most), strict=False)]
 
     def described(self) -> str:
-        """Describe in one line what was read: format, rows and columns."""
+        """Describe the table in one line: format, rows and columns."""
         named = [*self.columns[:_MOST_NAMED]]
         rest = len(self.columns) - len(named)
         more = f" and {rest} more" if rest else ""
@@ -170,16 +170,16 @@ class Table:
 
 
 def _within(name: str) -> Iterator[str]:
-    """Yield the objects that a column may be inside: a.b and a, of a.b.c."""
+    """Yield the objects that may contain a column: a.b and a, for a.b.c."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
 
 
 def inner_columns(name: str, value: object) -> dict[str, tuple[str, ...]]:
-    """Return the columns in an object, `doc.text` for {"doc": {"text": ...}}, and where each is.
+    """Return the columns in an object, `doc.text` for {"doc": {"text": ...}}, with their paths.
 
-    An object that is read as a whole has none: a file, or answers with their places.
+    An object that is read as a whole has no inner columns: a file, or answers with positions.
     """
     found: dict[str, tuple[str, ...]] = {}
     if isinstance(value, Mapping) and not {"bytes", "answer_start"} & value.keys():
@@ -192,7 +192,7 @@ def inner_columns(name: str, value: object) -> dict[str, tuple[str, ...]]:
 def columns_of_objects(
     rows: Iterable[Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return the columns of objects, and those inside them with where each is."""
+    """Return the columns of objects, and their inner columns with paths."""
     inner: dict[str, tuple[str, ...]] = {}
     columns: dict[str, None] = {}
     for number, row in enumerate(rows):
@@ -203,7 +203,7 @@ def columns_of_objects(
 
 
 def inner_cell(value: object, path: Sequence[str]) -> object:
-    """Return what is at a place in an object; None if there is nothing."""
+    """Return the value at a path in an object, or None."""
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
@@ -225,7 +225,7 @@ def _shown(value: object) -> str:
 
 
 def blank_note(lines: Sequence[int]) -> tuple[str, ...]:
-    """Say which lines are blank and no rows; nothing if there are none."""
+    """Report blank lines that are not rows, if there are any."""
     if not lines:
         return ()
     numbers = ", ".join(first_few([f"{number:,}" for number in lines]))
@@ -233,13 +233,13 @@ def blank_note(lines: Sequence[int]) -> tuple[str, ...]:
 
 
 def first_few(items: Sequence[str]) -> list[str]:
-    """List the first ten items and the number of the others."""
+    """List the first ten items and the number of the rest."""
     rest = len(items) - _MOST_LISTED
     return [*items[:_MOST_LISTED], *([f"... and {rest} more"] if rest > 0 else [])]
 
 
 def is_template(name: str) -> bool:
-    """Return whether an option is a template and not the name of a column."""
+    """Return whether an option is a template, not the name of a column."""
     return any(match.group(1) for match in _PARTS.finditer(name[: _LONGEST + 1]))
 
 
@@ -247,7 +247,7 @@ def template_columns(template: str) -> list[str]:
     """List the columns in a template, in order.
 
     Raises:
-        DataError: a brace is alone, or the template is too long.
+        DataError: a brace is unmatched, or the template is too long.
     """
     if len(template) > _LONGEST:
         raise DataError(
@@ -266,7 +266,7 @@ def template_columns(template: str) -> list[str]:
 def fill(template: str, cells: Mapping[str, object]) -> str:
     """Fill in a template; a cell without a value is an empty text.
 
-    White space around the whole text is removed, as it may be left by empty cells.
+    Whitespace around the whole text is removed, since empty cells may leave some.
 
     Raises:
         DataError: a cell is not a text, number or truth value.
@@ -296,7 +296,7 @@ def cell_text(value: object, column: str) -> str:
 
 
 def names_of_classes(feature: Any, values: list[Any]) -> list[object]:
-    """Return the values of a column of `datasets`: names in place of the numbers of classes.
+    """Return the values of a column of `datasets`, with class names instead of numbers.
 
     The number -1 marks a hidden label.
     """
@@ -308,7 +308,7 @@ def names_of_classes(feature: Any, values: list[Any]) -> list[object]:
 
 
 def _name(names: Sequence[str], number: Any) -> Any:
-    """Return the name of a class; what is no number of one stays."""
+    """Return the name of a class; other values are kept."""
     if not isinstance(number, int) or number >= len(names):
         return number
     return None if number < 0 else names[number]

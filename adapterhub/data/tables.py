@@ -1,7 +1,8 @@
 """Tables of named columns: from text files, JSON, Parquet, CoNLL columns, folders or the Hub.
 
-A malformed line raises an error with its line number; no row is dropped, no field shifted. In data
-to predict on, the split PREDICT, a blank line is a row too where a row is a line, else a note.
+A malformed line raises an error with its line number; rows are not dropped, and fields not shifted.
+In data to predict on (split PREDICT), a blank line is also a row if rows are lines, otherwise a
+note.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _BINARY = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an Office file"
            b"SQLite": "a database"}  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 BIO_TAG = re.compile(r"O|[BIESLU]-\S+")
-# The tables that are in use, so that a source whose columns were looked at is not read again.
+# The tables in use, so that a source is not read again after its columns were inspected.
 _open_tables: weakref.WeakValueDictionary[object, Table] = weakref.WeakValueDictionary()
 METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
 
@@ -94,12 +95,12 @@ def read_table(source: str, options: DataOptions, split: str) -> Table:
 
 
 def is_data_name(name: str) -> bool:
-    """Return whether a name ends as those of files of data do."""
+    """Return whether a name has the suffix of a data file."""
     return Path(name.lower().removesuffix(".gz")).suffix in _SUFFIXES
 
 
 def _key(source: str, options: DataOptions, split: str) -> object:
-    """Identify what `read_table` returns: the file as it is now, and how it is read."""
+    """Return the cache key of `read_table`: the current state of the file, and how it is read."""
     path = Path(source)
     stat = path.stat() if is_file(path) else None
     file = (stat.st_mtime_ns, stat.st_size) if stat else None
@@ -107,9 +108,9 @@ def _key(source: str, options: DataOptions, split: str) -> object:
 
 
 def keep_table(table: Table, source: str, options: DataOptions, split: str) -> None:
-    """Let `read_table` return a table for these options too, as long as it is in use.
+    """Make `read_table` also return a table for these options while it is in use.
 
-    The options have the format that it was read with, and other columns.
+    The options have the same format, but other columns.
     """
     _open_tables[_key(source, options, split)] = table
 
@@ -124,7 +125,7 @@ def has_split(source: str, options: DataOptions, split: str) -> bool:
 
 
 def is_on_hub(source: str, options: DataOptions) -> bool:
-    """Return whether a source is a data set with splits: on the Hub, or saved in a folder."""
+    """Return whether a source is a dataset with splits: on the Hub, or saved in a folder."""
     return _format_of(source, options) == "hub"
 
 
@@ -160,7 +161,7 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
 
 
 def _read_excel(source: str, options: DataOptions, split: str) -> Table:
-    file_bytes(source)  # one that cannot be read has the error of all files
+    file_bytes(source)  # unreadable files get the usual error
     sheet = read_sheet(source)
     form = replace(options, delimiter=",", quoted=True)
     table = read_delimited(source, "csv", DecodedText(sheet.text, "UTF-8"), form, split)
@@ -180,7 +181,7 @@ def _format_of(source: str, options: DataOptions) -> str:
     if path.suffix in _SUFFIXES:
         return _SUFFIXES[path.suffix]
     if not is_there(source):
-        # Not a valid Hub id, so a missing file: reading it raises the right error.
+        # Not a valid Hub id, so it is a missing file: reading it raises the right error.
         if path.suffix and nearest(source, (each.name for each in Path().glob("*.*"))):
             return "csv"
         return "hub" if _HUB_ID.fullmatch(source) and path.suffix not in _SHEETS else "csv"
@@ -194,7 +195,7 @@ def _format_of(source: str, options: DataOptions) -> str:
 
 
 def _sniffed_format(source: str) -> str:
-    """Find the format of a file without a usual suffix in its first bytes."""
+    """Detect the format of a file without a usual suffix from its first bytes."""
     data = file_bytes(source)[:16]
     if data.startswith(b"PAR1"):
         return "parquet"
@@ -209,7 +210,7 @@ def _sniffed_format(source: str) -> str:
 
 
 def _text_format(text: str, options: DataOptions) -> str:
-    """Find the format of a text whose name does not tell: JSON, CoNLL, a table or plain lines."""
+    """Detect the format of a text from its content: JSON, CoNLL, a table or plain lines."""
     if text.lstrip()[:1] in ("{", "[") and re.match(r'\s*(\{\s*"|\[\s*\{)', text):
         return "jsonl"
     if options.delimiter is not None:
@@ -285,13 +286,13 @@ def _read_conll(source: str, text: str) -> Table:
 
 
 _CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-_WORD = re.compile(r"\d+")  # 3-4 spans words, and 3.1 was left out of the text
+_WORD = re.compile(r"\d+")  # 3-4 spans words, and 3.1 is an empty node
 
 
 def _read_conllu(source: str, text: str) -> Table:
     """Read one sentence of CoNLL-U per row; `form` is also named `text`, and `upos` `label`.
 
-    Comments, spans of several words and empty nodes are left out.
+    Comments, multiword tokens and empty nodes are left out.
     """
     lines = (
         line if not line.strip() or _WORD.fullmatch(line.partition("\t")[0]) else "#"
@@ -364,16 +365,16 @@ def _is_saved(source: str) -> bool:
 
 
 def _load_saved(source: str, split: str) -> Any:
-    """Load a data set that was saved, or one of its splits.
+    """Load a saved dataset, or one of its splits.
 
     Raises:
-        DataError: it has no such split, or is damaged.
+        DataError: the dataset lacks the split, or is damaged.
     """
     import datasets
 
     try:
         saved = datasets.load_from_disk(source)
-    except Exception as error:  # the library raises what its parsers raise
+    except Exception as error:  # the library passes on any error of its parsers
         raise DataError(f"{source} cannot be read as a saved data set: {error}") from error
     splits = saved if isinstance(saved, dict) else {"train": saved}
     if split not in splits:
@@ -399,35 +400,35 @@ def _read_hub(name: str, subset: str | None, split: str) -> Table:
 
 
 def _hub_column(data: Any, name: str) -> list[object]:
-    # As Arrow stores them, pictures and sound are bytes, which tasks decode.
+    # In Arrow, images and audio are stored as bytes, which tasks decode.
     rows = data.select_columns([name]).with_format("arrow")[:]
     return names_of_classes(data.features[name], plain_values(rows.column(0)))
 
 
 def metadata_file(source: str) -> str | None:
-    """Return the table in a folder that describes its files, or None if it has none.
+    """Return the table that describes the files of a folder, or None.
 
-    Its name is that of the library datasets.
+    Its name follows the library datasets.
     """
     paths = (Path(source) / name for name in METADATA)
     return next((str(path) for path in paths if is_file(path)), None)
 
 
 def read_folder(source: str) -> Table:
-    """Read the names of the pictures and sounds in a folder, each with the folder that it is in.
+    """Read the names of the image and audio files in a folder, each with its subfolder.
 
     The class of a file is the name of its first folder below `source`. Links are followed. Hidden
-    files are left out, and files of other kinds are counted.
+    files are skipped, and other files are counted.
 
     Raises:
-        DataError: there is no picture and no sound.
+        DataError: there are no image or audio files.
     """
     root = Path(source)
     found = [path.relative_to(root) for path in _files(root, {root.resolve()})]
     names = [path for path in found if path.suffix.lower() in MEDIA_SUFFIXES]
     if not names and all(p.suffix.lower() == ".txt" and len(p.parts) > 1 for p in found) and found:
         return _text_folder(source, found)
-    captions = {name.with_suffix(".txt") for name in names}  # which a task may read
+    captions = {name.with_suffix(".txt") for name in names}  # and may be read by a task
     others = len({*found} - {*names} - captions)
     if not names:
         raise DataError(
@@ -454,7 +455,7 @@ def read_folder(source: str) -> Table:
 
 
 def _text_folder(source: str, names: list[Path]) -> Table:
-    """Return the texts of a folder of classes, which have a file each."""
+    """Return the texts of a folder of classes with one file per text."""
     columns: dict[str, list[object]] = {
         "text": [read_text(str(Path(source) / name)) for name in names],
         "label": [name.parts[0] for name in names],
@@ -465,7 +466,7 @@ def _text_folder(source: str, names: list[Path]) -> Table:
 
 
 def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
-    """Yield the files below a folder, sorted by name; a folder that links lead back to, once."""
+    """Yield the files below a folder, sorted by name; folders reached twice count once."""
     for path in sorted(folder.iterdir(), key=lambda each: each.name):
         if path.name.startswith("."):
             continue
@@ -481,10 +482,10 @@ _EXPECTED = 'one object per line, such as {"text": "good", "label": "1"}, or a l
 
 
 def read_json(source: str, text: str) -> Table:
-    """Read JSON lines, or one JSON value that is a table; blank lines are a note.
+    """Read JSON lines, or a table as one JSON value; blank lines are reported in a note.
 
     Raises:
-        DataError: the text is neither.
+        DataError: the text has neither form.
     """
     start = text.lstrip()[:1]
     first, _, rest = text.strip().partition("\n")

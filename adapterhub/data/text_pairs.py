@@ -1,9 +1,9 @@
-"""Texts that belong together, read from tables: in pairs, with negatives or scores, or compared.
+"""Read related texts from tables: pairs with negatives or scores, and comparisons.
 
-A comparison is a prompt with a chosen and a rejected response. They are texts; or lists of
-messages, as in chats. Responses that have the prompt in front need no column with it: lists of
-messages of the whole chat, and texts of dialogues, which are divided behind the last mark of an
-answer that both share (`adapterhub.data.dialogues`).
+A comparison is a prompt with a chosen and a rejected response, as texts or as lists of messages.
+Responses that begin with the prompt do not need a prompt column: lists of messages of the whole
+chat, and texts of dialogues, which are split after the last answer mark that both share
+(`adapterhub.data.dialogues`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from adapterhub.data.tables import keep_table, read_table
 
 @dataclass(frozen=True)
 class TextPair(Grouped):
-    """A text, the one that belongs to it, texts that do not, and the score of the pair."""
+    """A text, its positive, its negatives, and the score of the pair."""
 
     text: str
     pair: str | None = None
@@ -40,13 +40,13 @@ class TextPair(Grouped):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts: of the pair, and the negatives."""
+        """All texts: the pair and the negatives."""
         partner = () if self.pair is None else (self.pair,)
         return (self.text, *partner, *self.negatives)
 
 
 def has_scores(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether pairs have scores: a column is chosen or named so, and there is no negative.
+    """Return whether pairs have scores: a column is set or named so, without negatives.
 
     Raises:
         DataError: the source cannot be read.
@@ -62,10 +62,10 @@ def has_scores(source: str, options: DataOptions, split: str) -> bool:
 def pair_columns(
     source: str, options: DataOptions, split: str, *, scored: bool, labelled: bool = True
 ) -> ColumnChoice:
-    """Choose the columns of pairs, `scored` or with negatives; unlabelled, of first texts alone.
+    """Infer the columns of pairs, `scored` or with negatives; if unlabelled, only of first texts.
 
     Raises:
-        DataError: the source cannot be read, or its columns are in doubt.
+        DataError: the source cannot be read, or its columns are ambiguous.
     """
     wants = WANTS["scored pairs" if scored else "pairs"]
     return choose_columns(source, options, split, wants if labelled else {"text": "anchor"})
@@ -74,10 +74,10 @@ def pair_columns(
 def read_text_pairs(
     source: str, options: DataOptions, split: str, *, scored: bool, labelled: bool = True
 ) -> list[TextPair]:
-    """Read pairs, `scored` or with negatives; unlabelled, the first texts alone.
+    """Read pairs, `scored` or with negatives; if unlabelled, only the first texts.
 
     Raises:
-        DataError: the source cannot be read, its columns are in doubt, or rows are invalid.
+        DataError: the source cannot be read, its columns are ambiguous, or rows are invalid.
     """
     choice = pair_columns(source, options, split, scored=scored, labelled=labelled)
     table, options = choice.table, choice.options
@@ -103,13 +103,13 @@ def read_text_pairs(
 
 
 def _flat(cells: Sequence[Any]) -> list[Any]:
-    """Return the texts of cells: each is a text or a list of texts; missing ones are left out."""
+    """Return the texts of cells, each a text or a list of texts; missing ones are dropped."""
     lists = [cell if isinstance(cell, list) else [cell] for cell in cells if cell is not None]
     return [text for each in lists for text in each]
 
 
 def _negatives(columns: Sequence[str], options: DataOptions) -> list[str]:
-    """Return the columns with negatives: those that the options name, or that are called so."""
+    """Return the columns with negatives, as set by the options or by their usual names."""
     if options.negatives is not None:
         return [options.negatives] if isinstance(options.negatives, str) else [*options.negatives]
     return [c for c in columns if re.fullmatch(names.NEGATIVE, plain_name(c))]
@@ -117,9 +117,9 @@ def _negatives(columns: Sequence[str], options: DataOptions) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison(Grouped):
-    """A prompt, a text or messages, with a response that is preferred to another one.
+    """A prompt (text or messages), with a response that is preferred to another.
 
-    `written` is the text of a prompt of messages that was a text in the data.
+    `written` is the original text if the prompt was a text in the data.
     """
 
     prompt: str | Messages
@@ -139,10 +139,10 @@ class Comparison(Grouped):
 def comparison_columns(
     source: str, options: DataOptions, split: str, *, labelled: bool = True
 ) -> ColumnChoice:
-    """Choose the columns of comparisons: that of the prompt is the chosen one where it has both.
+    """Infer the columns of comparisons; the chosen column may also hold the prompt.
 
     Raises:
-        DataError: the source cannot be read, or its columns are in doubt.
+        DataError: the source cannot be read, or its columns are ambiguous.
     """
     wants = WANTS["comparisons"]
     if options.text is None and (labelled or _responses(source, options, split)):
@@ -170,9 +170,9 @@ def _responses(source: str, options: DataOptions, split: str) -> bool:
 
 
 def _has_prompts(table: Table, options: DataOptions) -> bool:
-    """Return whether the prompts of a table are read in front of the responses.
+    """Return whether the responses of a table begin with their prompts.
 
-    Chats have them there, too, where there is a column with the prompts, or with more of them.
+    With a prompt column, prompts are read from it, although chats may begin with them, too.
     """
     if _dialogue_of(table, options) is not None:
         return True
@@ -186,7 +186,7 @@ def _has_prompts(table: Table, options: DataOptions) -> bool:
 
 
 def _dialogue_of(table: Table, options: DataOptions) -> Dialogue | None:
-    """Return how the responses of a table mark the turns of dialogues; None: they are none."""
+    """Return the turn marks of a table's responses; None if they are not dialogues."""
     columns = [str(options.label), str(options.pair)]
     if not {*columns} <= {*table.columns}:
         return None
@@ -197,10 +197,10 @@ def _dialogue_of(table: Table, options: DataOptions) -> Dialogue | None:
 def read_comparisons(
     source: str, options: DataOptions, split: str, *, labelled: bool = True, chosen: bool = False
 ) -> list[Comparison]:
-    """Read comparisons, without labels the prompts alone, or with the `chosen` responses.
+    """Read comparisons; without labels, only the prompts, or also the `chosen` responses.
 
     Raises:
-        DataError: the source cannot be read, its columns are in doubt, or rows are invalid.
+        DataError: the source cannot be read, its columns are ambiguous, or rows are invalid.
     """
     choice = comparison_columns(source, options, split, labelled=labelled)
     table, options = choice.table, choice.options
@@ -242,10 +242,10 @@ def _repeat_prompts(table: Table, columns: Sequence[str]) -> bool:
 
 
 def _divided(dialogue: Dialogue, prompt: str, responses: Sequence[Any]) -> Comparison:
-    """Build a comparison of dialogues; without responses, of the beginning of one.
+    """Build a comparison from dialogues; without responses, from the beginning of one.
 
     Raises:
-        ValueError: the dialogues share no turn, or go on behind the answer.
+        ValueError: the dialogues do not share a turn, or continue after the answer.
     """
     refuse(*(text_problem(each, "response", allow_empty=False) for each in responses))
     front, answers = dialogue.divided(list(responses) or [prompt])
@@ -255,10 +255,10 @@ def _divided(dialogue: Dialogue, prompt: str, responses: Sequence[Any]) -> Compa
 
 
 def _with_system(comparison: Comparison, system: Any) -> Comparison:
-    """Put the system message of a row in front of its prompt, unless it has one.
+    """Prepend the system message of a row to its prompt, unless it has one.
 
     Raises:
-        ValueError: it is no text.
+        ValueError: the system message is not a text.
     """
     if system is None or system == "":
         return comparison
@@ -274,10 +274,10 @@ def _with_system(comparison: Comparison, system: Any) -> Comparison:
 
 
 def _comparison(prompt: Any, *responses: Any) -> Comparison:
-    """Build a comparison of texts or of lists of messages.
+    """Build a comparison from texts or lists of messages.
 
     Raises:
-        ValueError: the chats do not have the same prompt, or end with no response.
+        ValueError: the chats have different prompts, or do not end with a response.
     """
     chats = [messages_of([value] if isinstance(value, Mapping) else value) for value in responses]
     if not chats or not all(chats):
@@ -304,7 +304,7 @@ def are_chats(source: str, options: DataOptions, split: str) -> bool:
     """Return whether the prompts or the responses are messages.
 
     Raises:
-        DataError: the source cannot be read, or its columns are in doubt.
+        DataError: the source cannot be read, or its columns are ambiguous.
     """
     choice = comparison_columns(source, options, split)
     table = choice.table

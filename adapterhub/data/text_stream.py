@@ -1,9 +1,9 @@
-"""Raw text of any size, read from disk in pieces: never more than a few of them are in memory.
+"""Read raw text of any size from disk in pieces, only a few of which are in memory.
 
 A document is a paragraph or a line of plain text, or a row of JSON lines or Parquet. A long one is
 read in several pieces. Opening a stream reads the file once, to check its encoding, to count the
-pieces and to compute the sha256 that identifies what is made from it. Its tokens are kept in a file
-of the user's cache that is read as an array.
+pieces and to compute the sha256 that identifies derived data. Its tokens are kept in a file of the
+user's cache that is read as an array.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class Draw:
 
 @dataclass(frozen=True)
 class TextStream(Sequence[StreamedText], Streamed):
-    """The texts of a file. Iterating reads the file; an index reads it up to there.
+    """The texts of a file. Iterating reads the file; indexing reads it up to the index.
 
     Attributes:
         source: the file.
-        options: its encoding, its text column, and what separates documents.
-        total: the number of texts: of documents, or of pieces of long ones.
+        options: its encoding, its text column, and the separator of documents.
+        total: the number of texts: documents, or pieces of long ones.
         documents: the number of documents.
         content: the sha256 of the texts in the file.
-        draws: the choices that were made of documents, one after the other.
+        draws: the successive random choices of documents.
     """
 
     source: str
@@ -97,7 +97,7 @@ class TextStream(Sequence[StreamedText], Streamed):
 
     @property
     def sha256(self) -> str:
-        """The sha256 of the content and of the choices."""
+        """The sha256 of the content and the choices."""
         record = [self.content, *([d.count, d.total, d.seed, d.rest] for d in self.draws)]
         return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
@@ -128,7 +128,7 @@ class TextStream(Sequence[StreamedText], Streamed):
         return replace(chosen, total=sum(1 for _ in chosen))
 
     def held_out(self, seed: int) -> tuple[TextStream, TextStream]:
-        """Divide the documents into those to train on and a tenth, at most 1,000, to evaluate on.
+        """Split off a tenth of the documents, at most 1,000, for evaluation.
 
         Raises:
             DataError: there is only one document.
@@ -143,7 +143,7 @@ class TextStream(Sequence[StreamedText], Streamed):
 
 
 def open_stream(source: str, options: DataOptions) -> TextStream:
-    """Open raw text, JSON lines or Parquet, perhaps gzipped, after reading all of it once.
+    """Open raw text, JSON lines or Parquet, optionally gzipped, after reading all of it once.
 
     Raises:
         DataError: the file is missing, empty, of another format, or cannot be decoded.
@@ -162,9 +162,10 @@ def open_stream(source: str, options: DataOptions) -> TextStream:
 def stored_tokens(
     texts: TextStream, key: Any, tokenize: Callable[[Sequence[StreamedText]], Tokens]
 ) -> Tokens:
-    """Return the tokens of a stream, from the cache if they are there.
+    """Return the tokens of a stream, from the cache if possible.
 
-    `key` is what else they depend on, as JSON; `tokenize` is called with a few texts at a time.
+    `key` holds everything else that the tokens depend on, as JSON; `tokenize` gets a few texts at a
+    time.
 
     Raises:
         DataError: the stream has changed, or has no tokens.
@@ -203,7 +204,7 @@ def _texts(source: str, options: DataOptions) -> Iterator[StreamedText]:
     """Yield the texts of a file.
 
     Raises:
-        DataError: it cannot be read or decoded.
+        DataError: the file cannot be read or decoded.
     """
     kind = _format(source, options)
     try:
@@ -299,7 +300,7 @@ def _pieces(documents: Iterator[tuple[str, bool]]) -> Iterator[StreamedText]:
     """Join parts into pieces of about `PIECE` characters; a document ends with its last one."""
     parts: list[str] = []
     size = 0
-    waiting: str | None = None  # a whole piece, which the document may end with
+    waiting: str | None = None  # a whole piece, which may be the document's last
     for part, ends in documents:
         for start in range(0, len(part), PIECE):
             parts.append(part[start : start + PIECE])

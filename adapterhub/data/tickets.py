@@ -1,9 +1,9 @@
-"""Tickets to a shop, and the fields that its support wants of them: made-up chats with an answer.
+"""Tickets to a shop, with the fields that its support needs: made-up chats with an answer.
 
 A ticket is one or two sentences in everyday words; the answer is one line of JSON with the team,
 the product (null if none is named) and the urgency. Held-out tickets are about other products, in
-other sentences, than those of the training rows: what is measured is whether the form and the
-fields were learned, not whether sentences were.
+other sentences, than the training rows: the test measures whether the form and the fields were
+learned, not the sentences.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ INSTRUCTION = (
     "Answer with one line of JSON: team (billing, delivery, repair or account), product (or null) "
     "and urgency (high, normal or low)."
 )
-"""What a model has to be told that was not trained on these chats."""
+"""The instruction for a model that was not trained on these chats."""
 
 
 class _Words(NamedTuple):
-    """What tickets are made of: products, sentences by team, and remarks by urgency."""
+    """The parts of tickets: products, sentences by team, and remarks by urgency."""
 
     products: tuple[str, ...]
     teams: Mapping[str, tuple[str, ...]]
@@ -93,7 +93,7 @@ def instructed(chat: Chat) -> Chat:
 
 
 def _chats(words: _Words, seed: int) -> Iterator[Chat]:
-    """Yield different tickets, each team and urgency as often as the others."""
+    """Yield distinct tickets, with all teams and urgencies equally frequent."""
     rng, seen = random.Random(seed), set()
     for team, urgency in itertools.cycle(itertools.product(words.teams, words.remarks)):
         sentence, product = rng.choice(words.teams[team]), rng.choice(words.products)
