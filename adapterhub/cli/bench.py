@@ -124,7 +124,7 @@ def command(
 
 
 def _completed(study: Study) -> Study:
-    """Return a study with the task and backbone that it leaves open, and say which they are."""
+    """Return a study with a missing task and backbone filled in, and report them."""
     from adapterhub.training.run_data import read_data
 
     recipe, first = study.recipe, next(iter(study.tasks().values()))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from adapterhub.pages.row_scores import Difference
     from adapterhub.pages.run_files import RunFiles
 
-_MORE_METRICS = 3  # besides the main one; all are in --json
-_MOST_COLUMNS = 4  # runs; more of them are the rows of the table
+_MORE_METRICS = 3  # in addition to the main one; --json has all
+_MOST_COLUMNS = 4  # runs; more runs become the rows of the table
 _NARROW = ("method", "trained", "adapter", "time")
 
 
@@ -74,7 +74,7 @@ def _read(run: str) -> RunFiles:
 
 
 def _short_names(runs: tuple[str, ...]) -> list[str]:
-    """Name each run by the last parts of its path in which the runs differ."""
+    """Name each run by the trailing parts of its path that differ."""
     parts = [Path(run).parts if is_folder(run) else (run,) for run in runs]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-count:]) for p in parts]
@@ -104,7 +104,7 @@ def _score(run: RunSummary) -> str:
 
 
 def _facts(summaries: list[RunSummary], main: str) -> dict[str, list[str]]:
-    """Return the numbers of the runs by name, one text for each run."""
+    """Return the figures of the runs by name, one text for each run."""
     every = {n: None for s in summaries for n in s.metrics}
     metrics = list(dict.fromkeys([main, *([f"{TEST}{main}"] * (f"{TEST}{main}" in every)), *every]))
     shown: dict[str, Callable[[RunSummary], str]] = {
@@ -132,7 +132,7 @@ def _text(value: Any, show: Callable[[Any], str]) -> str:
 
 
 def difference_lines(name: str, baseline: str, found: Difference) -> list[str]:
-    """Write the difference of a run from the baseline and what it means, in one or two lines."""
+    """Describe the difference of a run from the baseline in one or two lines."""
     interval = f"95 % {found.low:+.3f} to {found.high:+.3f}"
     lines = [f"{name} - {baseline}: {found.value:+.3f} {found.score} ({interval})"]
     differ = found.better + found.worse
@@ -144,7 +144,7 @@ def difference_lines(name: str, baseline: str, found: Difference) -> list[str]:
 
 
 def _say_missing(files: list[RunFiles], names: list[str]) -> None:
-    """Say which runs cannot be tested, and why."""
+    """Report the runs that cannot be tested, with the reasons."""
     without = [name for name, file in zip(names, files, strict=True) if not file.predictions]
     say(f"no test for {', '.join(without)}: no predictions.jsonl, so it is not known whether the")
     say("evaluation data are the same (train.report=true writes it)")

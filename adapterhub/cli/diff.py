@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from adapterhub.files.compare import TensorDifference
     from adapterhub.files.native import Saved
 
-_MOST_TENSORS = 12  # rows: those that differ most
+_MOST_TENSORS = 12  # rows with the largest differences
 _MOST_TEXT = 40  # characters of a value
 
 

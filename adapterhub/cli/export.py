@@ -220,7 +220,7 @@ def _subject(
     task: str | None,
     registry: str | None,
 ) -> tuple[Spec, str, str, tuple[str, ...]]:
-    """Return the (method spec, backbone, kind of model, labels) to check."""
+    """Return the method spec, backbone, kind of model and labels to check."""
     from adapterhub.inference.record import task_and_kind, training_record
 
     if source is None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _read_place(_: click.Context, __: click.Parameter, given: str) -> HubPlace:
-    """Return where a hub is: a folder, or a database of PostgreSQL."""
+    """Return the place of a hub: a folder, or a PostgreSQL database."""
     if not re.match("postgres(ql)?://", given):
         return Path(given)
     from sqlalchemy import make_url
@@ -500,7 +500,7 @@ def _opened(place: HubPlace) -> Iterator[Hub]:
 
 
 def _note(hub: Hub, connection: Any, action: str, target: str) -> None:
-    """Write to the audit log what a command did."""
+    """Record the action of a command in the audit log."""
     from adapterhub.hub.accounts import Visitor
 
     hub.note_action(connection, Visitor("", "command line"), action, target)
@@ -527,7 +527,7 @@ def _new_org(hub: Hub, connection: Any, name: str) -> Any:
 
 
 def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Write the rules and the quota of a namespace; return what holds now."""
+    """Store the rules and the quota of a namespace; return the current ones."""
     from adapterhub.files.signature import read_public_key
     from adapterhub.hub.accounts import MIRROR, change_owner, members_of
     from adapterhub.hub.content_policy import RULES, parse_rules, rules_text

@@ -82,7 +82,7 @@ def command(
 
 
 def _vectors(backbone: str, revision: str | None) -> dict[str, str]:
-    """Return what an encoder of sentence-transformers computes for a vector; {} for others."""
+    """Return the steps from tokens to vectors of a sentence-transformers encoder; {} for others."""
     from adapterhub.backbones.find import find_backbone
     from adapterhub.backbones.sentence_modules import read_modules
     from adapterhub.errors import BackboneError
@@ -98,10 +98,10 @@ def _vectors(backbone: str, revision: str | None) -> dict[str, str]:
 
 
 def _refuse_family(family: str | None, draft_family: bool) -> None:
-    """Refuse a row of sites for what is not of transformers.
+    """Reject the options of families for backbones outside transformers.
 
     Raises:
-        ConfigError: there is one, or one is asked for.
+        ConfigError: one of the options is set.
     """
     from adapterhub.errors import ConfigError
 
@@ -114,7 +114,7 @@ def _refuse_family(family: str | None, draft_family: bool) -> None:
 
 
 def _draft(backbone: str, revision: str | None, python: bool) -> str:
-    """Return the row of a backbone as discovered; its configuration is enough."""
+    """Return the row of a backbone as discovered from its configuration alone."""
     from adapterhub.anatomy.discovery import discover
     from adapterhub.anatomy.family_file import family_yaml, row_text
     from adapterhub.backbones.load import meta_model

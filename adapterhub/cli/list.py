@@ -21,7 +21,7 @@ from adapterhub.errors import one_line
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.shown_table import ShownTable
 
-# Columns that a narrow terminal leaves out, the first one first.
+# Columns dropped on a narrow terminal, in this order.
 _COMMON = ("backbone", "task")
 OPTIONAL_COLUMNS = ("parameters", "tags", "task", "backbone", "date", "size")
 
@@ -76,7 +76,7 @@ def command(
 
 
 def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
-    """Say why nothing matches in a local registry."""
+    """Explain why nothing matches in a local registry."""
     from adapterhub.registry.open_store import registry_at
     from adapterhub.registry.search import why_empty
     from adapterhub.registry.store import Query
@@ -90,7 +90,7 @@ def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
 
 
 def _print_entries(entries: Sequence[Entry], metric: str) -> None:
-    """Print the table of entries; what all have in common is the first to be left out."""
+    """Print the table of entries; on narrow terminals, common values are dropped first."""
     table = entries_table(entries, metric)
     columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     common = [n for n, cells in columns.items() if n in _COMMON and len({*cells}) == 1]
@@ -102,7 +102,7 @@ def _print_entries(entries: Sequence[Entry], metric: str) -> None:
 def entries_table(entries: Sequence[Entry], metric: str | None = None) -> ShownTable:
     """Build the table of published versions, without columns that would be empty.
 
-    `metric` is the score of a version that has it, in place of its task's main metric.
+    `metric` is shown for versions that have it, instead of the main metric of their task.
     """
     columns = {
         "adapter": [entry.reference for entry in entries],
@@ -130,7 +130,7 @@ def _score(entry: Entry, metric: str | None) -> str:
 
 @functools.lru_cache
 def main_metric(task: str | None) -> str | None:
-    """Return the metric that a task is judged by; None for an unknown task."""
+    """Return the main metric of a task; None for an unknown task."""
     from adapterhub.tasks import TASKS
 
     return TASKS[task]().main_metric if task in TASKS else None

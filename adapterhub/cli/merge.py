@@ -129,7 +129,7 @@ def _merge_pipeline(
 
 
 def _loading(adapter: Adapter, encoder: SentenceEncoder | None, output: str) -> str:
-    """Return the line of Python that loads the checkpoint."""
+    """Return the line of Python code that loads the checkpoint."""
     from adapterhub.inference.merged_checkpoint import auto_class
 
     if encoder is None:
@@ -146,7 +146,7 @@ def _checked_record(
     head: str | None,
     task: str | None,
 ) -> TrainingRecord:
-    """Check what can be checked before torch is imported; return the adapter's training record."""
+    """Run the checks that do not need torch; return the adapter's training record."""
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.record import read_training_record

@@ -47,10 +47,10 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
-    """Return the options that a name stands for, below a title.
+    """Return the title and the options for a name.
 
     Raises:
-        ConfigError: it is no group, method, task or option.
+        ConfigError: the name is not a group, method, task or option.
     """
     if (own := spelled_like(name, _GROUPS)) in _GROUPS:
         return own, _group(own)

@@ -172,7 +172,7 @@ def command(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The examples to predict on, and the columns of their rows if they are of a file."""
+    """The examples to predict on, and the columns of their rows if they come from a file."""
 
     examples: list[Any]
     choice: ColumnChoice | None = None
@@ -180,7 +180,7 @@ class _Asked:
 
     @property
     def table(self) -> Table | None:
-        """The table of the rows, if they are of a file."""
+        """The table of the rows, if they come from a file."""
         return self.choice.table if self.choice else None
 
     @property
@@ -218,10 +218,10 @@ def _predict(
 
 
 def _writing(task: Task, given: dict[str, Any], shape: Shape) -> HowToWrite | None:
-    """Return how texts are written; None for a task that writes none.
+    """Return the generation options; None for a task that does not generate text.
 
     Raises:
-        ConfigError: options of generation are given to it, or are out of range.
+        ConfigError: generation options do not apply to the task, or are out of range.
     """
     from adapterhub.tasks.common.language_models import Generation, Writing
 
@@ -249,10 +249,10 @@ _TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".json", ".parquet", ".xlsx")
 def _file_among(
     texts: tuple[str, ...], data: str | None, task: Task
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the texts and the file: a single text that names a file is that file.
+    """Return the texts and the file; a single text that names a file is used as the file.
 
     Raises:
-        DataError: texts name tables, of which there are several or which are missing.
+        DataError: texts name several tables, or a missing one.
     """
     names = [text for text in texts if text.lower().endswith(_TABLES) and not text.count(" ")]
     if len(texts) == 1 and data is None:
@@ -301,10 +301,10 @@ def _asked(
 
 
 def _typed() -> str:
-    """Read standard input to its end; it is UTF-8 whatever the terminal's encoding is."""
+    """Read standard input to its end, as UTF-8 whatever the terminal's encoding."""
     from adapterhub.data.delimited import decode_text
 
-    raw = getattr(sys.stdin, "buffer", None)  # a test's stream may have texts only
+    raw = getattr(sys.stdin, "buffer", None)  # a test's stream may only provide text
     return sys.stdin.read() if raw is None else decode_text(raw.read(), "standard input")
 
 
@@ -322,10 +322,10 @@ def _read_lines(record: TrainingRecord) -> list[Any]:
 
 
 def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
-    """Refuse what does not go with --input.
+    """Reject arguments that do not fit --input.
 
     Raises:
-        ConfigError: texts, or options of other kinds of data, are given.
+        ConfigError: texts, or options of other kinds of data, are set.
     """
     found = [name for name, value in others.items() if value is not None]
     flags = (name.replace("every", "all").replace("_", "-") for name in found)
@@ -339,11 +339,11 @@ def _refuse_beside_input(texts: Sequence[str], others: dict[str, Any]) -> None:
 
 
 def _without_input(reference: str | None, tables: dict[str, Any]) -> str:
-    """Return the adapter, and refuse options of Parquet files without --input.
+    """Return the adapter, and reject options of Parquet files without --input.
 
     Raises:
-        ConfigError: some are given.
-        UsageError: there is no adapter.
+        ConfigError: such an option is set.
+        UsageError: the adapter is missing.
     """
     unused = (n for n, v in tables.items() if v not in (None, (), _USUAL.get(n)))
     given = [name for name in unused if name != "output"]
@@ -375,10 +375,10 @@ def _predict_table(
     workers: int | None,
     ray_address: str | None,
 ) -> None:
-    """Predict on all rows of Parquet files; go on where an earlier call was stopped.
+    """Predict on all rows of Parquet files; continue after an interrupted call.
 
     Raises:
-        ConfigError: options are missing, or do not go together.
+        ConfigError: options are missing or conflict.
     """
     named = _named(reference, route_column, adapters)
     if output is None:
@@ -411,7 +411,7 @@ def _predict_table(
 def _predict_missing(
     written: TableOutput, engine: str, workers: int | None, address: str | None
 ) -> None:
-    """Predict and write the parts that are not there yet; say how many are."""
+    """Predict and write the missing parts; report their number."""
     from adapterhub.inference.table_job import predict_here, predict_on_ray
 
     missing, job, total = written.missing, written.planned.job, len(written.planned.parts)
@@ -432,10 +432,10 @@ def _predict_missing(
 def _named(
     reference: str | None, route_column: str | None, adapters: Sequence[str]
 ) -> dict[str, str]:
-    """Return the adapters by their names in the column; "" is that of all rows.
+    """Return the adapters by their names in the column; "" is the adapter of all rows.
 
     Raises:
-        ConfigError: there is no adapter, or names without a column, or a column without names.
+        ConfigError: the adapter is missing, or there are names without a column or the reverse.
     """
     if route_column is None:
         if adapters or reference is None:

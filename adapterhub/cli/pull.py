@@ -45,7 +45,7 @@ def command(
     )
     record = {
         "folder": str(found.folder),
-        "reference": str(found.reference or reference),  # with the version that is delivered
+        "reference": str(found.reference or reference),  # with the delivered version
         "digest": found.digest,
     }
     print_result(str(found.folder), record, as_json=as_json)

@@ -28,7 +28,7 @@ TEXTS = (
 RECIPE: dict[str, Any] = {
     "backbone": "sentence-transformers/all-MiniLM-L6-v2",
     "data": {"train": "builtin:docstrings"},
-    "train": {"tensorboard": False, "epochs": 3, "batch_size": 16},  # a demonstration: quick
+    "train": {"tensorboard": False, "epochs": 3, "batch_size": 16},  # short, for a demonstration
 }
 CHAT_RECIPE: dict[str, Any] = {
     "method": "lora(sites=['attn.*', 'ffn.*'])",
@@ -36,7 +36,7 @@ CHAT_RECIPE: dict[str, Any] = {
     "train": {"tensorboard": False, "epochs": 3, "batch_size": 8, "max_length": 256},
 }
 TICKET = "Hello, the kettle that I ordered is still not here, and I need it today!"
-SHOWN = 3  # held-out tickets with both answers
+SHOWN = 3  # held-out tickets shown with both answers
 
 
 @click.command("quickstart")
@@ -71,7 +71,7 @@ def _classify_docstrings(output: str, quiet: bool) -> None:
 
 
 def _teach_tickets(output: Path, quiet: bool) -> None:
-    """Train a language model on chats; compare its answers on other tickets with those before."""
+    """Train a language model on chats; compare its answers before and after on other tickets."""
     from adapterhub.adapters.route import disabled
     from adapterhub.data.tickets import instructed, load_tickets
     from adapterhub.inference.open import open_adapter
@@ -117,7 +117,7 @@ def _answers(opened: Predictor, file: Path) -> tuple[str, list[str]]:
 
 
 def _predict(folder: Path, texts: Sequence[str]) -> None:
-    """Predict in a new process, and say how to go on."""
+    """Predict in a new process, and print the next steps."""
     predict = [sys.executable, "-m", "adapterhub", "predict", str(folder)]
     subprocess.run([*predict, *texts], check=True)
     command_line = f'adapterhub predict {folder} "your own text"'
@@ -131,7 +131,7 @@ def _unused(output: str) -> str:
 
 
 def _answer_lines(folder: Path) -> None:
-    """Answer what is typed on a terminal."""
+    """Answer lines typed on a terminal."""
     if sys.stdin.isatty():
         from adapterhub.cli._live import answer_lines
         from adapterhub.inference.open import open_adapter
@@ -152,7 +152,7 @@ def _train(settings: dict[str, Any], quiet: bool) -> Any:
     from adapterhub.training.run import run
 
     recipe, folder = read(flags=settings), Path(settings["output"])
-    # A quickstart always begins anew; its runs are ordinary ones.
+    # A quickstart always starts from scratch; its runs are ordinary ones.
     with resumed_by(f"adapterhub train --resume --output {folder}"):
         return run(recipe, reporter_for(folder, recipe.train, quiet=quiet))
 

@@ -42,10 +42,10 @@ def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
 
 
 def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Split the arguments into the method and task that they name, and the others.
+    """Split the arguments into the named method and task, and the rest.
 
     Raises:
-        ConfigError: two methods or two tasks, or a word that is nearly the name of one.
+        ConfigError: there are two methods or tasks, or a word that is nearly a name.
     """
     from adapterhub.methods.common.spec import described_methods
     from adapterhub.tasks import TASKS
@@ -65,7 +65,7 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
     known = (*described_methods(), *TASKS)
     for word in words:
         is_name = re.fullmatch(r"[\w-]+", word) and word not in known and not is_there(word)
-        if is_name and nearest(word, known):  # else it may be a dataset of the Hub
+        if is_name and nearest(word, known):  # otherwise it may be a Hub dataset
             raise unknown("method or task", word, known, hint="adapterhub methods, tasks")
     named = {option: found[0] for option, found in specs.items() if found}
     return named, tuple(word for word in words if word not in named.values())

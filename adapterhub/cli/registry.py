@@ -125,10 +125,10 @@ def write_pages(
 
 
 def _folder(location: str | None) -> LocalRegistry:
-    """Open a registry that is a folder.
+    """Open a registry in a folder.
 
     Raises:
-        ConfigError: it is elsewhere, where no files of interrupted writers are.
+        ConfigError: the registry is remote, where interrupted writers leave no files.
     """
     from adapterhub.registry.local import LocalRegistry
     from adapterhub.registry.open_store import registry_at

@@ -27,7 +27,7 @@ def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
     page, over each other. The page of one run contains texts of the evaluation data.
     """
     folders = list(map(Path, dict.fromkeys(runs)))
-    if len(folders) > 1:  # runs/* also names the page that this writes there
+    if len(folders) > 1:  # runs/* also matches the page that this command writes there
         folders = [folder for folder in folders if not is_file(folder)] or folders
     page = _write(folders, Path(output) if output else None)
     say(f"report       {page}")
@@ -36,7 +36,7 @@ def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
 
 
 def _write(folders: list[Path], output: Path | None) -> Path:
-    """Write the page of what the folders are."""
+    """Write the page for the runs or the study in the folders."""
     studies = [folder for folder in folders if is_file(folder / _STUDY)]
     if studies and len(folders) > 1:
         raise ConfigError(

@@ -129,10 +129,10 @@ def _serve_on_ray(options: ServeOptions) -> None:
 
 
 def _check(service: Service) -> None:
-    """Predict once with each adapter, and say what was found.
+    """Predict once with each adapter, and report the findings.
 
     Raises:
-        ServingError: some cannot be served.
+        ServingError: some adapters cannot be served.
     """
     from adapterhub.serving.http.lifecycle import check_all
 
@@ -151,7 +151,7 @@ def _check(service: Service) -> None:
 
 
 def _show_adapters(service: Service) -> None:
-    """Print which adapters share a model, and why others do not."""
+    """Print the adapters that share a model, and the reasons for the others."""
     uses = service.engine.models()
     if not uses:
         return
@@ -182,10 +182,10 @@ def _say_started(service: Service, address: str) -> None:
 
 
 def _use_device(options: ServeOptions) -> None:
-    """Let torch see one device, and use so many threads.
+    """Limit torch to one device and a number of threads.
 
     Raises:
-        ConfigError: the device is unknown, or not there.
+        ConfigError: the device is unknown or missing.
     """
     import torch
 
@@ -195,7 +195,7 @@ def _use_device(options: ServeOptions) -> None:
     if kind not in ("", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
         raise ConfigError(f"unknown device {options.device!r}", expected="cpu, cuda or cuda:N")
     if kind == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when CUDA is first used
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read on the first use of CUDA
     elif number:
         os.environ["CUDA_VISIBLE_DEVICES"] = number
     if kind == "cuda" and not torch.cuda.is_available():

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from adapterhub.registry.reference import Reference
     from adapterhub.registry.store import Entry
 
-_WIDTH = 12  # of the names of facts
+_WIDTH = 12  # characters of the names of facts
 _WIDEST = 100  # characters of a line, also on a wide terminal
 _MOST_VERSIONS = 8
 _MOST_LABELS = 10
 _MOST_OPTION = 60  # characters of an option of a method
 _MOST_CARD = 8  # lines of the author's text
-_MOST_CHARACTERS = 20_000  # of a card, of which the beginning is shown
+_MOST_CHARACTERS = 20_000  # bytes of a card; only its beginning is shown
 
 
 @click.command("show")
@@ -99,7 +99,7 @@ def _line_width() -> int:
 
 
 def _print_fact(name: str, text: str) -> None:
-    """Print a fact, wrapped behind its name; nothing if it has no text."""
+    """Print a fact, wrapped after its name; nothing if its text is empty."""
     width = _line_width() - _WIDTH
     lines = textwrap.wrap(one_line(text), width, break_on_hyphens=False) if text else []
     for number, line in enumerate(lines):
@@ -130,7 +130,7 @@ def _task_text(manifest: Manifest) -> str:
 
 
 def methods_text(methods: Iterable[Mapping[str, Any]]) -> str:
-    """Write the methods as one types them, without options that have no effect or the default."""
+    """Format the methods as typed, without default options and options without effect."""
     from adapterhub.config.options import is_neutral, options_of, to_dict
     from adapterhub.methods.common.spec import described_methods
 
@@ -200,7 +200,7 @@ def _size_text(manifest: Manifest, entry: Entry | None) -> str:
 
 
 def _signed_text(parsed: Reference, saved: Saved, entry: Entry | None) -> str:
-    """Say who signed an adapter, by the signatures beside it."""
+    """Describe who signed an adapter, from the signatures next to it."""
     from adapterhub.registry.sign import signatures_beside
 
     if entry is not None and not entry.fingerprint:
@@ -212,7 +212,7 @@ def _signed_text(parsed: Reference, saved: Saved, entry: Entry | None) -> str:
 
 
 def _typed(manifest: Manifest) -> str:
-    """Return what is typed after `adapterhub predict ADAPTER`."""
+    """Return the arguments to type after `adapterhub predict ADAPTER`."""
     from adapterhub.tasks import TASKS, Task
 
     task = TASKS.get(manifest.task or "", Task)
@@ -220,7 +220,7 @@ def _typed(manifest: Manifest) -> str:
 
 
 def _uses(reference: str, registry: str | None, head: str | None, typed: str) -> Iterator[str]:
-    """Yield the lines that use an adapter; `typed` is an input to predict on."""
+    """Yield lines of code that use an adapter; `typed` is an input to predict on."""
     option = f" --registry {registry}" * bool(registry) + f" --head {head}" * bool(head)
     argument = f', registry="{registry}"' * bool(registry) + f', head="{head}"' * bool(head)
     yield f"adapterhub predict {reference}{option} {typed}"
@@ -229,7 +229,7 @@ def _uses(reference: str, registry: str | None, head: str | None, typed: str) ->
 
 
 def _print_own_text(card: str, name: str, reference: str) -> None:
-    """Print the beginning of what the author added to the generated card."""
+    """Print the beginning of the author's additions to the generated card."""
     from adapterhub.files.card import own_text, without_comments
 
     width = _line_width() - 2
@@ -263,5 +263,5 @@ def _print_card(card: str) -> None:
 
 
 def _print_indented(lines: Sequence[str]) -> None:
-    # So that no line of a stranger's card passes for one of this program.
+    # Prevents lines of an untrusted card from looking like output of this program.
     say_text("\n".join(f"  {line}" for line in lines))

@@ -82,7 +82,7 @@ def command(
 def _probed(
     flags: dict[str, Any], adapters: Sequence[str], rows: int, registry: str | None
 ) -> Suggestion:
-    """Read the data, load the backbone, and probe each adapter on `rows` rows at most."""
+    """Read the data, load the backbone, and probe each adapter on at most `rows` rows."""
     with doing("loading torch"):
         from adapterhub.backbones.pooling import max_positions
         from adapterhub.bench.suggest import behind_virtual_tokens, check_probed, suggest
@@ -115,7 +115,7 @@ def _probed(
 
 
 def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -> list[Candidate]:
-    """Return the adapters that are named, or those of the registry for the backbone."""
+    """Return the named adapters, or the registry's adapters for the backbone."""
     from adapterhub.backbones.fingerprint import fingerprint
     from adapterhub.bench.suggest import Candidate
     from adapterhub.registry.open_store import registry_at
@@ -161,7 +161,7 @@ def _verdict(found: Suggestion, each: Estimate) -> str:
 
 
 def _sentence(found: Suggestion) -> str:
-    """Say which adapter to start from, or that none helps."""
+    """Print the adapter to start from, or that none of them helps."""
     from adapterhub.bench.advice import numbers_text
 
     if found.best:
@@ -178,7 +178,7 @@ def _sentence(found: Suggestion) -> str:
 
 
 def _sentence_of_words(found: Suggestion, words: Estimate) -> str:
-    """Say that the features of the backbone are not better than a bag of words."""
+    """Warn that the features of the backbone are not better than a bag of words."""
     from adapterhub.bench.advice import numbers_text
 
     pair = found.comparisons[words.method]

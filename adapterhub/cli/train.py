@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from adapterhub.training.run import Ended, RunOutcome
     from adapterhub.training.run_data import RunData
 
-_MOST_OF_A_ROW = 20_000  # characters of a text that --show prints
+_MOST_OF_A_ROW = 20_000  # characters of a text printed by --show
 
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
@@ -104,7 +104,7 @@ def command(
     `adapterhub recipe` writes them all to a file. KEY=VALUE overrides flags, flags the recipe.
     """
     if show:
-        flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
+        flags["output"] = flags["output"] or "."  # required by a recipe; nothing is written
     file, overrides = recipe_words(words, flags)
     if not flags["output"]:
         flags["output"] = new_output(file, overrides, flags["train"], resume=resume)
@@ -128,7 +128,7 @@ def command(
 
 
 def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_report: bool) -> None:
-    """Train one run, or print what it would be."""
+    """Train one run, or print its plan."""
     from adapterhub.training.run_data import check_run
 
     with showing(_display(quiet)):
@@ -155,12 +155,12 @@ def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_rep
 
 
 def _display(quiet: bool) -> Display:
-    """Return where progress is shown: of several processes, by the first one."""
+    """Return the display of progress; only the first of several processes shows it."""
     return Display() if quiet or not is_main() else display_for_terminal()
 
 
 def _numbered(kind: str, names: list[str], quiet: bool) -> Callable[[str, Recipe], Reporter]:
-    """Return what makes the reporter of one of several runs, which first says which one it is."""
+    """Return a factory of reporters for several runs; each reporter first prints its run."""
 
     def reporter(name: str, recipe: Recipe) -> Reporter:
         from adapterhub.loop.report import reporter_for
@@ -183,7 +183,7 @@ def _swept(
 
 
 def _recipe_of(output: str | None) -> str | None:
-    """Return the recipe of the run in a folder, if there is one: that of a run to resume."""
+    """Return the recipe of the run to resume in a folder, if there is one."""
     path = Path(output) / "recipe.yaml" if output else None
     return str(path) if path and is_file(path) else None
 
@@ -194,7 +194,7 @@ def _print_plan(prepared: Any) -> None:
     from adapterhub.training.plan import plan_of
 
     process = process_memory()
-    tried = _rehearsed(prepared)  # before the plan, whose small batches leave gaps in the memory
+    tried = _rehearsed(prepared)  # before the plan, whose small batches fragment the memory
     plan, recipe, data = plan_of(prepared, process), prepared.recipe, prepared.data
     epochs = round(plan.steps / plan.steps_per_epoch, 2)
     sites = [(site, method, f"{count:,}") for site, method, count in plan.sites]
@@ -223,7 +223,7 @@ def _print_plan(prepared: Any) -> None:
 
 
 def _rehearsed(prepared: Any) -> dict[str, str]:
-    """Make a few steps; return their memory in place of the estimate, and the time of the run."""
+    """Run a few steps; return their memory instead of the estimate, and the time of the run."""
     from adapterhub.training.plan import rehearse
 
     try:
@@ -239,7 +239,7 @@ def _rehearsed(prepared: Any) -> dict[str, str]:
 
 
 def _print_tasks(tasks: Sequence[Any]) -> None:
-    """Print what each of several tasks gets of the run."""
+    """Print the share of the run that each of several tasks gets."""
     columns = ("task", "kind", "rows", "share", "steps", "weight")
     rows = []
     for each in tasks:
@@ -279,7 +279,7 @@ def _print_outcome(outcome: Any) -> None:
 
 
 def _print_next(run: Path, data: RunData, has_page: bool) -> None:
-    """Print what to type next; `has_page` is whether the run folder has a page to open."""
+    """Print the next commands to type; `has_page`: the run folder has a page to open."""
     head, first = next(iter(data.parts.items()), ("", data))
     texts = first.task.fields(first.options)
     second = f"a {first.task.pair_name}" if first.task.pair_name else "another"
@@ -292,7 +292,7 @@ def _print_next(run: Path, data: RunData, has_page: bool) -> None:
 
 
 def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
-    """Return the curve of the training loss, and that of the main metric beside its value."""
+    """Return the curves of the training loss and of the main metric, with its value."""
     from adapterhub.pages.run_files import read_run
 
     files = read_run(run)
@@ -308,7 +308,7 @@ def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
 
 
 def print_rows(recipe: Recipe, count: int) -> None:
-    """Print the first training rows of a recipe, wrapped to the terminal, or to 80 columns."""
+    """Print the first training rows of a recipe, wrapped to the terminal or to 80 columns."""
     from adapterhub.training.plan import preview_rows
 
     rows, notes = preview_rows(recipe, count)
@@ -334,10 +334,10 @@ def _wrapped(name: str, text: str, width: int) -> str:
 
 
 def _check_flags(staged: StagedRecipe, given: Mapping[str, object]) -> None:
-    """Refuse flags that are for one run.
+    """Reject flags that only apply to single runs.
 
     Raises:
-        ConfigError: one of them is set.
+        ConfigError: such a flag is set.
     """
     if flags := [flag for flag, value in given.items() if value]:
         raise ConfigError(
@@ -372,7 +372,7 @@ def _print_stages(staged: StagedRecipe, rest: list[str]) -> None:
 
 
 def _spec_text(spec: object) -> str:
-    """Return a method spec as one writes it on the command line."""
+    """Return a method spec as typed on the command line."""
     if isinstance(spec, list):
         return " + ".join(map(_spec_text, spec))
     if isinstance(spec, Mapping):
@@ -381,7 +381,7 @@ def _spec_text(spec: object) -> str:
 
 
 def _print_trained_stages(staged: StagedRecipe, outcomes: dict[str, RunOutcome]) -> None:
-    """Print the metrics of each stage that trained, and what to type next."""
+    """Print the metrics of each trained stage, and the next commands to type."""
     rows = []
     for name in staged.stages:
         if (outcome := outcomes.get(name)) is None:
@@ -403,10 +403,10 @@ def _train_sweep(
 ) -> None:
     """Train the runs of a sweep, by their names, and print a table of them.
 
-    The output of each recipe is the folder of the sweep. The runs that have begun are resumed.
+    The output of each recipe is the folder of the sweep. Runs that were started are resumed.
 
     Raises:
-        TrainingError: at least one of the runs failed; the table says which.
+        TrainingError: at least one of the runs failed; the table shows which.
     """
     from adapterhub.training.run_data import check_recipe
 
@@ -438,10 +438,10 @@ def _train_sweep(
 
 
 def _print_sweep(ended: Mapping[str, Ended]) -> None:
-    """Print the runs of a sweep, the best one first, and what to type next.
+    """Print the runs of a sweep, the best one first, and the next commands to type.
 
     Raises:
-        TrainingError: some of them failed.
+        TrainingError: some runs failed.
     """
     done = {name: each.outcome for name, each in ended.items() if each.outcome}
     done = {name: done[name] for name in sorted(done, key=lambda name: _rank(done[name]))}
@@ -465,7 +465,7 @@ def _score(outcome: RunOutcome) -> float | None:
 
 
 def _rank(outcome: RunOutcome) -> float:
-    """Return a number that is smaller for a better run."""
+    """Return a sort key that is smaller for a better run."""
     from adapterhub.pages.run_files import lower_is_better
 
     score = _score(outcome)

@@ -1,21 +1,21 @@
-"""Options as frozen dataclasses: the one definition that dicts, YAML and help texts derive from.
+"""Options as frozen dataclasses: the single source of dicts, YAML and help texts.
 
 Plain data arrives as a mapping (from YAML, JSON, the command line or Python) and is read strictly:
 one `ConfigError` lists every unknown key, missing key and value of the wrong type. `from_file`
 reads the data of files in the same way. A hint such as `Annotated[str, check]` limits the values:
 a check takes the path of a value and the value, and returns a line for each problem.
 
-Other names of options: those that are accepted, and those that only have a suggestion.
+Alternative names of options: some are accepted, others only lead to a suggestion.
 
-One rule for recipes and methods: an option is written under its own name, at its own place. Also:
+One rule for recipes and methods: an option is set by its own name, in its own group. In addition:
 
-- a name may differ in case, and have hyphens in place of underscores: `Learning-Rate`;
-- an alias (`lr`) is accepted at the place of its option and above it: `train.lr`, `lr`;
-- above its group, an option that only one group has is accepted: `epochs` is `train.epochs`;
-- a text in place of a group is an option of another group: `train=FILE` is `data.train=FILE`, and
-  so is `data=FILE`.
+- a name may differ in case, and have hyphens instead of underscores: `Learning-Rate`;
+- an alias (`lr`) is accepted in the group of its option and above it: `train.lr`, `lr`;
+- an option that is unique to one group is accepted above it: `epochs` is `train.epochs`;
+- a text instead of a group is an option of another group: `train=FILE` and `data=FILE` both mean
+  `data.train=FILE`.
 
-What is read is the normal form: each option under its own name, at its own place.
+Options are converted to the normal form: each option under its own name, in its own group.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from adapterhub.errors import (
 T = TypeVar("T")
 Check = Callable[[str, Any], list[str]]
 Resumed: TypeAlias = Literal["same", "recorded", "length", "fixed"]
-"""What becomes of a run that is resumed with another value of an option.
+"""The effect of another value of an option on a resumed run.
 
-    same        its result does not depend on it
-    recorded    it continues, and the change is recorded as another stretch of the run
-    length      it continues if the steps done would have been the same
-    fixed       it is another run
+    same        the result does not depend on the option
+    recorded    the run continues, and the change is recorded as another stretch of it
+    length      the run continues if its finished steps would have been the same
+    fixed       it would be a different run
 """
 
 
@@ -66,10 +66,10 @@ def option(
 ) -> T:
     """Define a dataclass field with a default and a one-line help text.
 
-    `omitted`: `to_dict` leaves it out while it has its default, and `from_file` does not require
-    it: an option that is added later must not change files, and digests of them, that do not use
-    it. `resumed` is declared by each option of a recipe. `least`, `above` and `most` are the range
-    of a number, which `range_problems` checks.
+    `omitted`: `to_dict` leaves the option out while it has its default, and `from_file` does not
+    require it: an option added later must not change files that do not use it, or their digests.
+    `resumed` is declared by each option of a recipe. `least`, `above` and `most` are the range of a
+    number, checked by `range_problems`.
     """
     limits = {"least": least, "above": above, "most": most}
     metadata = {"help": help, "omitted": omitted, "resumed": resumed, "limits": limits}
@@ -87,7 +87,7 @@ _WITHIN: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def range_problems(options: Any) -> list[str]:
-    """Return a line for each number of a dataclass that is out of the range of its option."""
+    """Return a line for each number of a dataclass outside the range of its option."""
     problems = []
     for field in _fields(type(options)):
         value = getattr(options, field.name)
@@ -100,9 +100,9 @@ def range_problems(options: Any) -> list[str]:
 
 
 def resumed_as(cls: Any, path: Sequence[str]) -> Resumed | None:
-    """Return what a resumed run makes of another value of an option; None: there is no such one.
+    """Return the effect of changing an option on a resumed run; None for an unknown option.
 
-    `path` has the names of the options around it, and of mappings the key.
+    `path` has the names of the enclosing options, and the keys of mappings.
     """
     name, *inner = path
     field = _fields_by_key(cls).get(name)
@@ -163,10 +163,10 @@ def type_text(hint: object) -> str:
 
 
 class _Problems(list[str]):
-    """What is wrong with data.
+    """The problems of data.
 
-    `suggest` completes the line of an unknown option. `of_file` tells that the data are those of a
-    file that another version may have written, or the object to write.
+    `suggest` completes the line of an unknown option. `of_file` means that the data comes from a
+    file, possibly of another version, or is the object to write.
     """
 
     suggest: Callable[[str], str] | None = None
@@ -186,8 +186,8 @@ def from_dict(
     `tuple[X, ...]`, `dict[str, X]` and scalars. An int is accepted as a float, and as a key:
     `{0: negative}` in YAML is `{"0": negative}`. Nothing else is converted.
 
-    `where` is the prefix of each option's path in the error; `suggest` returns what to type instead
-    of an unknown option, by its path, or "".
+    `where` is the prefix of each option's path in the error; `suggest` returns a replacement for an
+    unknown option, by its path, or "".
 
     Raises:
         ConfigError: unknown keys, missing keys or values of the wrong type; lists all of them.
@@ -197,7 +197,7 @@ def from_dict(
     obj = _read_dataclass(cls, data, where, problems)
     if problems:
         if len(problems) == 1 and problems.inner is not None:
-            raise problems.inner  # it says all, in its own words
+            raise problems.inner  # its message is complete
         named = counted(len(problems), "option") + (f" of {where}" if where else "")
         raise ConfigError(f"{named} {'are' if problems[1:] else 'is'} invalid", offenders=problems)
     return typing.cast(T, obj)
@@ -209,7 +209,7 @@ def from_file(cls: type[T], data: object, path: str = "") -> tuple[T | None, lis
     A file has all fields, except those that `to_dict` omits. Other fields are ignored if they have
     a neutral value (`is_neutral`), which a later version may write.
 
-    `data` may be an object of `cls`, to check it before it is written.
+    `data` may be an object of `cls`, to be checked before writing.
     """
     problems = _Problems()
     problems.of_file = True
@@ -244,7 +244,7 @@ def _fields_by_key(cls: Any) -> Mapping[str, dataclasses.Field[Any]]:
 
 
 def _key(field: dataclasses.Field[Any]) -> str:
-    """Return the name of a field's option: that of Python's keywords has no `_` at its end."""
+    """Return the name of a field's option, without the trailing `_` of Python keywords."""
     return field.name.removesuffix("_")
 
 
@@ -269,7 +269,7 @@ def _to_plain(value: object, path: str) -> object:
 
 
 def _written(obj: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, without those that are omitted."""
+    """Return the fields of a dataclass that are not omitted."""
     return {
         _key(field): value
         for field in _fields(obj)
@@ -324,8 +324,8 @@ def _refuse(hint: object, value: object, path: str, problems: _Problems) -> obje
     return None
 
 
-# The readers return the value as the annotation's type; on a problem, they add it to the list and
-# the value that they return is not used.
+# The readers return the value as the annotation's type; if they add a problem to the list, the
+# returned value is not used.
 
 
 def _read(hint: Any, value: object, path: str, problems: _Problems) -> object:
@@ -347,7 +347,7 @@ def _read(hint: Any, value: object, path: str, problems: _Problems) -> object:
 
 
 def _read_checked(hint: Any, value: object, path: str, problems: _Problems) -> object:
-    """Check a value: a scalar as it is given, the items of others before the whole."""
+    """Check a value: scalars directly, other values item by item before the whole."""
     inner, count = hint.__origin__, len(problems)
     has_items = _container(inner) is not None and Any not in typing.get_args(inner)
     result = _read(inner, value, path, problems) if has_items else value
@@ -413,7 +413,7 @@ def _read_mapping(hint: Any, value: object, path: str, problems: _Problems) -> o
             problems.append(f"{path} has the key {key!r}, expected a string; put it in quotes")
         elif type(key) is int and str(key) in value:
             problems.append(f"{path} has the key {key} twice, as a number and in quotes")
-        elif typing.get_origin(key_hint) is Annotated:  # a text with limits
+        elif typing.get_origin(key_hint) is Annotated:  # a text with constraints
             _read(key_hint, str(key), path, problems)
     pairs = ((str(key), item) for key, item in value.items())
     return {key: _read(value_hint, item, at(path, key), problems) for key, item in pairs}
@@ -477,9 +477,9 @@ _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", typ
 def commented_options(
     cls: type, values: Mapping[str, object], required: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield the lines of the options of a dataclass; options that are dataclasses are left out.
+    """Yield the lines of the options of a dataclass, except nested dataclasses.
 
-    Options without a value are left out; `required` have no usable default.
+    Options without a value are left out; `required` options lack a usable default.
     """
     for option in options_of(cls):
         if option.name in values and not dataclasses.is_dataclass(option.default):
@@ -489,7 +489,7 @@ def commented_options(
 
 
 def comment(text: str) -> list[str]:
-    """Write a text as comment lines that fit 80 columns below two levels."""
+    """Format a text as comment lines that fit 80 columns at an indentation of two levels."""
     spaces = text[: len(text) - len(text.lstrip())]
     prefix = f"# {spaces}"
     width = WIDTH - 2 * len(_INDENT)
@@ -506,17 +506,17 @@ def values_text(option: OptionDoc, required: bool = False) -> str:
 
 
 _WORDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
-_OPEN = re.compile(r" \((?:null|empty): (.*)\)$", re.DOTALL)  # what an option is if it is left out
+_OPEN = re.compile(r" \((?:null|empty): (.*)\)$", re.DOTALL)  # meaning of an unset option
 
 
 def help_in_words(option: OptionDoc) -> tuple[str, str]:
-    """Split a help text into what the option is, and what holds where it is left out, or ""."""
+    """Split a help text into the description and the behavior without the option, or ""."""
     left_out = _OPEN.search(option.help)
     return _OPEN.sub("", option.help), left_out[1] if left_out else ""
 
 
 def values_in_words(option: OptionDoc, required: bool = False) -> str:
-    """Describe the values and the default for a command line, without the words of YAML."""
+    """Describe the values and the default for the command line, without YAML terms."""
     members = [part for part in option.type.split(" | ") if part != "null"]
     *others, last = map(_in_words, members)
     values = f"{', '.join(others)} or {last}" if others else last
@@ -595,9 +595,9 @@ class OptionNames:
 
     Attributes:
         cls: the dataclass; options that are dataclasses are its groups.
-        aliases: other names that are accepted, with the path of the option: `train.epochs`.
-        meanings: other names that are not, with what to type instead.
-        texts: the option that a text in place of a group is, if no other group has one of its name.
+        aliases: accepted alternative names, with the path of the option: `train.epochs`.
+        meanings: other names that are not accepted, with a replacement to type.
+        texts: the option that a text instead of a group sets, unless another group has that option.
     """
 
     cls: Any
@@ -606,11 +606,11 @@ class OptionNames:
     texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def normal_form(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return data with each option that is known under its own name, at its own place.
+        """Return data with each known option under its own name, in its own group.
 
         Raises:
-            ConfigError: an option is given twice, under different names, or a group is given as
-                a value beside one of its options.
+            ConfigError: an option is set twice, under different names, or a group is set to a value
+                in addition to one of its options.
         """
         groups = self._groups()
         normal: dict[str, Any] = {}
@@ -631,9 +631,9 @@ class OptionNames:
         return normal
 
     def suggest(self, path: str) -> str:
-        """Return what to type instead of an unknown option: "; try ...", or "" if nothing is near.
+        """Return a suggestion for an unknown option: "; try ...", or "" if nothing is similar.
 
-        Names with a known meaning come first, then those of other groups that are spelled alike.
+        Names with a known meaning come first, then similar names of other groups.
         """
         name = path.rpartition(".")[2]
         meaning = self.meanings.get(name.lower().replace("-", "_")) or self.aliases.get(name)
@@ -649,7 +649,7 @@ class OptionNames:
         return here or (f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
 
     def own_name(self, word: str) -> str | None:
-        """Return the path of the option that a word names, alone or with its place; or None."""
+        """Return the path of the option named by a word, with or without its group, or None."""
         path = tuple(word.split("."))
         groups = self._groups()
         *above, name = self._own_path(path, 0, groups)
@@ -666,7 +666,7 @@ class OptionNames:
     def _own_path(
         self, path: tuple[str, ...], value: object, groups: Mapping[str, list[str]]
     ) -> tuple[str, ...]:
-        """Return the path of the option that is written at a path."""
+        """Return the path of the option that is set at a path."""
         *above, name = path = self._respelled(path, groups)
         is_option = name in (groups.get(above[0], ()) if above else _names(self.cls))
         if is_option and not (name in groups and not above and isinstance(value, str)):
@@ -680,7 +680,7 @@ class OptionNames:
         return (having[0], name) if len(having) == 1 else path
 
     def _respelled(self, path: tuple[str, ...], groups: Mapping[str, list[str]]) -> tuple[str, ...]:
-        """Return a path with the group and the option as they are written, but for case."""
+        """Return a path with the exact spelling of the group and the option."""
         *above, name = path
         places = [_respelled(group, groups) for group in above]
         options = [o for group in (places[:1] or groups) for o in groups.get(group, ())]
@@ -690,14 +690,14 @@ class OptionNames:
 
 
 def _respelled(name: object, known: Iterable[str]) -> Any:
-    """Return the known name that is spelled like `name`; a key of YAML need not be a text."""
+    """Return the known name spelled like `name`; a YAML key may not be a text."""
     return spelled_like(name, known) if isinstance(name, str) else name
 
 
 def _leaves(
     data: Mapping[str, Any], groups: Mapping[str, list[str]]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and value of each option; a group that is empty or no mapping is one."""
+    """Yield the path and value of each option; an empty or non-mapping group counts as one."""
     for key, value in data.items():
         if _respelled(key, groups) in groups and isinstance(value, Mapping) and value:
             for name, inner in value.items():

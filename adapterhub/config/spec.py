@@ -21,13 +21,13 @@ _BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds of a duration such as 30m or 1.5h; None if it is none."""
+    """Return the seconds of a duration such as 30m or 1.5h; None for other texts."""
     found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd])\w*\s*", text)
     return float(found[1]) * _SECONDS[found[2]] if found and float(found[1]) > 0 else None
 
 
 def size_in_bytes(text: str) -> int | None:
-    """Return the bytes of a size such as 2GiB, 500MB or 1024; None if it is none."""
+    """Return the bytes of a size such as 2GiB, 500MB or 1024; None for other texts."""
     found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kmgt]i?|)b?\s*", text.lower())
     return int(float(found[1]) * _BYTES[found[2]]) if found and float(found[1]) > 0 else None
 
@@ -60,7 +60,7 @@ def parse_calls(text: str, kind: str, examples: str) -> list[tuple[str, dict[str
 
 
 def call_text(name: str, options: Mapping[str, object]) -> str:
-    """Write a call that `parse_calls` reads back: lora(rank=4, sites=[attn.q]).
+    """Format a call that `parse_calls` reads back: lora(rank=4, sites=[attn.q]).
 
     Options are plain data: numbers, strings, booleans, null, lists and mappings with string keys.
     """
@@ -139,7 +139,7 @@ def _parse_value(text: str, error: ConfigError) -> Any:
 
 
 def _value_text(value: object) -> str:
-    """Write a value, quoted only where it would be read as something else."""
+    """Format a value, quoted only if it would otherwise be read as something else."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_value_text(k)}: {_value_text(v)}' for k, v in value.items())}}}"
     if isinstance(value, (list, tuple)):
@@ -152,7 +152,7 @@ def _value_text(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text with the escapes that Python and YAML share."""
+    """Quote a text with the escapes common to Python and YAML."""
     plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return f'"{"".join(plain)}"'
 

@@ -1,6 +1,6 @@
-"""The folders of a user: cache, configuration, data, and state, which is neither of them.
+"""The folders of a user: cache, configuration, data and state.
 
-Also files that are made once and kept there, each under the digest of what it was made from.
+Also files that are created once and cached, each under the digest of its inputs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def user_folder(kind: Kind) -> Path:
-    """Return the user's folder for files of a kind, or a temporary one for a user without a home.
+    """Return the user's folder for a kind of files, or a temporary one without a home folder.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither is available.
     """
     try:
         folder: Path = getattr(platformdirs, f"user_{kind}_path")("adapterhub", appauthor=False)
-    except RuntimeError:  # by newer releases of platformdirs
+    except RuntimeError:  # raised by newer releases of platformdirs
         return _temporary_home() / kind
     return folder if folder.is_absolute() else _temporary_home() / kind
 
@@ -52,7 +52,7 @@ def state_folder() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home folder for `~`; as it is where that user has none."""
+    """Return a path with `~` expanded, or unchanged if the user has no home folder."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):
@@ -60,12 +60,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def sync_file(handle: IO[Any]) -> None:
-    """Wait until the disk has what was written to an open file.
+    """Flush the contents of an open file to the disk.
 
-    A network disk without such a call is left to itself.
+    Network disks without such a call are skipped.
 
     Raises:
-        OSError: the disk has not taken all of it.
+        OSError: the disk did not store all of the data.
     """
     handle.flush()
     try:
@@ -76,27 +76,27 @@ def sync_file(handle: IO[Any]) -> None:
 
 
 def is_file(name: str | Path) -> bool:
-    """Return whether what a user gave names a file.
+    """Return whether a user's text names a file.
 
-    It may be anything: a text of any length, with any characters, an address, or `KEY=VALUE`. What
-    no file system takes as a name is the name of no file, where a `Path` raises an OSError.
+    The text may be of any length, with any characters, such as a URL or `KEY=VALUE`. A text that no
+    file system accepts does not name a file; `Path` would raise an OSError.
     """
     return os.path.isfile(name)
 
 
 def is_folder(name: str | Path) -> bool:
-    """Return whether what a user gave, as in `is_file`, names a folder."""
+    """Return whether a user's text, as in `is_file`, names a folder."""
     return os.path.isdir(name)
 
 
 def is_there(name: str | Path) -> bool:
-    """Return whether what a user gave, as in `is_file`, names a file or a folder."""
+    """Return whether a user's text, as in `is_file`, names a file or a folder."""
     return os.path.exists(name)
 
 
 @functools.cache
 def _temporary_home() -> Path:
-    """Return a folder that no other user can write to, for a user of a container without a home."""
+    """Return a folder that no other user can write to, for container users without a home."""
     hint = "set HOME to a folder"
     try:
         user = os.getuid() if hasattr(os, "getuid") else os.getlogin()
@@ -120,18 +120,18 @@ def _temporary_home() -> Path:
 
 @dataclass(frozen=True)
 class KeyedFiles:
-    """A folder of files that can be made again, such as one of the user's cache.
+    """A folder of files that can be created again, such as a cache of the user.
 
-    A file is named by the digest of its key and by its size. It appears when it is complete, and is
-    never changed: of several processes that make the same one, one wins. A file of another size
-    than in its name is damaged, and made again. When all files take more than `limit` bytes, those
-    that were used longest ago are deleted. In place of a file there may be a folder of files, which
-    has the size of all of them.
+    A file is named by the digest of its key and by its size. A file appears when it is complete,
+    and never changes: if several processes create the same file, one wins. A file whose size
+    differs from its name is damaged, and is created again. If the files exceed `limit` bytes in
+    total, the least recently used ones are deleted. An entry may also be a folder of files, whose
+    size is their total.
 
     Attributes:
         folder: the folder, which is created with the first file.
-        key: what all files depend on, as JSON: such as the version of their format.
-        limit: the most bytes of all files.
+        key: everything that all files depend on, as JSON, such as the version of their format.
+        limit: the maximum bytes of all files.
     """
 
     folder: Path
@@ -143,15 +143,15 @@ class KeyedFiles:
         for path in self.folder.glob(f"{self._name(key)}.*"):
             with contextlib.suppress(FileNotFoundError):  # another process deletes it
                 if path.suffix == f".{_size(path)}":
-                    with contextlib.suppress(OSError):  # a cache that is only read
-                        os.utime(path)  # the time of its last use
+                    with contextlib.suppress(OSError):  # a read-only cache
+                        os.utime(path)  # records the last use
                     return path
         return None
 
     def make(self, key: Any, write: Callable[[BinaryIO], object]) -> Path:
-        """Return the file of a key, which is written first if it is missing.
+        """Return the file of a key, writing it first if it is missing.
 
-        `key` is what the file depends on, as JSON.
+        `key` holds everything that the file depends on, as JSON.
 
         Raises:
             OSError: the file cannot be written.
@@ -165,10 +165,10 @@ class KeyedFiles:
         return self._make(key, write_file)
 
     def make_folder(self, key: Any, write: Callable[[Path], object]) -> Path:
-        """Return the folder of a key; if it is missing, `write` first makes it at a path.
+        """Return the folder of a key; if it is missing, `write` first creates it at a path.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the folder cannot be written.
         """
         return self._make(key, write)
 
@@ -182,7 +182,7 @@ class KeyedFiles:
             path = self.folder / f"{self._name(key)}.{_size(draft)}"
             try:
                 os.replace(draft, path)
-            except OSError:  # a folder is there: another process was first, or it is damaged
+            except OSError:  # the folder exists: another process was first, or it is damaged
                 if (found := self.find(key)) is not None:
                     return found
                 _delete(path)
@@ -197,9 +197,9 @@ class KeyedFiles:
         return hashlib.sha256(record.encode()).hexdigest()
 
     def _evict(self, newest: Path) -> None:
-        """Delete the files that were used longest ago, until the others are within the limit.
+        """Delete the least recently used files until the rest is within the limit.
 
-        A draft that nobody has written to for a day is of a process that was killed.
+        A draft that was not written to for a day belongs to a killed process.
         """
         files = []
         for path in self.folder.glob("*.*"):
@@ -214,7 +214,7 @@ class KeyedFiles:
             if size <= self.limit:
                 return
             if path != newest:
-                with contextlib.suppress(OSError):  # Windows deletes no file that is mapped
+                with contextlib.suppress(OSError):  # Windows does not delete mapped files
                     _delete(path)
                     size -= each
 
@@ -243,5 +243,5 @@ def is_hub_id(name: str) -> bool:
 
 
 def is_local_name(name: str) -> bool:
-    """Return whether a manifest gives this name to a backbone that is not on the Hub."""
+    """Return whether this name is a manifest's name for a backbone outside the Hub."""
     return _LOCAL.fullmatch(name) is not None

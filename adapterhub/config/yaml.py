@@ -1,6 +1,6 @@
 """YAML with the core schema of YAML 1.2: `1e-3` is a float, `no` is a string, `010` is ten.
 
-Also options on the command line, `train.epochs=1` words, whose values are YAML.
+Also command-line options, `train.epochs=1` words with YAML values.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def dump_yaml(data: Mapping[str, object], *, for_all: bool = False) -> str:
-    """Write YAML that `load_yaml` reads back as equal data, in the same order.
+    """Format data as YAML that `load_yaml` reads back as equal, in the same order.
 
-    `for_all`: readers of YAML 1.1, such as PyYAML, read it as equal data, too.
+    `for_all`: readers of YAML 1.1, such as PyYAML, also read it as equal data.
     """
     return yaml.dump(dict(data), Dumper=_DumperForAll if for_all else _Dumper, sort_keys=False)
 
 
 def inline_yaml(value: object) -> str:
-    """Write plain data as YAML on one line: [attn.q, attn.v]."""
+    """Format plain data as YAML on one line: [attn.q, attn.v]."""
     text: str = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, width=1 << 30)
     return text.strip()[1:-1]
 
@@ -78,7 +78,7 @@ class Loader(yaml.SafeLoader):
     """YAML 1.2's core schema without aliases, tags or duplicate keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node; refuse an alias or a tag."""
+        """Compose a node; reject aliases and tags."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
             problem = "aliases (*name) and tags (!name) are not supported; quote the text"
@@ -87,7 +87,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a dict; refuse a duplicate key."""
+        """Construct a dict; reject duplicate keys."""
         keys: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in keys:
@@ -137,7 +137,7 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
-    before = text[: getattr(error, "position", 0)]  # a character that YAML does not allow
+    before = text[: getattr(error, "position", 0)]  # a character not allowed in YAML
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
     return f"line {line}, column {column}: {getattr(error, 'reason', error)}"
 
