@@ -1,5 +1,5 @@
-"""Compare methods on one's own data: scores with intervals, paired tests, and a recommendation.
+"""Compare methods on your own data: scores with intervals, paired tests, and a recommendation.
 
-What a study trains and how its results are tested and worded belong here; one training belongs in
-training, the page of one run in pages, and how commands print in cli.
+This room plans and runs studies, tests their results and words the conclusions. A single training
+run belongs in training, the page of one run in pages, and printing by commands in cli.
 """

@@ -1,4 +1,4 @@
-"""Which method to take: the cheapest within the interval of the best, if that can be told."""
+"""Recommend a method: the cheapest one within the interval of the best, if the runs can tell."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from adapterhub.pages.row_scores import FEWEST_ROWS, LEVEL
 
 
 def points_text(value: float, points: float) -> str:
-    """Write a score: 84.1 for an accuracy of 0.841, and 0.3214 for a loss."""
+    """Format a score: 84.1 for an accuracy of 0.841, and 0.3214 for a loss."""
     return f"{value * points:.1f}" if points > 1 else f"{value:.4g}"
 
 
 def signed_text(value: float, points: float) -> str:
-    """Write a difference of scores with its sign, +0.0 for one that is -0.0 by rounding."""
+    """Format a difference of scores with its sign; -0.0 after rounding becomes +0.0."""
     number = f"{value * points:+.1f}" if points > 1 else f"{value:+.3g}"
     return number if float(number) else number.replace("-", "+", 1)
 
 
 def difference_text(found: PairedComparison) -> str:
-    """Write a difference with its unit: +0.4 points, or +0.0412 loss."""
+    """Format a difference with its unit: +0.4 points, or +0.0412 loss."""
     unit = "points" if found.points > 1 else found.score
     return f"{signed_text(found.value or 0.0, found.points)} {unit}"
 
 
 def numbers_text(found: PairedComparison) -> str:
-    """Write the difference, its interval and its p-value, corrected for all comparisons."""
+    """Format the difference, its interval and its p-value, corrected for all comparisons."""
     parts = [difference_text(found)]
     if found.low is not None and found.high is not None:
         low, high = (signed_text(end, found.points) for end in (found.low, found.high))
@@ -47,14 +47,14 @@ def numbers_text(found: PairedComparison) -> str:
 
 
 def p_text(p: float) -> str:
-    """Write a p-value with two digits, and three close to the level."""
+    """Format a p-value with two digits, or three close to the level."""
     if p < 0.001:
         return "p < 0.001"
     return f"p = {p:.3g}" if abs(p - LEVEL) < 0.01 else f"p = {p:.2g}"
 
 
 def rate_words(rate: float | None) -> str:
-    """Write a learning rate with two digits, 1e-3 or 3.2e-3; - for none."""
+    """Format a learning rate with two digits, 1e-3 or 3.2e-3; - if it is missing."""
     if rate is None:
         return "-"
     mantissa, exponent = f"{rate:.1e}".split("e")
@@ -62,7 +62,7 @@ def rate_words(rate: float | None) -> str:
 
 
 def size_words(size: float) -> str:
-    """Write bytes with two or three digits: 1.5 MB."""
+    """Format bytes with two or three digits: 1.5 MB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -71,23 +71,23 @@ def size_words(size: float) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """Write a duration with two or three digits: 4.2 s, 12 min."""
+    """Format a duration with two or three digits: 4.2 s, 12 min."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-_MARGIN = 0.01  # by which what has no adapter may be worse: of a score of 1, else of the score
-_NEAR = 1.25  # times the least time: another run may turn nearer ones around
+_MARGIN = 0.01  # allowed loss without an adapter, of a score of 1, else of the score
+_NEAR = 1.25  # times the least time: other runs may reverse smaller differences
 
 
 _SEEDS = {3: "three"}[FEWEST_SEEDS]
 
 
 class Cost(NamedTuple):
-    """What a method costs: its trained parameters, none if it is not trained, and seconds.
+    """The cost of a method: its trained parameters, none if it is not trained, and seconds.
 
-    `is_adapter` is false of what trains nothing but the task head.
+    `is_adapter` is false if only the task head is trained, or nothing.
     """
 
     trained: float = math.inf
@@ -97,14 +97,14 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A method to take, and why.
+    """A recommended method, with reasons.
 
     Attributes:
-        method: the method to take; None if that cannot be told yet.
-        best: the method with the best mean score of those that were tested.
-        reasons: sentences that say why, with numbers, and what is not known.
-        unproven: the untrained baselines that the method was not shown to be better than.
-        candidate: the method that would be taken, if the runs were not too short to tell.
+        method: the recommended method; None if the runs cannot tell.
+        best: the tested method with the best mean score.
+        reasons: sentences with the reasons, with numbers and open questions.
+        unproven: the untrained baselines that the method was not shown to beat.
+        candidate: the method that would be recommended if the runs were long enough.
     """
 
     method: str | None
@@ -116,12 +116,12 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class ShortRuns:
-    """Runs that the budget of a study made too short for a recommendation.
+    """Runs that are too short for a recommendation because of the study's budget.
 
     Attributes:
-        steps: of a whole run.
+        steps: the steps of a whole run.
         usual: the steps that `adapterhub train` takes.
-        seconds: the time of the study with the usual steps, about.
+        seconds: the approximate time of the study with the usual steps.
     """
 
     steps: int
@@ -130,7 +130,7 @@ class ShortRuns:
 
 
 Pairs = Mapping[tuple[str, str], PairedComparison]
-"""By the names of the baseline and of the method."""
+"""Keys: the names of the baseline and of the method."""
 
 
 def recommend(
@@ -141,8 +141,8 @@ def recommend(
 ) -> Recommendation:
     """Recommend the cheapest method within the interval of the best.
 
-    Methods with one seed, or without a score, are no candidates, and neither are recorded ones: the
-    recommendation is the same without them.
+    Methods with one seed or without a score are not candidates. Recorded methods are not candidates
+    either: the recommendation is the same without them.
 
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
@@ -184,10 +184,10 @@ def recommend(
 def _not_shown(
     method: str, pairs: Pairs, costs: Mapping[str, Cost], levels: Mapping[str, float]
 ) -> str:
-    """Return why a method without an adapter cannot be taken yet; "" if it can.
+    """Return why a method without an adapter cannot be recommended yet; "" if it can.
 
-    That no adapter is needed must be shown: that it is no worse than each adapter, by a margin of
-    one point, or of a hundredth of a score that has no points (a test of non-inferiority).
+    Such a method must be shown to be no worse than each adapter, by a margin of one point, or of a
+    hundredth of a score without points (a test of non-inferiority).
     """
     if _is_adapter(costs.get(method, Cost())):
         return ""
@@ -213,7 +213,7 @@ def _is_adapter(cost: Cost) -> bool:
 
 
 def _behind(pair: PairedComparison) -> float:
-    """Return the worse end of the interval, negative where the method may be worse."""
+    """Return the worse end of the interval, negative if the method may be worse."""
     end = pair.high if pair.lower_is_better else pair.low
     if end is None:
         return -math.inf
@@ -223,11 +223,12 @@ def _behind(pair: PairedComparison) -> float:
 def within_best(
     tested: Sequence[RepeatedRuns], best: RepeatedRuns, pairs: Pairs
 ) -> list[RepeatedRuns]:
-    """Return the methods within the interval of the best, itself among them.
+    """Return the methods within the interval of the best, including the best.
 
-    The interval of a method's difference from the best, of this pair alone, contains 0, and its
-    mean lies in the interval that the best has by its own seeds: where somebody's seeds are far
-    apart, no test tells methods apart. None that is worse than any other one is among them.
+    For such a method, the interval of its difference from the best, for this pair alone, contains
+    0. Its mean also lies in the interval of the best over its own seeds: if the seeds of a method
+    differ widely, no test can separate methods. Methods that are worse than any other method are
+    excluded.
     """
     (alone,) = estimate_all([best])
     low, high = alone.low or 0.0, alone.high or 0.0
@@ -244,7 +245,7 @@ def within_best(
 def cheapest(able: Sequence[RepeatedRuns], costs: Mapping[str, Cost]) -> RepeatedRuns:
     """Return the method with the fewest parameters, then the shortest time, then the best mean.
 
-    Sizes with the same two digits are equal, and times within a quarter.
+    Sizes with the same two digits count as equal, and so do times within a quarter.
     """
     of = {runs.method: costs.get(runs.method, Cost()) for runs in able}
     sizes = {name: float(f"{cost.trained:.1e}") for name, cost in of.items()}
@@ -278,7 +279,7 @@ def _too_short(short: ShortRuns) -> str:
 
 
 def _take(found: Estimate, cost: Cost) -> str:
-    """Name the method, with its score and its cost."""
+    """Name the recommended method, with its score and its cost."""
     parts = [f"{found.score} {points_text(found.value or 0.0, found.points)}"]
     if found.low is not None and found.high is not None:
         ends = [points_text(end, found.points) for end in (found.low, found.high)]
@@ -293,7 +294,7 @@ def _take(found: Estimate, cost: Cost) -> str:
 
 
 def _why(method: str, best: str, able: int, pairs: Pairs, untrained: Collection[str]) -> list[str]:
-    """Say how the method compares with the best, and with those within its interval."""
+    """Explain how the method compares with the best, and with the methods within its interval."""
     reasons = []
     if method != best:
         numbers = numbers_text(pairs[best, method])
@@ -312,7 +313,7 @@ def _not_better(pair: PairedComparison) -> str:
 
 
 def _recorded_better(pairs: Sequence[PairedComparison]) -> list[str]:
-    """Name the methods that another program trained and that are better than the chosen one."""
+    """Name recorded methods of other programs that are better than the chosen one."""
     named = [f"{p.method} ({difference_text(p)})" for p in pairs if p.verdict == "better"]
     return [f"Recorded by another program, and better: {', '.join(named)}."] if named else []
 
@@ -323,7 +324,7 @@ def _not_tested(left_out: Sequence[Estimate]) -> list[str]:
 
 
 def _resolution(pairs: Sequence[PairedComparison]) -> list[str]:
-    """Say how small a difference the study leaves open."""
+    """State the smallest difference that the study can detect."""
     if all(pair.verdict == "worse" for pair in pairs):
         return []
     size = median(pair.smallest or 0.0 for pair in pairs)

@@ -22,18 +22,18 @@ from adapterhub.training.word_baseline import MOST_FITTED, predict_by_words, rea
 B = TypeVar("B")
 
 CONSTANTS = "constants.json"
-_OF_ROWS = ("label", GROUP, "query")  # what of test rows no prediction changes
+_OF_ROWS = ("label", GROUP, "query")  # columns of test rows that no prediction changes
 
 
 @dataclass(frozen=True)
 class Constant:
-    """What is predicted for every row.
+    """A constant prediction for every row.
 
     Attributes:
-        name: how a table names it.
+        name: its name in tables.
         kind: one of `pages.row_scores.KINDS`.
         value: the class, the number or the labels.
-        share: of the training rows that have this class or these labels.
+        share: the share of training rows with this class or these labels.
     """
 
     name: str
@@ -58,7 +58,7 @@ def _predicted(rows: PredictedRows, kind: str, columns: Mapping[str, list[Any]])
 
 
 def constant_of(kind: str, examples: Sequence[Any]) -> Constant | None:
-    """Find the best constant prediction of training examples; None for kinds without one."""
+    """Find the best constant prediction for training examples; None for kinds without one."""
     if not examples:
         return None
     if kind == "numbers":
@@ -75,18 +75,18 @@ def constant_of(kind: str, examples: Sequence[Any]) -> Constant | None:
 
 
 def _most_frequent(labels: Sequence[Any]) -> tuple[Any, int]:
-    """Return the most frequent label and its count; of several, the first in order."""
+    """Return the most frequent label and its count; ties go to the first in order."""
     return min(Counter(labels).items(), key=lambda item: (-item[1], item[0]))
 
 
 @dataclass(frozen=True)
 class BagOfWords:
-    """What a linear model on words predicts: a baseline of seconds, without a backbone.
+    """The predictions of a linear model on words: a baseline of seconds, without a backbone.
 
     Attributes:
         kind: one of `pages.row_scores.KINDS`.
-        columns: what is predicted for the test rows, by the number of training rows.
-        data: the sha256 of the rows that it was fitted to and of the test rows.
+        columns: the predictions for the test rows, by the number of training rows.
+        data: the sha256 of the training and test rows.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class BagOfWords:
     name: ClassVar[str] = "bag of words"
 
     def predict(self, rows: PredictedRows, trained: int) -> PredictedRows | None:
-        """Return the same test rows with these predictions; None without such training rows."""
+        """Return the same test rows with these predictions; None if the number is missing."""
         found = self.columns.get(trained)
         if found is None or len(found["prediction"]) != len(rows.columns["label"]):
             return None
@@ -108,10 +108,10 @@ def bag_of_words(
     test: Sequence[Any],
     known: BagOfWords | None = None,
 ) -> BagOfWords | None:
-    """Fit a bag of words to each number of training rows; None for rows that are no texts.
+    """Fit a bag of words to each number of training rows; None for rows that are not texts.
 
-    At most `MOST_FITTED` rows are fitted, the first ones. What is `known` of the same rows is
-    returned.
+    At most `MOST_FITTED` rows are fitted, the first ones. The result `known` for the same rows is
+    reused.
     """
     if not reads_words(kind, chain(*train.values(), test)):
         return None
@@ -131,14 +131,14 @@ def bag_of_words(
 def write_baselines(
     folder: Path, constants: Mapping[str, Constant], words: Mapping[str, BagOfWords]
 ) -> None:
-    """Write the baselines of a study's tasks, so that its report needs no training data."""
+    """Write the baselines of a study's tasks, so that its report does not need training data."""
     for name, found in ((CONSTANTS, constants), (BAG_OF_WORDS, words)):
         content = {task: asdict(baseline) for task, baseline in found.items()}
         replace_file(folder / name, f"{json.dumps(content)}\n".encode())
 
 
 def read_constants(folder: Path) -> dict[str, Constant]:
-    """Read the constants of a study's tasks; none if they were not written.
+    """Read the constants of a study's tasks; empty if they were not written.
 
     Raises:
         FileError: the file is broken.
@@ -147,7 +147,7 @@ def read_constants(folder: Path) -> dict[str, Constant]:
 
 
 def read_bags_of_words(folder: Path) -> dict[str, BagOfWords]:
-    """Read the bags of words of a study's tasks; none if they were not written.
+    """Read the bags of words of a study's tasks; empty if they were not written.
 
     Raises:
         FileError: the file is broken.

@@ -1,14 +1,14 @@
-"""Cells: the training runs of a study, each known by the digest of what decides its result.
+"""Cells: the training runs of a study, each identified by a digest of its result's inputs.
 
-Which cells are next is a pure function of what is done: a study that was killed, or whose cells ran
-on other machines, goes on with the same cells. Every method has the same trials.
+The next cells are a pure function of the finished ones. A study that was killed, or whose cells ran
+on other machines, continues with the same cells. Every method has the same trials.
 
 1. `rates` learning rates, half a decade apart around the method's default, for a quarter of the
    steps, with the first seed.
-2. If the best of them is at the edge of the grid, a further one beyond it; `MOST_EXTENSIONS` times,
-   at most.
+2. If the best of them is at the edge of the grid, one more beyond it, at most `MOST_EXTENSIONS`
+   times.
 3. The best `KEPT` of them for all steps, with each of `tuning_seeds` seeds.
-4. The best of those, by the mean of these seeds, with `seeds` further ones.
+4. The best of those, by the mean over these seeds, with `seeds` new seeds.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from typing import Any, Literal
 from adapterhub.errors import ConfigError
 
 FORMAT = 1
-STEP = math.sqrt(10)  # between the rates of a grid: half a decade
-SHARE = 4  # rates are first tried for one part in so many of the steps
-LEAST_STEPS = 20  # of a first trial; shorter runs are tried as a whole
+STEP = math.sqrt(10)  # ratio between the rates of a grid: half a decade
+SHARE = 4  # rates are first tried for this fraction of the steps
+LEAST_STEPS = 20  # steps of a first trial; shorter runs are tried as a whole
 KEPT = 2
 MOST_EXTENSIONS = 2
 TUNING_SEED = 0
-_NEXT_TUNING_SEED = 1000  # further ones; final runs have 1, 2, ...
+_NEXT_TUNING_SEED = 1000  # new seeds; final runs have 1, 2, ...
 
 Stage = Literal["search", "final"]
 
 
 @dataclass(frozen=True, order=True)
 class Group:
-    """What is tuned together: one method on one task, with some number of training rows.
+    """The unit of tuning: one method on one task, with some number of training rows.
 
-    `steps` is the number of optimizer steps of a whole run, `rate` the method's default learning
+    `steps` is the number of optimizer steps of a whole run. `rate` is the method's default learning
     rate, around which others are tried.
     """
 
@@ -56,20 +56,20 @@ class Group:
         return short if short >= LEAST_STEPS else self.steps
 
     def trial(self, rate: float, steps: int, seed: int = TUNING_SEED) -> Cell:
-        """Return a run that serves to choose the rate."""
+        """Return a run for choosing the rate."""
         return Cell(self.task, self.method, self.rows, steps, rate, seed, "search")
 
     def finals(self, rate: float, seeds: int) -> list[Cell]:
-        """Return the runs with the chosen rate, one for each of the further seeds."""
+        """Return the runs with the chosen rate, one for each new seed."""
         own = self.task, self.method, self.rows, self.steps, rate
         return [Cell(*own, seed, "final") for seed in range(1, seeds + 1)]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run, which serves to choose the (peak) learning rate, or has the chosen one.
+    """One training run, either for choosing the (peak) learning rate or with the chosen one.
 
-    The seed is that of initialization, sampling and batch order.
+    The seed determines initialization, sampling and batch order.
     """
 
     task: str
@@ -81,20 +81,20 @@ class Cell:
     stage: Stage
 
     def describe(self) -> str:
-        """Return the cell in a few words, for progress."""
+        """Describe the cell in a few words, for progress."""
         rows = f"{self.rows:,} rows" if self.stage == "search" else f"{self.rows:,} rows, final"
         return f"{self.task}: {self.method}, rate {self.rate:.1e}, seed {self.seed}, {rows}"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the cells of a study: number `number` of `count`, from 1."""
+    """Part `number` of `count` of a study's cells, from 1."""
 
     number: int = 1
     count: int = 1
 
     def has(self, key: str) -> bool:
-        """Return whether the cell of a key is in this part."""
+        """Return whether this part includes the cell with a key."""
         return int(key, 16) % self.count == self.number - 1
 
 
@@ -102,7 +102,7 @@ def parse_shard(text: str) -> Shard:
     """Read a shard such as 2/4.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a shard.
     """
     found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
@@ -111,23 +111,23 @@ def parse_shard(text: str) -> Shard:
 
 
 def cell_key(cell: Cell, context: Any) -> str:
-    """Return the digest of a cell: equal for equal results only."""
+    """Return the digest of a cell; cells with equal digests have equal results."""
     facts = {k: v for k, v in asdict(cell).items() if k not in ("task", "method", "stage")}
-    # A cell of the search is not the final one, which is tested as well.
+    # A search cell differs from the final one, which is also tested.
     content = json.dumps([FORMAT, cell.stage, facts, context], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 ScoreOf = Callable[[Cell], float | None]
-"""Returns the score of a cell that is done, larger is better; -inf if it diverged or failed.
+"""Return the score of a finished cell, larger is better; -inf if it diverged or failed.
 
-None if it is not done.
+Return None if the cell is not finished.
 """
 
 
 @dataclass(frozen=True)
 class RateChoice:
-    """The learning rate that was chosen for a group, None if no trial succeeded, and its trials."""
+    """The learning rate chosen for a group, None if no trial succeeded, and its trials."""
 
     rate: float | None
     trials: tuple[Cell, ...]
@@ -138,8 +138,8 @@ def next_cells(
 ) -> tuple[list[Cell], dict[Group, RateChoice]]:
     """Return the cells that can run now, none if the study is complete, and the chosen rates.
 
-    Of each group, `rates` rates are tried, and `tuning_seeds` seeds choose between the best ones;
-    `seeds` runs have the chosen one.
+    In each group, `rates` rates are tried, `tuning_seeds` seeds choose between the best ones, and
+    `seeds` runs use the chosen one.
     """
     searches: list[Cell] = []
     choices: dict[Group, RateChoice] = {}
@@ -156,7 +156,7 @@ def next_cells(
 
 
 def expected_runs(group: Group, rates: int, seeds: int, tuning_seeds: int = 1) -> list[int]:
-    """Return the steps of each run of a group; a rate beyond the edge of the grid adds one."""
+    """Return the steps of each run of a group; a rate beyond the edge of the grid adds one run."""
     first = [group.first_steps] * rates + [group.steps] * _whole(group, rates, tuning_seeds)
     return (first if rates > 1 else []) + [group.steps] * seeds
 
@@ -164,7 +164,7 @@ def expected_runs(group: Group, rates: int, seeds: int, tuning_seeds: int = 1) -
 def runs_left(
     groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf, tuning_seeds: int = 1
 ) -> int:
-    """Return how many runs are left, with those that follow from others, as far as is known."""
+    """Return the number of remaining runs, as far as it is known."""
     left = 0
     for group in groups:
         missing, later, choice = _search(group, rates, score, tuning_seeds)
@@ -177,7 +177,7 @@ def runs_left(
 
 
 def _whole(group: Group, rates: int, tuning_seeds: int) -> int:
-    """Return how many runs of all steps choose between the best rates, beside the first trials."""
+    """Return the number of full-length runs that choose a rate, after the first trials."""
     return min(KEPT, rates) * (tuning_seeds - (group.first_steps == group.steps))
 
 
@@ -188,14 +188,14 @@ def rate_grid(default: float, count: int) -> list[float]:
 
 
 def _rate(default: float, steps: int) -> float:
-    """Return the rate so many steps above the default: equal however the grid came to it."""
+    """Return the rate this many steps above the default, regardless of the path to it."""
     return float(f"{default * STEP**steps:.3g}")
 
 
 def _search(
     group: Group, rates: int, score: ScoreOf, tuning_seeds: int
 ) -> tuple[list[Cell], int, RateChoice | None]:
-    """Return the trials that are missing and the number of those that follow, or the choice."""
+    """Return the missing trials and the number of later ones, or the choice."""
     if rates == 1:
         return [], 0, RateChoice(_rate(group.rate, 0), ())
     grid = rate_grid(group.rate, rates)
@@ -217,9 +217,9 @@ def _search(
 
 
 def _ranked(cells: Sequence[Cell], score: ScoreOf, default: float) -> list[float]:
-    """Return the rates by the mean score of their cells, the best first; not those with a failure.
+    """Return the rates by the mean score of their cells, the best first; skip rates with failures.
 
-    Of equal ones, that which is nearest to the default is first.
+    Ties go to the rate nearest to the default.
     """
     values: dict[float, list[float]] = {}
     for cell in cells:

@@ -1,8 +1,8 @@
-"""Run what is not done yet of a planned study, and read how far it is.
+"""Run the unfinished cells of a planned study, and read its progress.
 
-Several processes may have the same folder. A claim says which of them runs a cell now: a file that
-its process creates exclusively, and touches as long as it lives. The claim of a process that died
-expires; the next one has a higher number, so that only one process gets it.
+Several processes may share a folder. A claim marks the cell that a process is running: a file that
+the process creates exclusively, and touches as long as it lives. The claim of a dead process
+expires. The next claim has a higher number, so that only one process gets it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from adapterhub.bench.study import CLAIMS
 from adapterhub.recipe.output_folder import writing
 from adapterhub.training.loading import BackboneLoader
 
-EXPIRES = 300.0  # seconds without a sign of life; the clocks of machines differ by less
-BEAT = 20.0  # seconds between two signs of life
-POLL = 2.0  # seconds between two looks at what other processes have done
+EXPIRES = 300.0  # seconds until a claim without updates expires; clocks of machines differ by less
+BEAT = 20.0  # seconds between two updates of a claim
+POLL = 2.0  # seconds between two checks for the results of other processes
 
 
 class CellEngine(Protocol):
@@ -55,46 +55,46 @@ class LocalEngine:
 
 
 class StudyState:
-    """How far a planned study is, by the records in a folder."""
+    """The progress of a planned study, according to the records in a folder."""
 
     def __init__(self, planned: PlannedStudy, folder: RecordFolder) -> None:
         self.planned, self.folder, self.bench = planned, folder, planned.study.bench
         self.read: dict[str, CellRecord] = {}
 
     def record(self, cell: Cell) -> CellRecord | None:
-        """Return the record of a cell, if it is done."""
+        """Return the record of a cell, if it is finished."""
         key = self.planned.key(cell)
         if key not in self.read and (record := self.folder.read(key)) is not None:
             self.read[key] = record
         return self.read.get(key)
 
     def _score(self, cell: Cell) -> float | None:
-        """Return what selects: larger is better, -inf for a cell without a score."""
+        """Return the selection score: larger is better, -inf for a cell without a score."""
         record = self.record(cell)
         return None if record is None else record.selects
 
     def next(self) -> tuple[list[Cell], dict[Group, RateChoice]]:
-        """Return the cells that can run now, in any process, and the rates that are chosen."""
+        """Return the cells that can run now, in any process, and the chosen rates."""
         bench = self.bench
         counts = bench.rates, bench.seeds, self._score, bench.tuning_seeds
         return next_cells(self.planned.groups, *counts)
 
     def runs_left(self) -> int:
-        """Return how many runs are left in all, in any process."""
+        """Return the total number of remaining runs, in any process."""
         bench = self.bench
         counts = bench.rates, bench.seeds, self._score, bench.tuning_seeds
         return runs_left(self.planned.groups, *counts)
 
     @property
     def records(self) -> tuple[CellRecord, ...]:
-        """What is done, and then the records that other programs wrote."""
+        """The finished records, followed by records that other programs wrote."""
         cells: list[Cell] = []
         for group, choice in self.next()[1].items():
             cells += choice.trials
             if choice.rate is not None:
                 cells += group.finals(choice.rate, self.bench.seeds)
         own = [record for cell in cells if (record := self.record(cell)) is not None]
-        named = self.bench.recorded  # without such methods, no file is read
+        named = self.bench.recorded  # without such methods, files are not read
         others = [r for r in self.folder.all() if r.cell.method in named] if named else []
         return (*own, *others)
 
@@ -106,13 +106,13 @@ def run_study(
     done: Callable[[CellRecord, int], None] = lambda record, left: None,
     shard: Shard | None = None,
 ) -> StudyState:
-    """Run every cell that has no record yet; other processes may run others in the same folder.
+    """Run every cell without a record; other processes may run other cells in the same folder.
 
-    Without a shard, the cells that other processes run are waited for. `done` gets each new record,
-    and the number of runs that are left.
+    Without a shard, wait for the cells that other processes run. `done` receives each new record,
+    and the number of remaining runs.
 
     Raises:
-        Stopped: a signal stopped the study; what is done is recorded.
+        Stopped: a signal stopped the study; finished cells are recorded.
     """
     state = StudyState(planned, folder)
     with Claims(folder.folder.with_name(CLAIMS)) as claims:
@@ -133,7 +133,7 @@ def run_study(
 def _claimed(
     cells: Iterable[Cell], state: StudyState, claims: Claims, shard: Shard
 ) -> Iterator[Cell]:
-    """Claim the cells one after the other, and yield those that no other process has."""
+    """Claim the cells one after the other, and yield those that were still free."""
     for cell in cells:
         key = state.planned.key(cell)
         if not shard.has(key) or not claims.take(key):
@@ -145,7 +145,7 @@ def _claimed(
 
 
 class Claims:
-    """The claims of this process in a folder, `KEY.NUMBER` each; a context that gives them back."""
+    """The claims of this process in a folder, `KEY.NUMBER` each; a context that releases them."""
 
     def __init__(self, folder: Path, expires: float = EXPIRES, beat: float = BEAT) -> None:
         self.folder, self.expires, self.beat = folder, expires, beat
@@ -164,9 +164,10 @@ class Claims:
             self.release(key)
 
     def take(self, key: str) -> bool:
-        """Claim a cell; return whether no other process has it.
+        """Claim a cell; return whether the claim succeeded.
 
-        Check afterwards whether it has a record: the process that had it may have ended just now.
+        Check afterwards whether the cell has a record: another process may have finished it just
+        now.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -186,7 +187,7 @@ class Claims:
         return True
 
     def release(self, key: str) -> None:
-        """Give a claim back."""
+        """Release a claim."""
         own = self.held.pop(key)
         for number in sorted(self._numbers(key)):
             if (path := self._path(key, number)).name != own.name:
@@ -200,12 +201,12 @@ class Claims:
         return [int(path.suffix[1:]) for path in self.folder.glob(f"{key}.*")]
 
     def _is_stale(self, path: Path) -> bool:
-        """Return whether the process of a claim is dead, or silent for too long."""
+        """Return whether the process of a claim is dead, or has not updated it for too long."""
         try:
             if time.time() - path.stat().st_mtime > self.expires:
                 return True
             owner = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # it was given back just now, or is being written
+        except (FileNotFoundError, ValueError):  # just released, or being written
             return False
         return owner["place"] == _place() is not None and not _is_running(owner["pid"])
 
@@ -217,7 +218,7 @@ class Claims:
 
 
 def _place() -> str | None:
-    """Return where the numbers of processes are the same; None if that is not known."""
+    """Return an id of the machine's process numbers; None if it is unknown."""
     try:
         return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

@@ -1,4 +1,4 @@
-"""From a cell to its record: train, test on rows that selected nothing, measure what it cost."""
+"""Run a cell and return its record: train, test on unused rows, and measure the costs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from adapterhub.training.prepare import PreparedRun, StartingPoint
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.run_data import NO_EVALUATION, RunData, divide, read_data, sample_rows
 
-TEST_SHARE = 0.2  # of the training rows, where there are no test data
-SPLIT_SEED = 0  # all runs of a study have the same rows
+TEST_SHARE = 0.2  # share of the training rows, without test data
+SPLIT_SEED = 0  # all runs of a study use the same rows
 
 
 @dataclass(frozen=True)
 class TaskData:
     """The rows of one task of a study.
 
-    `run` has the rows to train on and those that select; `test` selects nothing.
+    `run` contains the rows for training and for selection; `test` is used for neither.
     """
 
     run: RunData
@@ -72,11 +72,11 @@ class TaskData:
 def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskData:
     """Read and split the data of a task.
 
-    Without test data a fifth of the training rows is held out, and without evaluation data a tenth
-    of the rest, both in the same shares of each label, and equal texts together.
+    Without test data, a fifth of the training rows is held out. Without evaluation data, a tenth of
+    the rest is held out. Both have the same shares of each label, and equal texts stay together.
 
     Raises:
-        ConfigError: the recipe has no evaluation, or test data of a run.
+        ConfigError: the recipe has no evaluation, or has test data of a run.
         DataError: the data are missing or broken, do not fit the task, or are too few.
     """
     if recipe.data.eval == NO_EVALUATION:
@@ -117,18 +117,18 @@ def _read(recipe: Recipe, source: str) -> RunData:
 
 
 EVALUATIONS = 4  # of a run
-FIT_ROWS = 500  # training rows on which the final runs are evaluated as well
-# Of a recipe, what the result does not depend on, or depends on through the cell.
+FIT_ROWS = 500  # training rows on which the final runs are also evaluated
+# Fields of a recipe that do not change the result, or only through the cell.
 _NOT_DECIDING = ("output", "name", "seed", "backbone", "method")
 _CONTINUE = "run the same command again to continue"
 
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What the cells of one task share.
+    """Data shared by the cells of one task.
 
-    The recipe has the kernels that were chosen for the study, `backbone` is the fingerprint, and
-    method specs, and the adapters that methods start from, are by the method's name in the study.
+    The recipe contains the kernels chosen for the study, and `backbone` is the fingerprint. Method
+    specs, and the adapters that methods start from, are keyed by the method's name in the study.
     """
 
     recipe: Recipe
@@ -139,28 +139,28 @@ class TaskContext:
 
     @property
     def metric(self) -> str:
-        """The metric that selects, and that is compared."""
+        """The metric for selection and comparison."""
         return self.recipe.train.best_metric or self.data.run.task.main_metric
 
     def key(self, cell: Cell) -> str:
-        """Return the digest of a cell: neither the names nor the order of a study are in it."""
+        """Return the digest of a cell; it does not depend on the names or the order of a study."""
         recipe = {**self._deciding(), "method": self.methods(cell.method)}
         return cell_key(cell, [recipe, self.data.digests, self.backbone])
 
     def _deciding(self) -> dict[str, Any]:
-        """Return of the recipe what results depend on, without the method."""
+        """Return the fields of the recipe that results depend on, without the method."""
         recipe = {k: v for k, v in _options(self.recipe).items() if k not in _NOT_DECIDING}
         recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
         found: dict[str, Any] = _without_neutral(recipe)
         return found
 
     def methods(self, label: str) -> list[Any]:
-        """Return a method of the study with all its options, and what it starts from."""
+        """Return a method of the study with all its options, and its starting adapter."""
         start = self.starts.get(label)
         return [*dump_methods(self.parsed(label)), *([start.digest] if start else [])]
 
     def parsed(self, label: str) -> tuple[Method, ...]:
-        """Return a method of the study: that of the adapter, if it starts from one."""
+        """Return a method of the study, or the method of the adapter that it starts from."""
         if start := self.starts.get(label):
             return start.methods
         return parse_methods(self.specs[label])  # type: ignore[arg-type]
@@ -184,14 +184,14 @@ class TaskContext:
         )
 
     def _method(self, label: str) -> dict[str, Any]:
-        """Return the fields of a recipe that say what trains."""
+        """Return the recipe fields that define the trained method."""
         if start := self.starts.get(label):
             return {"method": None, "from_": start.reference}
         return {"method": self.specs[label]}
 
 
 def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Path) -> CellRecord:
-    """Run a cell, or continue it where it was killed, and return its record.
+    """Run a cell, or continue it after a kill, and return its record.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -209,13 +209,13 @@ def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Pat
     try:
         reset_peak_memory()
         begun = (output / RECIPE).exists()
-        if not begun:  # killed before there was something to continue
+        if not begun:  # killed before the first checkpoint
             shutil.rmtree(output, ignore_errors=True)
         data = context.data.of(cell.rows, cell.seed)
         run(recipe, Reporter(), resume=begun, data=data, loader=loader, ended=ended)
     except Stopped as error:
         raise Stopped(f"{cell.describe()}: {error.problem}", hint=_CONTINUE) from error
-    except OutputError:  # it says nothing of the cell
+    except OutputError:  # unrelated to the cell
         raise
     except AdapterhubError as error:
         status = "diverged" if isinstance(error, NotFinite) else "failed"
@@ -233,7 +233,7 @@ def run_cell(cell: Cell, context: TaskContext, loader: BackboneLoader, work: Pat
 
 
 def _without_neutral(value: Any) -> Any:
-    """Leave out options that change nothing: later versions have further ones of these."""
+    """Leave out options that change nothing, since later versions add more of them."""
     if not isinstance(value, Mapping):
         return value
     return {k: _without_neutral(v) for k, v in value.items() if not is_neutral(v)}
@@ -282,13 +282,13 @@ def _test(
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    """Return the options of a recipe; a task that it left open was the default in all records."""
+    """Return the options of a recipe; an unset task was the default in all records."""
     options = to_dict(recipe)
     return options | {"task": options["task"] or DEFAULT}
 
 
 def _origin(context: TaskContext) -> dict[str, Any]:
-    """Return where results of a task come from: recipe, data, backbone, device and versions."""
+    """Return the origin of a task's results: recipe, data, backbone, device and versions."""
     recipe = {k: v for k, v in _options(context.recipe).items() if k not in ("output", "data")}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
@@ -307,6 +307,6 @@ def _origin(context: TaskContext) -> dict[str, Any]:
 
 
 def reset_peak_memory() -> None:
-    """Let the peak memory of this process begin with what it takes now, where Linux allows it."""
+    """Reset this process's peak memory to its current memory, where Linux allows it."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")

@@ -1,4 +1,4 @@
-"""Differences between methods on the same test rows, tested, with a verdict in one word."""
+"""Tested differences between methods on the same test rows, with one-word verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adapterhub.bench.statistics import (
 )
 from adapterhub.pages.row_scores import FEWEST_ROWS, LEVEL
 
-_ROUNDING = 1e-12  # the relative difference of sums in another order
+_ROUNDING = 1e-12  # relative difference between sums in different orders
 
 Verdict = Literal["better", "worse", "tied", "unknown"]
 
@@ -41,9 +41,9 @@ class PairedComparison:
         error: the standard error of the difference.
         freedom: its degrees of freedom.
         covers_seeds: whether interval and test cover the choice of the seeds.
-        p: the two-sided p-value; None where there is no test.
+        p: the two-sided p-value; None without a test.
         corrected: the p-value corrected for all comparisons.
-        comparisons: the number of tests that it was corrected for.
+        comparisons: the number of tests in the correction.
     """
 
     baseline: str
@@ -73,9 +73,9 @@ class PairedComparison:
 
     @property
     def smallest(self) -> float | None:
-        """The smallest difference that is significant whatever the other comparisons give.
+        """The smallest difference that is significant regardless of the other comparisons.
 
-        That is the quantile of Student's t at 5 % / comparisons, Holm's first step, times the
+        It is the quantile of Student's t at 5 % / comparisons, Holm's first step, times the
         standard error. A true difference of this size is found in about half of all studies.
         """
         from scipy.special import stdtrit
@@ -100,7 +100,7 @@ class PairedComparison:
 def holm(values: Sequence[float]) -> list[float]:
     """Correct p-values for their number by Holm's step-down method.
 
-    The i-th smallest of k is multiplied by k - i + 1, at most 1, and is not smaller than those
+    The i-th smallest of k is multiplied by k - i + 1. It is at most 1, and not smaller than those
     before it (Holm 1979, https://www.jstor.org/stable/4615733). The probability of any false
     rejection is at most the level, however the tests depend on each other.
     """
@@ -127,9 +127,9 @@ def compare_with(baseline: RepeatedRuns, others: Sequence[RepeatedRuns]) -> list
 def compare_all_pairs(study: Sequence[RepeatedRuns]) -> list[PairedComparison]:
     """Compare every two methods, corrected for the number of pairs.
 
-    The best method is chosen by the same test rows and seeds, so that comparisons with it are
-    corrected for all pairs as well: among equal methods, the best and the worst differ by more than
-    two that were chosen beforehand (Tukey 1949).
+    The best method is chosen by the same test rows and seeds, so comparisons with it are also
+    corrected for all pairs: among equal methods, the best and the worst differ by more than two
+    methods that were chosen beforehand (Tukey 1949).
 
     Raises:
         ConfigError: they were scored differently, or on different rows.
@@ -153,8 +153,8 @@ def _difference(
 ) -> PairedComparison:
     """Estimate a difference and its interval, and test it.
 
-    With the covariance D of the two means over test rows, the variance over rows is
-    C + C' - 2 D: what makes a row hard for both methods cancels.
+    With the covariance D of the two means over test rows, the variance over rows is C + C' - 2 D:
+    the difficulty of a row for both methods cancels.
     """
     score, sides = baseline.score, (baseline, other)
     found = PairedComparison(

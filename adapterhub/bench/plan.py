@@ -1,4 +1,4 @@
-"""What a study runs: its data, its kernels, and its runs within the budget."""
+"""Plan a study: its data, its kernels, and its runs within the budget."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from adapterhub.training.run import run
 
 PROBE_STEPS = 6
 EVALUATING = 0.25  # of the time
-FEWEST_SELECTING = 200  # rows, if there are as many: fewer would select by chance
-OVERHEAD = 1.0  # seconds of a run beside training and evaluations, about
+FEWEST_SELECTING = 200  # rows, if available: fewer would select by chance
+OVERHEAD = 1.0  # approximate seconds of a run outside training and evaluation
 _TOLERANCE = 0.25  # of the time
 
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study, with the steps of a whole run, whose data are read and whose runs are planned.
+    """A study with its data read, its steps chosen and its runs planned.
 
-    Its contexts are what the cells of each task share, and a group is tuned together.
+    Its contexts contain the data shared by the cells of each task; each group is tuned together.
     """
 
     study: Study
@@ -61,17 +61,17 @@ class PlannedStudy:
 def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy:
     """Read the data of a study, choose kernels, and plan its runs within the budget.
 
-    The short runs that a budget is planned with are made in the folder `work`.
+    Short runs for planning the budget are made in the folder `work`.
 
     Raises:
-        AdapterhubError: of any type; nothing but `work` is written.
+        AdapterhubError: of any type; only `work` is written.
     """
     study, contexts, notes = _contexts(study, loader)
     groups = _groups(study, contexts)
     if study.bench.steps is None and study.bench.budget is not None:
         bench, said = affordable(groups, contexts, study.bench, loader, work)
         study = replace(study, bench=bench)
-        study, contexts, _ = _contexts(study, loader)  # fewer rows may select
+        study, contexts, _ = _contexts(study, loader)  # fewer rows may be used for selection
         groups = _groups(study, contexts)
         notes += said
     return PlannedStudy(study, contexts, groups, tuple(notes))
@@ -80,12 +80,12 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
 def _contexts(
     study: Study, loader: BackboneLoader
 ) -> tuple[Study, dict[str, TaskContext], list[str]]:
-    """Return a study with the kernels of its first task, what each task shares, and notes."""
+    """Return a study with the kernels of its first task, the context of each task, and notes."""
     contexts: dict[str, TaskContext] = {}
     notes: list[str] = []
     for name, recipe in study.tasks().items():
         test = study.tests().get(name, study.bench.test)
-        if study.recipe.dtype is not None:  # as was chosen for the first task, or at the first time
+        if study.recipe.dtype is not None:  # as chosen for the first task, or the first time
             recipe = replace(recipe, dtype=study.recipe.dtype, attention=study.recipe.attention)
         contexts[name], said = _context(study, recipe, test, loader)
         notes += [f"{name}: {line}" for line in said]
@@ -99,7 +99,7 @@ def _contexts(
 def _context(
     study: Study, recipe: Recipe, test: str | None, loader: BackboneLoader
 ) -> tuple[TaskContext, list[str]]:
-    """Return what the cells of a task share, and notes; the kernels suit the baseline."""
+    """Return the context shared by a task's cells, and notes; the kernels suit the baseline."""
     specs = study.labels()
     data = read_task_data(recipe, test, study.bench.select_rows)
     starts = _starts(specs, recipe)
@@ -141,7 +141,7 @@ def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]
 
 
 def _rows(study: Study, context: TaskContext) -> list[int]:
-    """Return the numbers of training rows that a task has enough for, all rows by default."""
+    """Return the numbers of training rows that a task can provide, all rows by default."""
     most = len(context.data.run.train)
     return sorted({min(rows, most) for rows in study.bench.rows or (most,)})
 
@@ -156,7 +156,7 @@ def _group(study: Study, task: str, context: TaskContext, label: str, rows: int)
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a training step, of an evaluation and of the rest of a run of one method."""
+    """The seconds of a training step, an evaluation and the rest of a run of one method."""
 
     step: float
     evaluation: float
@@ -175,14 +175,15 @@ def affordable(
 ) -> tuple[BenchOptions, list[str]]:
     """Return options with the steps of a whole run that fit into the budget, and notes.
 
-    Evaluations have `EVALUATING` of the time at most: more rows that select would leave few steps.
-    A group that is there twice takes twice the time, of which measuring steps is a part.
+    Evaluations get at most `EVALUATING` of the time: more selection rows would leave few steps. A
+    group that occurs twice takes twice the time. Measuring steps is part of that time.
 
     Raises:
-        ConfigError: even the shortest runs take more than a quarter longer; it says what would fit.
+        ConfigError: even the shortest runs take more than a quarter longer; the error states what
+            would fit.
     """
     began, seconds = time.monotonic(), seconds_of(str(bench.budget)) or math.inf
-    _step_time(groups[0], contexts[groups[0].task], loader, work)  # the first run of all is slower
+    _step_time(groups[0], contexts[groups[0].task], loader, work)  # the very first run is slower
     known = {
         group: _step_time(group, contexts[group.task], loader, work)
         for group in dict.fromkeys(groups)
@@ -195,7 +196,7 @@ def affordable(
     def took(steps: int) -> float:
         return measured + plan(bench, steps).seconds
 
-    # Trials that would be too short are runs of all steps, so fewer steps may take longer.
+    # If trials would be too short, they run all steps, so fewer steps may take longer.
     halving = SHARE * (LEAST_STEPS - 1) + 1
     ranges = [(halving, most), (LEAST_STEPS, halving - 1)]
     found = (_most_within(took, low, min(high, most), seconds) for low, high in ranges)
@@ -213,7 +214,7 @@ def affordable(
 
 
 def _most_within(took: Callable[[int], float], low: int, high: int, seconds: float) -> int | None:
-    """Return the most steps in a range that take no longer; None if there are none."""
+    """Return the most steps in a range that fit into the time; None if there are none."""
     if low > high or took(low) > seconds:
         return None
     steps = range(low, high + 1)
@@ -221,14 +222,14 @@ def _most_within(took: Callable[[int], float], low: int, high: int, seconds: flo
 
 
 class _Plan(NamedTuple):
-    """What the runs of a study take, and the rows that select."""
+    """The cost of a study's runs, and the rows for selection."""
 
     seconds: float
     select_rows: int
 
 
 def _planned(timed: Sequence[_Timed], bench: BenchOptions, steps: int, budget: float) -> _Plan:
-    """Return what runs of so many steps take, with one rate beyond the edge for each group."""
+    """Return the cost of runs of so many steps, with one rate beyond the edge for each group."""
     total = evaluating = 0.0
     for group, times, data in timed:
         own = replace(group, steps=min(steps, group.steps))
@@ -250,7 +251,7 @@ def _selecting_rows(timed: Sequence[_Timed]) -> int:
 def _too_little(
     timed: Sequence[_Timed], bench: BenchOptions, budget: float, measured: float, took: float
 ) -> ConfigError:
-    """Return the error that says which smaller studies the budget allows."""
+    """Return the error that lists smaller studies within the budget."""
 
     def fits(timed: Sequence[_Timed], bench: BenchOptions) -> bool:
         return measured + _planned(timed, bench, LEAST_STEPS, budget).seconds <= budget
@@ -277,13 +278,13 @@ def _too_little(
 
 
 def _testing(seeds: int, times: StepTime, data: TaskData) -> float:
-    """Return the seconds of the evaluations of final runs, on test and on training rows."""
+    """Return the seconds for evaluating final runs on test and on training rows."""
     rows = len(data.test) + min(FIT_ROWS, len(data.run.train))
     return seeds * times.evaluation * rows / len(data.run.evaluation)
 
 
 def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:
-    """Return the time of a step; that of a method that fails is 0, as its runs end at once.
+    """Return the time of a step; 0 for a method that fails, since its runs end at once.
 
     Raises:
         Stopped: a signal stopped it.

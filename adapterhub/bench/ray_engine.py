@@ -1,7 +1,7 @@
-"""Runs the cells of a study on the workers of a Ray cluster, each with its own loaded backbone.
+"""Run the cells of a study on the workers of a Ray cluster, each with its own loaded backbone.
 
-A worker is a Ray actor. The data travel once, through Ray's object store; the backbone does not:
-each node needs its files. A worker that dies loses only its cell, which another one runs again.
+A worker is a Ray actor. The data are transferred once, through Ray's object store. The backbone is
+not: each node needs its files. If a worker dies, only its cell is lost and runs again elsewhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from adapterhub.ray_cluster import WorkerShare, connect_ray, import_ray, share_o
 from adapterhub.status import doing
 from adapterhub.training.loading import SharedLoader
 
-MOST_TRIES = 3  # of a cell, if its worker dies
-STARTING = 600.0  # seconds until a worker answers; a busy or growing cluster takes minutes
+MOST_TRIES = 3  # per cell, if its worker dies
+STARTING = 600.0  # seconds until a worker responds; a busy or growing cluster takes minutes
 
 
 class BenchWorker:
@@ -47,7 +47,7 @@ class BenchWorker:
             os.chdir(folder)
 
     def problem(self) -> str:
-        """Return why cells cannot run on this node; nothing if they can."""
+        """Return why cells cannot run on this node; "" if they can."""
         if self.version != __version__:
             return f"it has adapterhub {__version__}; the study was started with {self.version}"
         for context in self.contexts.values():
@@ -71,16 +71,16 @@ class BenchWorker:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker does: a cell, or nothing but start."""
+    """The work of a worker: a cell, or only starting."""
 
     cell: Cell | None = None
     tries: int = 1
 
 
 class RayEngine:
-    """Runs cells on a Ray cluster, each on the first worker that is free.
+    """Runs cells on a Ray cluster, each on the first free worker.
 
-    A context: at its end, also after Ctrl-C, its workers are stopped, and Ray where it was started
+    A context manager: at exit, also after Ctrl-C, it stops its workers, and Ray if it was started
     here.
     """
 
@@ -107,7 +107,7 @@ class RayEngine:
                 with doing("starting Ray"):
                     connect_ray(self.ray, self.address)
                 if threading.current_thread() is threading.main_thread():
-                    # As Ctrl-C: Ray's own handler would abort before anything is cleaned up.
+                    # Same as Ctrl-C: Ray's own handler would abort before the cleanup.
                     signal.signal(signal.SIGTERM, signal.default_int_handler)
             self.data = self.ray.put(self.contexts)
             for share in share_out(self.ray.nodes(), self.workers):
@@ -131,8 +131,8 @@ class RayEngine:
         """Yield the record of each cell when it has ended; take the next one when a worker is free.
 
         Raises:
-            BackboneError: a node cannot run them.
-            TrainingError: no worker starts, or those of a cell died `MOST_TRIES` times.
+            BackboneError: a node cannot run the cells.
+            TrainingError: no worker starts, or the workers of a cell died `MOST_TRIES` times.
         """
         jobs = (_Job(cell) for cell in cells)
         again: list[_Job] = []
@@ -154,13 +154,13 @@ class RayEngine:
         return any(job.cell for _, job in self.running.values())
 
     def _hire(self, share: WorkerShare, job: _Job) -> None:
-        """Start a worker; it is free once it has answered that it can run cells."""
+        """Start a worker; it is free once it has reported that it can run cells."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options = {
             "num_cpus": share.cpus,
             "num_gpus": share.gpus,
-            # Soft: the worker of a node that is lost may start on another one.
+            # Soft: if its node is lost, the worker may start on another one.
             "scheduling_strategy": NodeAffinitySchedulingStrategy(share.node, soft=True),
         }
         kind = self.ray.remote(BenchWorker).options(**options)
@@ -175,7 +175,7 @@ class RayEngine:
         self.running[actor.run.remote(job.cell)] = actor, job
 
     def _next(self) -> tuple[_Job, CellRecord | None]:
-        """Wait until a worker has ended what it does; return that, and the record of a cell."""
+        """Wait until a worker has finished a job; return that job, and the record of a cell."""
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=STARTING)
         if not ready:
             if self._has_cells():
@@ -188,7 +188,7 @@ class RayEngine:
         actor, job = self.running.pop(ready[0])
         try:
             result = self.ray.get(ready[0])
-        except Stopped:  # its node shuts down
+        except Stopped:  # its node is shutting down
             self._replace(actor, job)
             return job, None
         except self.ray.exceptions.RayTaskError:
@@ -206,7 +206,7 @@ class RayEngine:
         return job, result if job.cell else None
 
     def _replace(self, actor: Any, job: _Job) -> None:
-        """Start a worker in the place of one that died; one that never starts is no use."""
+        """Start a replacement for a dead worker; drop workers that never start."""
         share = self.actors.pop(actor)
         self.ray.kill(actor)
         if not job.cell and job.tries >= MOST_TRIES:

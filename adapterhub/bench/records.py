@@ -1,7 +1,7 @@
-"""Records: one JSON file for each cell that has run, in a folder that may be copied and merged.
+"""Records: one JSON file for each finished cell, in a folder that may be copied and merged.
 
-A record has everything that the report shows: scores, predictions without texts, costs, and where
-they come from. It is written wholly or not at all, and never again.
+A record has everything shown in the report: scores, predictions without texts, costs, and their
+origin. It is written atomically, and never rewritten.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from adapterhub.pages.row_scores import Outcome
 from adapterhub.pages.run_files import lower_is_better
 
 Status = Literal["done", "diverged", "failed"]
-_DIGITS = 5  # of probabilities and losses that are kept of each row
+_DIGITS = 5  # digits of probabilities and losses kept for each row
 PACK = ".jsonl.gz"
 _TEXTS = ("id", "texts", "scores")
-# Of these kinds, labels and predictions are the user's texts as well.
+# For these kinds, labels and predictions are also texts of the user.
 _NOT_KEPT = {kind: (*_TEXTS, "label", "prediction") for kind in ("texts", "choices")}
 
 
 @dataclass(frozen=True)
 class PredictedRows:
-    """What a run predicts on the test rows, by column, without their texts.
+    """The predictions of a run on the test rows, by column, without their texts.
 
     Attributes:
         kind: one of `pages.row_scores.KINDS`.
-        columns: by the name of a field, such as label, prediction and score, a value for each row.
+        columns: by field name, such as label, prediction and score, a value for each row.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class PredictedRows:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run cost: parameters, bytes, seconds.
+    """The costs of a run: parameters, bytes, seconds.
 
     Attributes:
         trained: parameters of the method.
@@ -83,19 +83,19 @@ class Costs:
 
 @dataclass(frozen=True)
 class CellRecord:
-    """What came of one cell.
+    """The result of one cell.
 
     Attributes:
         key: the digest of the cell.
         cell: the cell.
         status: done, diverged (a loss that is not finite) or failed.
-        error: what was wrong, if it was not done.
+        error: the error, if it is not done.
         metric: the main metric.
-        selected: the metrics on the rows that select, of the best checkpoint.
-        trained: the metrics on a sample of the training rows; of final cells.
-        tested: the metrics on the test rows; of final cells.
-        rows: what it predicts on the test rows; of final cells.
-        costs: what it cost.
+        selected: the metrics of the best checkpoint on the selection rows.
+        trained: the metrics on a sample of the training rows; for final cells.
+        tested: the metrics on the test rows; for final cells.
+        rows: the predictions on the test rows; for final cells.
+        costs: the costs.
         origin: versions, device, recipe, and digests of data and backbone.
     """
 
@@ -113,7 +113,7 @@ class CellRecord:
 
     @property
     def selects(self) -> float:
-        """What it is selected by: larger is better, -inf without a score."""
+        """The selection score: larger is better, -inf without a score."""
         value = self.selected.get(self.metric)
         if self.status != "done" or value is None:
             return -math.inf
@@ -127,8 +127,8 @@ class CellRecord:
 class RecordFolder:
     """The records of a study in a folder: `KEY.json` each, or packed, `NAME.jsonl.gz`.
 
-    A pack has a line for each record, for studies that are kept, some hundred kilobytes for a
-    hundred records; benchmarks/studies/pack.py makes it.
+    A pack has one line per record, for studies that are kept: some hundred kilobytes for a hundred
+    records. benchmarks/studies/pack.py creates it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -144,7 +144,7 @@ class RecordFolder:
         replace_file(self.path(record.key), record.to_json().encode())
 
     def read(self, key: str) -> CellRecord | None:
-        """Return the record of a cell; None if there is none.
+        """Return the record of a cell; None if it does not exist.
 
         Raises:
             FileError: its file is broken.
@@ -160,7 +160,7 @@ class RecordFolder:
 
     @cached_property
     def packed(self) -> dict[str, CellRecord]:
-        """The records of the packs that were there at the first look, by key."""
+        """The records of the packs that existed at the first access, by key."""
         packs = sorted(self.folder.glob(f"*{PACK}"))
         return {record.key: record for pack in packs for record in _read_pack(pack)}
 
@@ -169,7 +169,7 @@ def read_record(path: Path) -> CellRecord:
     """Read one record.
 
     Raises:
-        FileError: the file is no record, or broken.
+        FileError: the file is not a record, or is broken.
     """
     with _reading(path):
         record = _parsed(path.read_bytes())

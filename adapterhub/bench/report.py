@@ -44,9 +44,9 @@ from adapterhub.pages.page import PAGE, Chart, ChartGroup, framed_page
 
 STUDY_MARKDOWN = "report.md"
 Commands = Mapping[tuple[str, int], str]
-"""By task and training rows, the command that trains the recommended method."""
+"""The command that trains the recommended method, by task and training rows."""
 _WIDE = (4.6, 3.2)
-_WIDEST = 4  # times as wide as usual: a wider interval is cut
+_WIDEST = 4  # times the usual width: wider intervals are cut
 _MOST_DOTS = 40  # of an axis with names
 LIMITS = (
     "All runs have the same split of the data: another split would move all scores.",
@@ -57,7 +57,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class TaskSection:
-    """What the page shows of one task."""
+    """The content of the page for one task."""
 
     title: str
     note: str
@@ -164,7 +164,7 @@ def _group(
     wide: bool = False,
     notes: Mapping[str, str] | None = None,
 ) -> Iterator[ChartGroup]:
-    """Yield a group of the charts that exist, if there is one."""
+    """Yield a group of the existing charts, if there are any."""
     found = [
         Chart(name, Markup(svg), (notes or {}).get(name, ""))
         for name, svg in charts.items()
@@ -208,18 +208,18 @@ def _versions(record: CellRecord) -> str:
 
 
 def _all(values: Iterable[object]) -> str:
-    """Join the different values, in their order."""
+    """Join the distinct values, in their order."""
     return "; ".join(dict.fromkeys(str(value) for value in values if value))
 
 
 def study_title(study: Study) -> str:
-    """Return the name of a study: that of its folder."""
+    """Return the title of a study: the name of its folder."""
     folder = str(study.recipe.output or "study").rstrip("/\\")
     return re.split(r"[/\\]", folder)[-1] or "study"
 
 
 def study_subtitle(study: Study, results: Sequence[TaskResult]) -> str:
-    """Return one line that says what was compared."""
+    """Return one line that summarizes the comparison."""
     methods, recorded = len(study.labels()), len(study.bench.recorded)
     tasks = len({task.task for task in results})
     parts = [
@@ -233,7 +233,7 @@ def study_subtitle(study: Study, results: Sequence[TaskResult]) -> str:
 
 
 def failure_lines(task: TaskResult) -> list[str]:
-    """Return a line for each method with failed or diverged runs: how many, and the first error."""
+    """Return a line for each method with failed or diverged runs: number and first error."""
     lines = []
     for result in task.methods:
         if failures := result.failures:
@@ -274,9 +274,9 @@ def seeds_chart(task: TaskResult) -> str:
 
 
 def score_range(task: TaskResult) -> tuple[float, float]:
-    """Return the range of scores to show: intervals that are very wide are cut.
+    """Return the range of scores to show; very wide intervals are cut.
 
-    One unsteady method would otherwise leave no place for the differences of the others.
+    One unsteady method would otherwise leave no space for the differences of the others.
     """
     scale = task.score.points
     found = [e for e in (result.estimate for result in task.methods) if e.value is not None]
@@ -303,7 +303,7 @@ def _log_ticks(axes: Any) -> None:
 
 
 def count_words(value: float) -> str:
-    """Write a number of any size in a few characters: 300, 3k, 2M, 0.001."""
+    """Format a number of any size in a few characters: 300, 3k, 2M, 0.001."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{unit}"
@@ -360,7 +360,7 @@ def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _some_ticks(values: Sequence[float]) -> Any:
-    """Return the values themselves as ticks, at most five of them."""
+    """Return the values as ticks, at most five of them."""
     from matplotlib.ticker import FixedLocator
 
     return FixedLocator(values[:: -(-len(values) // 5)])
@@ -378,13 +378,13 @@ def _selected_range(task: TaskResult) -> tuple[float, float]:
 
 
 def _columns(points: Iterable[tuple[float, float]], scale: float) -> list[list[float]]:
-    """Return x and y of points in their order, without those that have no finite score."""
+    """Return x and y of points in their order, skipping points without a finite score."""
     kept = sorted((x, y) for x, y in points if math.isfinite(y))
     return [[x for x, _ in kept], [y * scale for _, y in kept]]
 
 
 def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
-    """Draw the score of each method by the number of training rows; None for one number."""
+    """Draw the score of each method by the number of training rows; None for a single number."""
     lines = _by_rows(tasks)
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""What a study found: from its records to one result for each method, task and number of rows."""
+"""The results of a study: one for each method, task and number of rows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from adapterhub.recipe.options import usual_steps
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What a study found of one method.
+    """The result of one method.
 
     Attributes:
-        method: its name in the study, or that of a constant prediction.
+        method: its name in the study, or the name of a constant prediction.
         estimate: its score on the test rows.
         comparison: with the baseline; None for the baseline itself.
-        rate: the learning rate that was chosen for it.
-        at_edge: whether that is the lowest or highest that was tried.
-        costs: medians over its final runs; None for what was not trained.
-        gap: the score on training rows minus that on test rows, in the direction of better.
+        rate: the learning rate chosen for it.
+        at_edge: whether this is the lowest or highest rate that was tried.
+        costs: medians over its final runs; None for an untrained method.
+        gap: the score on training rows minus the score on test rows; positive means better on
+            training rows.
         trials: the runs that chose the rate.
         finals: the runs with the chosen rate.
     """
@@ -56,7 +57,7 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a study found on one task, with some number of training rows.
+    """The results of one task, with some number of training rows.
 
     Attributes:
         task: the name of the task in the study.
@@ -64,7 +65,7 @@ class TaskResult:
         score: the score of the test rows.
         baseline: the method that the others are compared with.
         methods: the methods in the order of the study, then constant predictions.
-        advice: which method to take.
+        advice: the recommendation.
     """
 
     task: str
@@ -81,7 +82,7 @@ class TaskResult:
 
     @property
     def metric(self) -> str:
-        """The main metric of the task, which the runs select by; the score may be another one."""
+        """The main metric of the task, used by the runs for selection; the score may differ."""
         found = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
         return found[0].removeprefix("eval_") if found else self.score.name
 
@@ -89,7 +90,7 @@ class TaskResult:
         """Return the result of a method.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: the study has no method of this name.
         """
         for result in self.methods:
             if result.method == method:
@@ -103,9 +104,10 @@ def study_results(
     constants: Mapping[str, Constant],
     words: Mapping[str, BagOfWords] | None = None,
 ) -> tuple[TaskResult, ...]:
-    """Collect the results of a study, by task and by rows; without those that have no score.
+    """Collect the results of a study, by task and by rows; skip those without a score.
 
-    `constants` has the constant prediction of each task that has one, `words` its bag of words.
+    `constants` contains the constant prediction of each task that has one, `words` its bag of
+    words.
     """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
@@ -122,7 +124,7 @@ def study_results(
 
 
 def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
-    """Keep the records of one backbone and of the same data: those that are most frequent."""
+    """Keep the records of one backbone and the same data: the most frequent combination."""
     origins = [(str(r.origin.get("data")), r.origin.get("backbone")) for r in records]
     if not origins:
         return []
@@ -166,7 +168,7 @@ def _task_result(
 def _short_runs(
     study: Study, place: tuple[str, int], methods: Sequence[MethodResult]
 ) -> ShortRuns | None:
-    """Return how much too short the runs are that a budget allowed, less than half of the usual."""
+    """Return by how much a budget shortened runs to less than half the usual steps."""
     bench, (task, rows) = study.bench, place
     budget = seconds_of(bench.budget) if bench.budget else None
     steps = max((each.cell.steps for method in methods for each in method.finals), default=0)
@@ -184,7 +186,7 @@ def _short_runs(
 
 
 def _is_shown(method: str, recorded: Sequence[str], records: Sequence[CellRecord]) -> bool:
-    """Return whether a method has runs here; not a recorded one of which only trials are there."""
+    """Return whether a method has runs here; recorded methods with trials only are hidden."""
     mine = [record for record in records if record.cell.method == method]
     if method not in recorded or any(record.cell.stage == "final" for record in mine):
         return bool(mine)
@@ -192,7 +194,7 @@ def _is_shown(method: str, recorded: Sequence[str], records: Sequence[CellRecord
 
 
 def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
-    """Return the main metric if the rows have it, else the first that they have."""
+    """Return the main metric if the rows have it, else their first score."""
     for record in records:
         if record.rows:
             kind, outcomes = record.rows.kind, record.rows.outcomes()
@@ -200,14 +202,14 @@ def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
                 try:
                     score = row_score(kind, metric)
                     score.columns(outcomes)
-                except (ConfigError, KeyError):  # texts, of which BLEU is computed, are not kept
+                except (ConfigError, KeyError):  # BLEU needs texts, which are not kept
                     continue
                 return score
     return None
 
 
 def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -> MethodResult:
-    """Collect what the records say of a method, without its estimate."""
+    """Collect the records of a method, without its estimate."""
     own = [record for record in records if record.cell.method == label]
     trials = sorted((r for r in own if r.cell.stage == "search"), key=_choice)
     finals = _finals(own)
@@ -227,7 +229,7 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
 
 
 def _finals(records: Sequence[CellRecord]) -> list[CellRecord]:
-    """Return the final runs, by seed: those of the chosen rate, if there were several choices."""
+    """Return the final runs by seed; if there were several choices, those of the chosen rate."""
     finals = [record for record in records if record.cell.stage == "final"]
     if not finals:
         return []
@@ -242,7 +244,7 @@ def _choice(record: CellRecord) -> tuple[int, float]:
 
 
 def _tuned(records: Sequence[CellRecord], choice: tuple[int, float]) -> tuple[int, float]:
-    """Return how many trials a choice of steps and rate has, and the mean of what they scored."""
+    """Return the number of trials for a choice of steps and rate, and their mean score."""
     trials = [r.selects for r in records if r.cell.stage == "search" and _choice(r) == choice]
     return len(trials), fmean(trials) if trials else -math.inf
 
@@ -304,7 +306,7 @@ def median_costs(costs: Sequence[Costs]) -> Costs | None:
 
 
 def _gap(record: CellRecord, score: RowScore) -> float | None:
-    """Return how much better a run's score is on its training rows than on the test rows."""
+    """Return how much better a run scores on its training rows than on the test rows."""
     names = (score.name, f"eval_{score.name}")
     fitted, tested = (
         next((each[name] for name in names if name in each), None)

@@ -1,7 +1,7 @@
 """The score of each method, with an interval over test rows and seeds.
 
-The model is that of multi-reader multi-case studies, with methods as tests, seeds as readers that
-are nested in tests, and test rows as cases (Obuchowski & Rockette 1995,
+This is the model of multi-reader multi-case studies, with methods as tests, seeds as readers nested
+in tests, and test rows as cases (Obuchowski & Rockette 1995,
 https://doi.org/10.1080/03610919508813243; Hillis 2014, https://doi.org/10.1002/sim.5926):
 
     score of method m, seed s = mean of m + seed effect + row error
@@ -12,12 +12,12 @@ The mean of J seeds then has the variance
     V = C + S / J                  C: covariance of two seeds of the method, from the rows
                                    S: variance of the seeds' scores beyond C
 
-C is a jackknife estimate, so it exists for every score of summed rows and depends on neither the
-order of the rows nor a random number. With three seeds S has two degrees of freedom, so it is
-pooled over the methods of the study, as Obuchowski and Rockette do; a method whose seeds spread
-more than the others' (F test at 10 %) keeps its own, and a few unsteady ones leave the pool. A
+C is a jackknife estimate. It exists for every score of summed rows, and depends neither on the
+order of the rows nor on a random number. With three seeds, S has two degrees of freedom, so it is
+pooled over the methods of the study, as Obuchowski and Rockette do. A method whose seeds spread
+more than the others' (F test at 10 %) keeps its own S, and a few unsteady methods leave the pool. A
 bootstrap over rows and three seeds is too narrow, since it divides by J where J - 1 is right and
-has no t quantile: tests/bench tests both.
+lacks a t quantile; tests/bench tests both.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from adapterhub.pages.row_scores import (
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-FEWEST_SEEDS = 3  # with fewer, nothing is said about a difference of methods
-_OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
-_UNSTEADY = 1e-6  # the level at which its spread is not pooled with that of the others
-_MOST_UNSTEADY = 0.25  # of the methods
-_FEWEST_POOLED = 4  # with fewer methods, one cannot say which is unsteady
+FEWEST_SEEDS = 3  # with fewer, no conclusion about differences between methods
+_OWN_SPREAD = 0.10  # level of the F test that lets a method keep its own spread
+_UNSTEADY = 1e-6  # level at which its spread is not pooled with the others'
+_MOST_UNSTEADY = 0.25  # share of the methods
+_FEWEST_POOLED = 4  # with fewer methods, unsteady ones cannot be identified
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +60,11 @@ class RepeatedRuns:
         method: its name in the study.
         score: the score to compare.
         columns: the columns of each finished seed, (rows, columns).
-        failed: how many seeds failed or diverged, which `columns` does not have.
-        deterministic: no seed can change the predictions, as of a majority class or of a prompt.
-        data: the sha256 of the test data, which all methods of a study share.
-        is_recorded: another program ran them; the usual spread is that of the others.
+        failed: the number of seeds that failed or diverged, which are not in `columns`.
+        deterministic: whether seeds cannot change the predictions, such as a majority class or a
+            prompt.
+        data: the sha256 of the test data, shared by all methods of a study.
+        is_recorded: whether another program ran them; the usual spread then comes from the others.
     """
 
     method: str
@@ -86,14 +87,14 @@ class RepeatedRuns:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the seeds say how much a score depends on the seed."""
+        """Whether the seeds show how much a score depends on the seed."""
         return self.seeds > 1 and not self.deterministic
 
     @property
     def is_comparable(self) -> bool:
-        """Whether there are seeds enough to compare the method with another.
+        """Whether there are enough seeds to compare the method with another.
 
-        Of two, the spread is often estimated far too small: one in ten findings was false.
+        With two, the spread is often estimated far too small: one in ten findings was false.
         """
         return self.seeds >= FEWEST_SEEDS or (self.deterministic and self.seeds > 0)
 
@@ -115,7 +116,7 @@ class RepeatedRuns:
 
     @cached_property
     def row_variance(self) -> float:
-        """The variance over test rows of the mean of just these runs."""
+        """The variance over test rows of the mean of these runs alone."""
         return covariance(self, self)
 
     @cached_property
@@ -149,7 +150,7 @@ def repeated_runs(
 ) -> RepeatedRuns:
     """Collect the predictions of a method's seeds.
 
-    A seed with a prediction or a loss that is no number, or too large for one, has failed.
+    A seed has failed if a prediction or a loss is not a number or is too large.
 
     Raises:
         ConfigError: the test rows of the seeds differ.
@@ -172,7 +173,7 @@ class SeedSpread:
     """The variance of one seed's score around its method's mean.
 
     Attributes:
-        variance: the variance; the mean of J seeds has it divided by J.
+        variance: the variance; divide by J for the mean of J seeds.
         freedom: its degrees of freedom.
         is_pooled: whether it is estimated from all methods of the study.
     """
@@ -183,18 +184,18 @@ class SeedSpread:
 
 
 def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
-    """Estimate the spread over seeds of each method that has several.
+    """Estimate the spread over seeds of each method with several seeds.
 
     A seed's score varies by the seed's effect and by the row errors that it does not share:
 
         S = E + N       N: `noise_variance`, from the rows, so it is known well
                         E: pooled over the methods, weighted by J - 1, and not negative
 
-    A method keeps its own S if it is larger than that of the others by an F test at 10 %. Only one
-    that is larger at one in a million leaves the pool: one very unsteady method does not blur all
-    others, and the pool does not shrink by those that spread by chance. The pool has the degrees of
-    freedom of its methods, sum of J - 1. Recorded methods are never in it, unless all are recorded:
-    what another program's seeds do is no reason to doubt those of this one.
+    A method keeps its own S if it is larger than that of the others by an F test at 10 %. It leaves
+    the pool only if it is larger at one in a million: one very unsteady method does not blur all
+    others, and the pool does not shrink by methods that spread by chance. The pool has the degrees
+    of freedom of its methods, sum of J - 1. Recorded methods are never in it, unless all are
+    recorded: the seeds of another program are no reason to doubt those of this one.
     """
     repeated = [runs for runs in study if runs.is_repeated and runs.rows >= FEWEST_ROWS]
     freedom = np.array([runs.seeds - 1.0 for runs in repeated])
@@ -216,10 +217,11 @@ def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
 
 
 def _steady(own: Numbers, noise: Numbers, freedom: Numbers) -> Flags:
-    """Return which methods make the pool: first those near the median, then those near the pool.
+    """Return the methods in the pool: first those near the median, then those near the pool.
 
-    A mean would be raised by several unsteady methods, which then hide each other. Where more than
-    a quarter are unsteady, there is no usual spread, and all make the pool, which is cautious.
+    A mean would be raised by several unsteady methods, which would then hide each other. If more
+    than a quarter are unsteady, there is no usual spread, and all methods are pooled, which is
+    cautious.
     """
     from scipy.special import chdtri, fdtrc
 
@@ -240,9 +242,9 @@ def _excess(differences: Numbers, freedom: Numbers) -> float:
 
 
 def _tails(own: Numbers, noise: Numbers, freedom: Numbers, steady: Flags) -> Numbers:
-    """Return for each method the p-value of a variance as large as its own, if it were steady.
+    """Return for each method the p-value of so large a variance if the method were steady.
 
-    `noise` is what of it is due to the test rows.
+    `noise` is the part due to the test rows.
     """
     from scipy.special import fdtrc
 
@@ -262,9 +264,9 @@ def uncertainty(
 ) -> Uncertainty:
     """Add up the variance of a mean or a difference of means, over rows and seeds.
 
-    The degrees of freedom are Satterthwaite's (1946), V^2 / sum of v^2 / freedom, as Hillis (2007,
-    https://doi.org/10.1002/sim.2532) derives them for this model. Methods that share the pooled
-    spread share its error too, so they are one term. `seeds` has the spread of each method in the
+    The degrees of freedom are Satterthwaite's (1946), V^2 / sum of v^2 / freedom, as derived for
+    this model by Hillis (2007, https://doi.org/10.1002/sim.2532). Methods with the pooled spread
+    share its error too, so they form one term. `seeds` has the spread of each method in the
     difference, and its number of seeds.
     """
     terms = [(max(row_variance, 0.0), rows - 1.0)]
@@ -290,8 +292,8 @@ class Estimate:
         sd: the standard deviation over seeds; None for one seed.
         low: the lower end of the 95 % interval; None with fewer than 20 rows.
         high: its upper end.
-        covers_seeds: whether the interval also covers the choice of the seeds; with one seed it is
-            that of this one run on other test rows.
+        covers_seeds: whether the interval also covers the choice of the seeds; with one seed, it is
+            the interval of this one run on other test rows.
     """
 
     method: str
@@ -318,10 +320,10 @@ def estimate_all(study: Sequence[RepeatedRuns]) -> list[Estimate]:
 
 
 def check_study(study: Sequence[RepeatedRuns]) -> None:
-    """Refuse methods that cannot be in one table.
+    """Check that methods can be in one table.
 
     Raises:
-        ConfigError: two have one name, different scores, or different test rows.
+        ConfigError: two methods have the same name, different scores, or different test rows.
     """
     names, scores = {runs.method for runs in study}, {runs.score.name for runs in study}
     rows = {(runs.data, len(columns)) for runs in study for columns in runs.columns}
@@ -355,7 +357,7 @@ def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tu
     low, high = score_interval(runs.score, value, found, runs.rows, of_rows=spread is None)
     if runs.score.pseudo_rows is None:
         return low, high
-    # Of rows and seeds: Zou & Donner 2008, https://doi.org/10.1002/sim.3095.
+    # Combination of rows and seeds: Zou & Donner 2008, https://doi.org/10.1002/sim.3095.
     ends = np.mean([rare_interval(runs.score, columns) for columns in runs.columns], axis=0)
     of_seeds = found.quantile**2 * spread.variance / runs.seeds if spread else 0.0
     below, above = (float(np.sqrt((end - value) ** 2 + of_seeds)) for end in ends)

@@ -1,4 +1,4 @@
-"""A study: which methods are compared on which data, at which cost, and its folder."""
+"""A study: the methods and data to compare, the budget, and its folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STUDY = "study.yaml"
 RECORDS = "records"
 WORK = "work"
 CLAIMS = "claims"
-# What a study decides for each of its runs.
+# Options that a study sets for each of its runs.
 _DECIDED = (
     "from_",
     "seed",
@@ -38,7 +38,7 @@ _DECIDED = (
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What a study compares, and how much it may cost.
+    """The content of a study's comparison, and its budget.
 
     Raises:
         ConfigError: some values are out of range; all of them are listed.
@@ -100,16 +100,16 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: a recipe that all runs share, and what is compared."""
+    """A study: a recipe shared by all runs, and the comparison."""
 
     recipe: Recipe
     bench: BenchOptions = field(default_factory=BenchOptions)
 
     def tasks(self) -> dict[str, Recipe]:
-        """Return the recipe of each task; without several, that of the study alone.
+        """Return the recipe of each task; without several tasks, the recipe of the study alone.
 
         Raises:
-            ConfigError: an unknown option of a task.
+            ConfigError: a task has an unknown option.
         """
         if not self.bench.tasks:
             return {_task_name(self.recipe): self.recipe}
@@ -121,16 +121,16 @@ class Study:
         }
 
     def tests(self) -> dict[str, str]:
-        """Return the test data of the tasks that have some of their own, by their name."""
+        """Return the test data by task, for tasks with their own test data."""
         own = {name: _mapping(name, options) for name, options in self.bench.tasks.items()}
         return {name: str(options["test"]) for name, options in own.items() if "test" in options}
 
     def labels(self) -> dict[str, object]:
-        """Return the methods by the names that the report gives them."""
+        """Return the methods by their names in the report."""
         return {method_label(spec): spec for spec in self.bench.methods}
 
     def compared(self) -> tuple[str, ...]:
-        """Return the names of all methods: those that are run, and those that are recorded."""
+        """Return the names of all methods, run or recorded."""
         return tuple(dict.fromkeys((*self.labels(), *self.bench.recorded)))
 
     @property
@@ -160,7 +160,7 @@ def read_study(
     """Read a study: a recipe with a section `bench`.
 
     Raises:
-        ConfigError: unknown options, values of a wrong type, or options that the study decides.
+        ConfigError: unknown options, values of a wrong type, or options that the study sets itself.
     """
     data = dict(load_yaml(path)) if path else {}
     section = _mapping("bench", data.pop("bench", {}))
@@ -183,7 +183,7 @@ def read_study(
 
 
 def start_of(spec: object) -> str | None:
-    """Return the adapter of `from NAME`, or {from: NAME}: the method starts from that; or None."""
+    """Return the adapter of `from NAME` or {from: NAME}, where a method starts, or None."""
     if isinstance(spec, str) and spec.split()[:1] == [START] and len(spec.split()) > 1:
         return spec.split(maxsplit=1)[1].strip()
     if isinstance(spec, Mapping) and set(spec) == {START}:
@@ -192,7 +192,7 @@ def start_of(spec: object) -> str | None:
 
 
 def method_label(spec: object) -> str:
-    """Return the name of a method in tables: its spec as it was written."""
+    """Return the name of a method in tables: its spec as written."""
     if (start := start_of(spec)) is not None:
         return f"{START} {start}"
     if isinstance(spec, str):
@@ -247,7 +247,7 @@ def _without(options: Mapping[str, Any], name: str) -> dict[str, Any]:
 def keep_study(study: Study, output: Path) -> Study:
     """Write `study.yaml` in the folder of a study, and return it.
 
-    It names the recorded methods of both: of the study, and of the one that is there.
+    It includes the recorded methods of the new study and of an existing one.
 
     Raises:
         OutputError: the folder has another study, or cannot be written.
@@ -271,7 +271,7 @@ def keep_study(study: Study, output: Path) -> Study:
 
 
 def as_begun(study: Study, output: Path) -> Study:
-    """Return a study with what was chosen when it was begun in a folder, if it is the same one.
+    """Return a study with the choices made when it began in a folder, if it is the same study.
 
     Raises:
         ConfigError: the study in the folder is broken.
@@ -294,12 +294,12 @@ def as_begun(study: Study, output: Path) -> Study:
 
 
 def _with_recorded(begun: Study, study: Study) -> Study:
-    """Return a study with the recorded methods of when it was begun as well."""
+    """Return a study that also has the recorded methods of its start."""
     names = dict.fromkeys((*begun.bench.recorded, *study.bench.recorded))
     return replace(study, bench=replace(study.bench, recorded=tuple(names)))
 
 
 def _identity(study: Study, output: Path) -> str:
-    """Return what a study in a folder runs: it may have been moved there from elsewhere."""
+    """Return the part of a study that defines its runs; its folder may have been moved."""
     recipe = replace(study.recipe, output=str(output), task=study.recipe.task or DEFAULT)
     return Study(recipe, replace(study.bench, recorded=())).to_yaml()

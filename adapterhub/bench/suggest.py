@@ -1,13 +1,14 @@
-"""Which trained adapter is the best start for some data: each one's features are probed.
+"""Suggest the trained adapter to start from for some data, by probing each adapter's features.
 
-The features of a text are the mean state of the last layer. A linear probe on those with an adapter
-is compared with one on those of the bare backbone, on the same rows and folds, corrected for the
-number of adapters. That takes a forward pass of a sample for each adapter, and no training.
+The features of a text are the mean state of the last layer. A linear probe on the features with an
+adapter is compared with one on the features of the bare backbone, on the same rows and folds,
+corrected for the number of adapters. This takes one forward pass over a sample for each adapter,
+and no training.
 
     ridge regression on standardized features, its penalty by leave-one-out within the training
     folds; for classes, on one target of -1 and 1 each (scikit-learn's RidgeClassifierCV)
 
-It is closed-form, so it has no learning rate and no seed of its own (Alain & Bengio 2017,
+The probe is closed-form, so it needs neither a learning rate nor a seed (Alain & Bengio 2017,
 https://arxiv.org/abs/1610.01644, for probes). Rows of one group, such as a text, are in one fold.
 """
 
@@ -40,17 +41,17 @@ from adapterhub.tasks.common.losses import model_inputs
 from adapterhub.training.word_baseline import HEADS, predict_by_words
 
 BARE = "bare backbone"
-AT_ONCE = 8  # adapters that are attached at once
-ROWS = 64  # in one forward pass
+AT_ONCE = 8  # adapters attached at a time
+ROWS = 64  # rows in one forward pass
 FOLDS = 5
-REPEATS = 3  # divisions into folds: how much a score depends on the division
+REPEATS = 3  # divisions into folds: shows how much a score depends on the division
 _PENALTIES = np.logspace(-1, 6, 15)
 Features = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An adapter that may be a start: how to name it, and its verified files."""
+    """An adapter to consider as a start: its reference, and its verified files."""
 
     reference: str
     source: Saved | Path
@@ -58,13 +59,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What the probes say.
+    """The results of the probes.
 
     Attributes:
         score: the name of the score.
         bare: the estimate of the bare backbone.
-        estimates: those of the adapters, the best one first.
-        comparisons: of each adapter with the bare backbone, by its reference.
+        estimates: the estimates of the adapters, the best one first.
+        comparisons: each adapter compared with the bare backbone, by its reference.
         unusable: why an adapter could not be probed, by its reference.
         words: the estimate of a bag of words, which needs no backbone; None without words.
     """
@@ -86,17 +87,17 @@ class Suggestion:
 
     @property
     def smallest(self) -> float | None:
-        """The smallest difference that these rows can show, as a score."""
+        """The smallest difference that these rows can detect, as a score."""
         pairs = [self.comparisons[each.method] for each in self.estimates]
         sizes = [pair.smallest for pair in pairs if pair.smallest is not None]
         return sorted(sizes)[len(sizes) // 2] if sizes else None
 
 
 def check_probed(task: Task) -> None:
-    """Refuse tasks whose labels are not of whole texts.
+    """Check that the labels of a task apply to whole texts.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: they do not.
     """
     if task.head not in HEADS or task.outcomes not in ("classes", "numbers"):
         raise ConfigError(
@@ -113,8 +114,8 @@ def suggest(
     """Probe the features of labelled rows with each adapter, and with the bare backbone.
 
     Raises:
-        ConfigError: the task is of another kind.
-        DataError: too few rows.
+        ConfigError: the kind of task is not supported.
+        DataError: there are too few rows.
     """
     check_probed(encoded.task)
     runs = [_runs(BARE, features_of(model, encoded, [None])[None], encoded)]
@@ -131,7 +132,7 @@ def suggest(
     pairs = {pair.method: pair for pair in compare_with(runs[0], runs[1:])}
     ranked = sorted(others, key=lambda each: -(each.value or 0.0))
     words = None
-    if by_words := _runs_by_words(encoded):  # aside: the comparisons are corrected for adapters
+    if by_words := _runs_by_words(encoded):  # separate: the comparisons are corrected for adapters
         (words,) = estimate_all([by_words])
         pairs |= {pair.method: pair for pair in compare_with(runs[0], [by_words])}
     return Suggestion(runs[0].score.name, bare, tuple(ranked), pairs, unusable, words)
@@ -140,9 +141,9 @@ def suggest(
 def behind_virtual_tokens(
     model: PreTrainedModel, encoded: Encoded, candidates: Sequence[Candidate]
 ) -> tuple[Encoded, dict[str, str]]:
-    """Return the rows as long as the virtual tokens of every candidate leave room, for all of them.
+    """Return the rows, cut to leave space for the virtual tokens of every candidate.
 
-    And, by reference, why a candidate leaves no room at all.
+    Also return, by reference, why a candidate leaves no space at all.
     """
     left, crowded = [encoded.setting.positions], dict[str, str]()
     for candidate in candidates:
@@ -166,7 +167,7 @@ def behind_virtual_tokens(
 def _load(
     model: PreTrainedModel, name: str, candidate: Candidate, unusable: dict[str, str]
 ) -> Adapter | None:
-    """Return a candidate on the model; None: it does not fit, for the reason in `unusable`."""
+    """Attach a candidate to the model; None if it does not fit, with the reason in `unusable`."""
     try:
         adapter = load_folder(
             model,
@@ -188,7 +189,7 @@ def _runs(name: str, features: Features, encoded: Encoded) -> RepeatedRuns:
 
 
 def _runs_by_words(encoded: Encoded) -> RepeatedRuns | None:
-    """Fit a bag of words to the same rows in the same folds; None where there is nothing to fit."""
+    """Fit a bag of words to the same rows in the same folds; None if fitting is impossible."""
     kind, labels, groups = _labels(encoded)
     rows = encoded.examples
 
@@ -233,7 +234,7 @@ def features_of(
 def _shared(
     model: PreTrainedModel, encoded: Encoded, names: Sequence[str | None]
 ) -> dict[str | None, Features]:
-    """Compute several adapters in one pass, by a route: each text is in it once for each."""
+    """Compute several adapters in one pass, by a route: each text occurs once for each adapter."""
     parts: list[Features] = []
     count, rows = len(names), max(ROWS // len(names), 1)
     for batch in _batches(model, encoded, rows):
@@ -271,7 +272,7 @@ def _mean_state(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> Featu
     outputs = model(**batch, output_hidden_states=True)
     layers = getattr(outputs, "hidden_states", None) or outputs.encoder_hidden_states
     mask = batch["attention_mask"][..., None].to(layers[-1].dtype)
-    states = layers[-1][:, -mask.shape[1] :]  # virtual tokens are in front
+    states = layers[-1][:, -mask.shape[1] :]  # virtual tokens come first
     mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
     features: Features = mean.float().cpu().numpy()
     return features
@@ -280,12 +281,12 @@ def _mean_state(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> Featu
 def linear_probe(
     features: Features, labels: Sequence[Any], groups: Sequence[Hashable], kind: str
 ) -> list[PredictionFile]:
-    """Return the predictions of each row by probes that were fitted without it, per repeat.
+    """Return predictions for each row by probes fitted without it, per repeat.
 
     Features are (rows, width); the kind is classes or numbers. Rows of one group are in one fold.
 
     Raises:
-        DataError: too few rows, of all or of a class.
+        DataError: there are too few rows, in total or of a class.
     """
     from sklearn.linear_model import RidgeClassifierCV, RidgeCV
     from sklearn.pipeline import make_pipeline
@@ -309,7 +310,7 @@ def _probe(
     groups: Sequence[Hashable],
     kind: str,
 ) -> list[PredictionFile]:
-    """Fit to the rows of all folds but one, and predict its rows; for each fold and repeat."""
+    """For each fold and repeat, fit to the rows of all other folds and predict its rows."""
     _check_enough(labels, groups, kind)
     files = []
     for repeat in range(REPEATS):

@@ -1,4 +1,4 @@
-"""The tables of a study: the methods of one task, and the scores on all tasks."""
+"""Tables of a study: the methods of one task, and the scores on all tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from adapterhub.bench.results import MethodResult, TaskResult
 from adapterhub.files.shown_table import ShownTable, TableCell
 
 Entry = Callable[[TaskResult, MethodResult], TableCell]
-NONE = "-"  # what was not measured, or does not exist
+NONE = "-"  # not measured, or does not exist
 
 
 def task_table(task: TaskResult) -> ShownTable:
-    """Return the table of one task: a row for each method, without columns that are empty."""
+    """Return the table of one task: a row for each method, without empty columns."""
     columns = [
         ((title, meaning), [entry(task, result) for result in task.methods])
         for title, meaning, entry in _columns(task)
@@ -51,18 +51,18 @@ def summary_table(results: Sequence[TaskResult]) -> ShownTable:
 
 
 def result_title(task: TaskResult, results: Sequence[TaskResult]) -> str:
-    """Name a task, and its training rows where the study has several numbers of them."""
+    """Return the title of a task, with its training rows if their number varies."""
     several = len({other.rows for other in results if other.task == task.task}) > 1
     return f"{task.task}, {task.rows:,} rows" if several else task.task
 
 
 def score_title(task: TaskResult) -> str:
-    """Return the name of the score, with its direction where a smaller one is better."""
+    """Return the name of the score, with its direction if smaller is better."""
     return f"{task.score.name}{', lower is better' if task.score.lower_is_better else ''}"
 
 
 def failure_word(result: MethodResult) -> str:
-    """Name why a method has no score: diverged, failed, or not run yet."""
+    """Return a word for the missing score of a method: diverged, failed, or not run yet."""
     found = {record.status for record in result.failures}
     return " and ".join(sorted(found)) if found else "not run"
 
@@ -117,7 +117,7 @@ def _interval(task: TaskResult, result: MethodResult) -> TableCell:
 
 
 def _against(task: TaskResult, result: MethodResult) -> TableCell:
-    """Say how a method compares with the baseline: the difference, the verdict and the p-value."""
+    """Describe how a method compares with the baseline: difference, verdict and p-value."""
     found = result.comparison
     if found is None:
         return TableCell("baseline" if result.method == task.baseline else NONE)
@@ -150,7 +150,7 @@ def _rate(task: TaskResult, result: MethodResult) -> TableCell:
 
 
 def _cost(name: str, text: Callable[[float], str]) -> Entry:
-    """Return the entries of a column of costs; what is 0 was not measured."""
+    """Return the entries of a cost column; 0 means not measured."""
 
     def entry(task: TaskResult, result: MethodResult) -> TableCell:
         value = getattr(result.costs, name) if result.costs else 0

@@ -1,4 +1,4 @@
-"""Open a trained adapter, predict, evaluate, and write what it is merged into.
+"""Open trained adapters, predict, evaluate, and write merged models.
 
-Nothing here trains.
+Training itself belongs in training/; `ah.train` starts it from here.
 """

@@ -1,4 +1,4 @@
-"""Vectors of texts, of a model with any adapters: the Python side of the task `embedding`."""
+"""Embeddings of texts by a model with any adapters: the Python side of the task `embedding`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def embed(
     max_length: int | None = None,
     batch_size: int = 64,
 ) -> NDArray[float32]:
-    """Return one vector per text, (texts, d): those of `SentenceTransformer.encode`.
+    """Return one vector per text, (texts, d), as `SentenceTransformer.encode` does.
 
     Args:
         model: a model that `load_backbone` loaded without a head; its active adapters apply.
@@ -46,15 +46,18 @@ def embed(
         pooling: cls, mean, last, max, mean_sqrt_len_tokens or weightedmean, or several joined by +;
             None: as the backbone was trained, else mean.
         normalize: whether the vectors have length 1; None: as the backbone was trained, else true.
-        prefix: put before each text, such as "query: "; None: the default prompt of the backbone.
-        modules: "none" for vectors of the transformer and the pooling alone, without the other
-            modules of a sentence encoder.
-        max_length: where texts are cut, in tokens; None: as the backbone was trained.
+        prefix: text to put before each text, such as "query: "; None: the default prompt of the
+            backbone.
+        modules: "none" to use the transformer and the pooling alone, without the other modules of a
+            sentence encoder.
+        max_length: the longest text in tokens, longer ones are cut; None: as the backbone was
+            trained.
         batch_size: texts per forward pass.
 
     Raises:
         BackboneError: the backbone has modules that are not supported.
-        ConfigError: an unknown pooling, an encoder-decoder, or not as many adapters as texts.
+        ConfigError: the pooling is unknown, the model is an encoder-decoder, or the numbers of
+            adapters and texts differ.
         AttachError: an adapter is not attached.
     """
     own = modules_of_model(model, modules)

@@ -1,4 +1,4 @@
-"""What users predict on, texts, rows and chats, as the examples of a task."""
+"""Inputs for prediction: texts, rows and chats, read as the examples of a task."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _FORMS = (
 )
 _TYPED = re.compile(r'adapterhub predict ADAPTER (".*)')
 _TEXTS = ("", ".txt", ".csv", ".tsv", ".tab")
-_ROWS = "the rows"  # where errors are: they have no file
-_LOOKED_AT = 200  # characters of a text: with a letter or a digit of ASCII, it has tokens
-_reading = threading.Lock()  # tables are found by their source, which is the same for all rows
+_ROWS = "the rows"  # the place in errors, since there is no file
+_LOOKED_AT = 200  # characters of a text: one with an ASCII letter or digit has tokens
+_reading = threading.Lock()  # tables are looked up by their source, which is the same for all rows
 
 
 class EmptyInputError(DataError):
-    """Inputs without a text, of which nothing can be predicted."""
+    """Inputs without a text, for which no prediction is possible."""
 
 
 def empty_inputs(task: Task, examples: Sequence[Any], tokenizer: Any) -> list[int]:
-    """Return which examples lack a text: it is empty, blank, or has no tokens."""
+    """Return the indices of examples without a text: empty, blank, or without tokens."""
     return [
         number
         for number, example in enumerate(examples)
@@ -61,7 +61,7 @@ _KEEP = (
 def empty_error(
     empty: Sequence[int], places: Sequence[str], count: int, hint: str = _KEEP
 ) -> EmptyInputError:
-    """Build the error for empty inputs; `places` are the names of all of them."""
+    """Build the error for empty inputs; `places` are their names."""
     return EmptyInputError(
         f"{len(empty):,} of {count:,} inputs {'have' if len(empty) > 1 else 'has'} no text"
         if count > 1
@@ -75,12 +75,12 @@ def empty_error(
 def read_inputs(
     task: Task, source: str, options: DataOptions, *, keep_empty: bool = False
 ) -> tuple[list[Any], ColumnChoice]:
-    """Read the examples of a file to predict on, a row each, and which columns they are of.
+    """Read the examples of a file for prediction, one per row, and their columns.
 
-    With `keep_empty` a missing cell is an empty text.
+    With `keep_empty`, a missing cell is an empty text.
 
     Raises:
-        DataError: the file cannot be read, or its columns are in doubt.
+        DataError: the file cannot be read, or its columns are ambiguous.
     """
     options = replace(options, skip_empty=False)
     if (table := _nameless(task, source, options)) is not None:
@@ -96,7 +96,7 @@ def read_inputs(
 
 
 def without_missing(table: Table, options: DataOptions) -> Table:
-    """Return a table in which the missing texts of a prediction are empty ones."""
+    """Return a table in which missing texts are empty."""
     texts = {options.text_column, options.pair}
 
     def read(name: str) -> Iterable[Any]:
@@ -107,14 +107,14 @@ def without_missing(table: Table, options: DataOptions) -> Table:
 
 
 def texts_of(cells: list[str], task: Task, options: DataOptions) -> list[str]:
-    """Return the texts of a line: of one cell, those that tabs separate, as many as are read."""
+    """Return the texts of a line: a single cell is split at tabs into as many as the task reads."""
     return cells[0].split("\t", task.fields(options) - 1) if len(cells) == 1 else cells
 
 
 def _nameless(task: Task, source: str, options: DataOptions) -> Table | None:
-    """Return the table of a file whose lines are texts, in their order; None: columns are chosen.
+    """Return the table of a file whose lines are texts, in order; None if columns are chosen.
 
-    Such files have no names of columns, and no other columns than a prediction reads.
+    Such files have no column names, and no other columns than a prediction reads.
     """
     if Path(source).suffix.lower() not in _TEXTS or not is_file(source):
         return None
@@ -129,16 +129,16 @@ def _nameless(task: Task, source: str, options: DataOptions) -> Table | None:
 def examples_of(
     given: Any, task: Task, options: DataOptions, *, keep_empty: bool = False
 ) -> tuple[list[Any], bool]:
-    """Return examples, and whether what is given is one and no list of them.
+    """Return examples, and whether the input is a single one instead of a list.
 
     Args:
-        given: what a user predicts on.
+        given: the user's input.
         task: the task of the adapter.
-        options: those of the data that it was trained on.
-        keep_empty: take a missing value for an empty text.
+        options: the data options that it was trained with.
+        keep_empty: accept a missing value as an empty text.
 
     Raises:
-        DataError: it is of another form, or rows lack the columns of the training data.
+        DataError: it has another form, or rows lack the columns of the training data.
     """
     one = isinstance(given, str | os.PathLike | tuple | Mapping) or is_dataclass(given)
     single = one or plain_cell(given) is None
@@ -157,21 +157,21 @@ def examples_of(
 
 
 def _filled(item: Any) -> Any:
-    """Return an input with empty texts for missing ones, which are refused by their number."""
+    """Return an input with empty texts for missing ones, whose numbers are reported."""
     if isinstance(item, tuple):
         return tuple("" if plain_cell(text) is None else text for text in item)
     return "" if plain_cell(item) is None else item
 
 
 def _is_message(item: Mapping[str, Any]) -> bool:
-    """Return whether an object is a message and no row with such columns."""
+    """Return whether an object is a chat message instead of a row with such columns."""
     return item.keys() >= {"role", "content"} or item.keys() >= {"from", "value"}
 
 
 def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> list[Any]:
     """Return the items of a list, or the rows of a table: pandas, polars, pyarrow, datasets."""
     if hasattr(given, "column_names") and hasattr(given, "to_list"):
-        given = given.with_format("arrow")[:]  # of datasets: files are not decoded
+        given = given.with_format("arrow")[:]  # a datasets table: files are not decoded
     if hasattr(given, "column_names") and hasattr(given, "to_pylist"):  # of Arrow
         columns = [plain_values(given.column(name)) for name in given.column_names]
         return [
@@ -190,18 +190,18 @@ def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> li
 def _read_rows(
     rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptions, keep_empty: bool
 ) -> list[Any]:
-    """Read rows as those of a table with the columns of the training data."""
+    """Read rows like those of a table with the columns of the training data."""
     plain = [{str(name): plain_cell(value) for name, value in row.items()} for row in rows]
     table = table_of_objects(_ROWS, "row", dict(enumerate(plain)))
     with _reading:
-        # A format keeps rows from being taken for a file of the name.
+        # A format prevents rows from being taken for a file of that name.
         options = replace(options, format="jsonl", skip_empty=False)
         keep_table(table, _ROWS, options, PREDICT)
         return read_inputs(task, _ROWS, options, keep_empty=keep_empty)[0]
 
 
 def plain_cell(value: Any) -> Any:
-    """Return a cell of a row; None for the NaN by which pandas marks an empty one."""
+    """Return a cell of a row; None for NaN, which pandas uses for an empty one."""
     return None if isinstance(value, float) and value != value else value
 
 
@@ -231,7 +231,7 @@ def _example(item: Any, task: Task, options: DataOptions) -> Any:
 
 
 def _in_python(error: DataError, options: DataOptions) -> DataError:
-    """Return an error whose hint is what to type in Python."""
+    """Return an error with a hint for Python instead of the command line."""
     hint = error.hint
     if match := _TYPED.match(hint):
         texts = re.findall(r'"[^"]*"', match[1])

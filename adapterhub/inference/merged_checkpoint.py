@@ -1,9 +1,9 @@
 """Write a merged model as a `transformers` checkpoint, verified by loading it again.
 
-A plain checkpoint of a classifier pools in the way of its class, and one without a head not at all.
-Where an adapter's head reads another pooling, or its task is embedding, the merged model is written
-as sentence-transformers does: the base model as a plain checkpoint, and a folder each for the
-pooling and for the head, whose outputs are the logits, or for the length of the vectors.
+A plain checkpoint of a classifier uses the pooling of its class; one without a head does not pool.
+If an adapter's head reads another pooling, or its task is embedding, the merged model is written in
+the format of sentence-transformers: the base model as a plain checkpoint, a folder for the pooling,
+and a folder for the head, whose outputs are the logits, or for the normalization.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ def auto_class(model: PreTrainedModel) -> Any:
 def merge_for_checkpoint(
     adapter: Adapter, tolerance: float | None, dtype: str | None, task: Task | None = None
 ) -> tuple[Merge, dict[str, Tensor], SentenceEncoder | None]:
-    """Merge an adapter that is to be written as a checkpoint.
+    """Merge an adapter for writing a checkpoint.
 
-    Without a `dtype` the checkpoint is quantized again. `task` is what the adapter was trained for,
-    if it is known.
+    Without a `dtype`, the checkpoint is quantized again. `task` is the adapter's training task, if
+    it is known.
 
     Returns:
-        The merge, the outputs on the probe batch that the checkpoint must have, and the pooling and
-        head of a sentence-transformers model, if it must be one.
+        The merge, the expected outputs of the checkpoint on the probe batch, and the pooling and
+        head of a sentence-transformers model, if one is needed.
 
     Raises:
-        MergeError: as `merge`.
+        MergeError: as in `merge`.
     """
     model, requantize = adapter.model, dtype is None
     pooled = probe(model) if adapter.pooling else {}
@@ -96,7 +96,7 @@ def merge_for_checkpoint(
         if model.dtype != DTYPES[dtype]:  # computed in fp32, as this processor is slow in bf16
             model.to(DTYPES[dtype])  # type: ignore[arg-type]
         return record, record.expected, encoder
-    # The checkpoint has the weights that were rounded again.
+    # The checkpoint contains the requantized weights.
     return record, encoder.merged_outputs(model) if encoder else probe(model), encoder
 
 
@@ -112,8 +112,8 @@ def write_checkpoint(
 
     The folder is created only if all of this succeeds.
 
-    The outputs on the probe batch must be the `expected` ones, by name. `tolerance` is the largest
-    difference, relative to the largest value of an output; by default that of the dtype.
+    The outputs on the probe batch must equal the `expected` ones, by name. `tolerance` is the
+    largest difference, relative to the largest value of an output; by default that of the dtype.
 
     Raises:
         OutputError: the folder exists, or cannot be written.
@@ -151,7 +151,7 @@ def _save(
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except Exception as error:
-        # What safetensors and tokenizers raise on a full disk.
+        # Raised by safetensors and tokenizers on a full disk.
         if type(error) in (SafetensorError, Exception):
             problem = f"cannot write {folder}: {error}"
             raise OutputError(problem, hint="free some space") from error
@@ -175,7 +175,7 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         loaded = (
             loaded.float() if Backbone.of(loaded).quantization is None else loaded
         )  # the same weights
-    if (processor := Backbone.of(model).processor) is not None:  # what the model is probed with
+    if (processor := Backbone.of(model).processor) is not None:  # inputs of the probe
         Backbone.of(loaded).processor = processor
     return loaded.eval()  # type: ignore[no-any-return]
 
@@ -185,11 +185,11 @@ _POOLING, _HEAD = "1_Pooling", "2_Dense"
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """The pooling and the linear head of a merged model, or what it computes for a vector.
+    """The pooling and the linear head of a merged model, or its way to compute a vector.
 
     Without a head, the vector is the output, of length 1 with `normalize`. `prompts` are put before
-    texts, by the name of the use; `trained` is the length that the backbone was trained with, which
-    a merged model does not tell. `modules` are those behind the pooling, whose files are copied.
+    texts, by the name of the use. `trained` is the length that the backbone was trained with, which
+    a merged model does not record. `modules` are those after the pooling, whose files are copied.
     """
 
     how: str
@@ -239,14 +239,14 @@ class SentenceEncoder:
                 save_file(named, folder / path / "model.safetensors")
 
     def _behind(self) -> list[VectorStep]:
-        """Return the modules behind the pooling."""
+        """Return the modules after the pooling."""
         if self.head is not None:
             return [dense_step(self.head)]
         own = [step for step in self.modules.steps if step.kind]
         return [*own, *[LengthStep()] * self.normalize]
 
     def _pooling(self, size: int) -> dict[str, Any]:
-        """Return the options of the pooling, in the form that most versions read."""
+        """Return the options of the pooling, in the form supported by most versions."""
         theirs = {name: other for other, name in NAMES.items()}
         names = [theirs.get(name, name) for name in self.how.split("+")]
         own: dict[str, Any] = {"word_embedding_dimension": size}
@@ -291,12 +291,12 @@ class SentenceEncoder:
 
 
 def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | None:
-    """Return the pooling that a merged adapter needs beside its weights, or None.
+    """Return the pooling that a merged adapter needs in addition to its weights, or None.
 
-    A pooling of the adapter's own is taken off, as `take_pooling` does.
+    A pooling that belongs to the adapter is removed, as `take_pooling` does.
 
     Raises:
-        MergeError: as `take_pooling`.
+        MergeError: as in `take_pooling`.
     """
     if adapter.pooling:
         return take_pooling(adapter)
@@ -318,10 +318,10 @@ def sentence_encoder(adapter: Adapter, task: Task | None) -> SentenceEncoder | N
 def take_pooling(adapter: Adapter) -> SentenceEncoder:
     """Remove the pooling from an attached adapter, and return it with a copy of the head.
 
-    The adapter, which then reads what the model's class pools, can be merged into its backbone.
+    The adapter then reads the pooling of the model's class, and can be merged into its backbone.
 
     Raises:
-        MergeError: the head is not one linear layer.
+        MergeError: the head is not a single linear layer.
     """
     assert adapter.head is not None
     assert adapter.pooling is not None

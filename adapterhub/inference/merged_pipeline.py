@@ -1,4 +1,4 @@
-"""Write a merged pipeline of diffusers, verified by a picture of it and of it loaded again."""
+"""Write a merged diffusers pipeline, verified by images before and after loading it again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import merge
 from adapterhub.status import quiet_loading
 
-_TOLERANCE = 1e-3  # of a picture with values from 0 to 1
+_TOLERANCE = 1e-3  # for an image with values from 0 to 1
 _STEPS = 2
 
 
 def write_pipeline(
     adapter: Adapter, pipeline: Any, folder: str | Path, tolerance: float | None = None
 ) -> dict[str, float]:
-    """Merge an adapter into its pipeline, write that, and return the largest differences.
+    """Merge an adapter into its pipeline, write the result, and return the largest differences.
 
-    A picture of the adapter is compared with one of the merged pipeline, and of the files loaded
-    again. The folder is created only if both are the same. `tolerance` is the largest difference of
-    a value between 0 and 1.
+    An image generated with the adapter is compared with images of the merged pipeline and of the
+    reloaded files. The folder is created only if they are the same. `tolerance` is the largest
+    difference of a value between 0 and 1.
 
     Raises:
         OutputError: the folder exists, or cannot be written.
-        MergeError: the adapter is no change of weights, or a picture differs.
+        MergeError: the adapter is not a change of weights, or an image differs.
     """
     folder, expected = Path(folder), _picture(pipeline)
     merge(adapter.model)
@@ -51,7 +51,7 @@ def write_pipeline(
 
 
 def _picture(pipeline: Any) -> Tensor:
-    """Return a picture of one prompt, with the same noise each time: values from 0 to 1."""
+    """Return an image for one prompt, with the same noise each time: values from 0 to 1."""
     size = sized(pipeline, side_of(pipeline))
     with torch.no_grad():
         made = pipeline(

@@ -56,9 +56,9 @@ class Predictor:
 
     Attributes:
         model: the backbone, with the adapter.
-        task: what is predicted.
+        task: the task.
         setting: the tokenizer, the longest input and the labels.
-        data: the columns of the training data, by which rows are read.
+        data: the columns of the training data, which define how rows are read.
     """
 
     model: PreTrainedModel
@@ -86,7 +86,7 @@ class Predictor:
 
     @property
     def max_length(self) -> int:
-        """The longest input, in tokens; what is longer is cut, or read in windows."""
+        """The longest input, in tokens; longer inputs are cut, or read in windows."""
         return limit_of(self.setting)
 
     @property
@@ -95,21 +95,21 @@ class Predictor:
         return self.setting.labels
 
     def predict(self, inputs: Any, *, batch_size: int = 64, keep_empty: bool = False) -> Any:
-        """Return the prediction of one input, or a list of one for each of several.
+        """Return the prediction for one input, or a list of predictions for several.
 
-        One input is a text, a file name for tasks on pictures or sounds, a tuple of texts (a pair,
-        or a question and its context), a row as a mapping with the columns of the training data, or
-        a list of messages for language models with a chat template. Several are a list of these, or
-        a table of pandas, polars, pyarrow or datasets.
+        One input is a text, a file name for tasks on images or audio, a tuple of texts (a pair, or
+        a question and its context), a row as a mapping with the columns of the training data, or a
+        list of messages for language models with a chat template. Several inputs are a list of
+        these, or a table of pandas, polars, pyarrow or datasets.
 
-        Predictions have what the task predicts as attributes, such as `label`, `probability` and
-        `scores` of a class, or `text` of a generated text, and all of it in `as_dict()`. The
-        attribute `truncated` is how many tokens of the input were cut.
+        Predictions have the results of the task as attributes, such as `label`, `probability` and
+        `scores` for a class, or `text` for a generated text. `as_dict()` returns all of them. The
+        attribute `truncated` counts the tokens of the input that were cut.
 
-        An input without a text is an error, or with `keep_empty` has a prediction without values.
+        An input without a text is an error; with `keep_empty`, it gets a prediction without values.
 
         Raises:
-            DataError: an input is of another form, or lacks a column or a text.
+            DataError: an input has another form, or lacks a column or a text.
         """
         examples, single = examples_of(inputs, self.task, self.data, keep_empty=keep_empty)
         predictions = self.predict_examples(examples, batch_size, keep_empty=keep_empty)
@@ -126,7 +126,8 @@ class Predictor:
     ) -> list[Prediction]:
         """Return one prediction per example of the task.
 
-        `places` name the examples in errors. Those without a text have no values with `keep_empty`.
+        `places` name the examples in errors. With `keep_empty`, examples without a text get no
+        values.
 
         Raises:
             EmptyInputError: an example has no text.
@@ -150,7 +151,7 @@ class Predictor:
         return predictions
 
     def cut_note(self, predictions: Sequence[Prediction]) -> str:
-        """Return the line that says how many inputs were cut; "" if none was."""
+        """Return a line that reports how many inputs were cut; "" if none were."""
         lost = [each.truncated for each in predictions if each.truncated]
         if not lost:
             return ""
@@ -160,7 +161,7 @@ class Predictor:
         )
 
     def warn_of_cuts(self, predictions: Sequence[Prediction]) -> None:
-        """Warn the user of inputs that were cut."""
+        """Warn the user about inputs that were cut."""
         if cut := self.cut_note(predictions):
             warn_user(cut)
 
@@ -171,11 +172,11 @@ class Predictor:
 
         Args:
             texts: the text or texts.
-            prefix: put before each text; None: the prefix of queries that the task records.
+            prefix: text to put before each text; None: the prefix of queries that the task records.
             batch_size: texts per forward pass.
 
         Raises:
-            ConfigError: the adapter was trained for something else than vectors.
+            ConfigError: the adapter was not trained for vectors.
         """
         if not isinstance(self.task, Embedding):
             raise ConfigError(
@@ -205,24 +206,25 @@ class Predictor:
         top_p: float | None = None,
         beams: int | None = None,
     ) -> Any:
-        """Return the text that the model writes; with `stream` an iterator of its pieces.
+        """Generate text; with `stream`, return an iterator over its pieces.
 
-        What is None is as the adapter records it; without `temperature` and `top_p` the most
-        probable tokens are taken. `torch.manual_seed` fixes what is sampled.
+        Options that are None have the values recorded by the adapter. Without `temperature` and
+        `top_p`, the most probable tokens are chosen. `torch.manual_seed` makes sampling
+        reproducible.
 
         Args:
-            prompt: a text, a chat (a list of messages) or another input, as in `predict`; of a list
-                of several, the texts are a list.
-            stream: whether to return the pieces of the text as they are written.
+            prompt: a text, a chat (a list of messages) or another input, as in `predict`; for a
+                list of several, a list of texts is returned.
+            stream: whether to return the pieces of the text while they are generated.
             max_new_tokens: the longest text, in tokens.
-            temperature: how random the text is; 0 takes the most probable tokens.
-            top_p: sample from the most probable tokens with this probability together.
-            beams: of the search; 1 is greedy.
+            temperature: the randomness of the text; 0 chooses the most probable tokens.
+            top_p: sample from the most probable tokens with this total probability.
+            beams: the number of beams; 1 is greedy.
 
         Raises:
             ConfigError: the task does not generate, an option is out of range, or a stream has
                 several prompts or beams.
-            DataError: the prompt is of another form.
+            DataError: the prompt has another form.
         """
         how = Writing(max_new_tokens, temperature, top_p, beams)
         writer = self.writing(how)
@@ -236,7 +238,7 @@ class Predictor:
         return texts[0] if single else texts
 
     def writing(self, how: Writing) -> Predictor:
-        """Return the same model with other options of generation.
+        """Return the same model with other generation options.
 
         Raises:
             ConfigError: the task or the model does not generate.
@@ -247,7 +249,7 @@ class Predictor:
                 f"{self.model.name_or_path} does not generate: it writes one letter for each sound",
                 expected="an encoder-decoder, or a causal language model",
             )
-        room = self.setting.positions - 1  # a text begins with a token, at least
+        room = self.setting.positions - 1  # a text begins with at least one token
         if how.max_new_tokens is not None and how.max_new_tokens > room:
             raise ConfigError(
                 f"max_new_tokens is {how.max_new_tokens:,}: the model has no room for as many",
@@ -257,9 +259,9 @@ class Predictor:
         return replace(self, task=how.applied(self.task))
 
     def streamed(self, examples: Sequence[Any], how: Writing) -> Iterator[str]:
-        """Return the pieces of the text for one example, as they are written.
+        """Return the pieces of the text for one example while they are generated.
 
-        A warning behind the last one says how much of the example was cut.
+        A warning after the last piece reports how much of the example was cut.
 
         Raises:
             ConfigError: there are several examples or beams.
@@ -292,14 +294,14 @@ class Predictor:
         """Compute the task's metrics on labelled examples.
 
         Args:
-            examples: what is predicted.
-            batch_size: the rows that are computed together.
-            record: gets one prediction per example, for `errors`.
+            examples: the labelled examples.
+            batch_size: the number of rows per batch.
+            record: receives one prediction per example, for `errors`.
             places: the names of the examples in errors.
 
         Raises:
             DataError: the examples have labels that the adapter lacks.
-            EmptyInputError: an example has no text of which something can be predicted.
+            EmptyInputError: an example has no text for a prediction.
         """
         self.task.check(self.setting.labels, examples)
         predicts = self.task.evaluates_predictions
@@ -321,7 +323,7 @@ class Predictor:
     def errors(
         self, metrics: Mapping[str, float], examples: Sequence[Any], record: Sequence[Prediction]
     ) -> dict[str, ScoreError]:
-        """Return how sure the metrics of an evaluation are, from the predictions that it kept."""
+        """Return the errors of an evaluation's metrics, from the predictions that it kept."""
         file = outcomes_of(self.task, examples, record, self.setting.labels, 0)
         return score_errors(metrics, {"": EvaluatedRows(len(examples), file)})
 
@@ -337,22 +339,23 @@ def open_adapter(
     device: str | int | torch.device | None = None,
     max_length: int | None = None,
 ) -> Predictor:
-    """Load an adapter on its backbone: one object that predicts.
+    """Load an adapter on its backbone, and return an object that predicts.
 
     Args:
         reference: a published adapter, such as polite@v2, or the folder of an adapter or a run.
         backbone: where to load the backbone from, if not from the id in the manifest; its
             fingerprint must match.
         registry: the registry, if not the user's own.
-        head: which head, of an adapter with several.
-        task: the task, for an adapter that records none.
-        dtype: fp32, bf16 or fp16, or a dtype of torch, if not that of training.
-        device: "cuda", 0 or a `torch.device`, if not the fastest one here.
-        max_length: the longest input, in tokens; by default what the backbone has positions for.
+        head: the head to use, if the adapter has several.
+        task: the task, for an adapter without a recorded one.
+        dtype: fp32, bf16 or fp16, or a torch dtype; by default that of training.
+        device: "cuda", 0 or a `torch.device`; by default the fastest one.
+        max_length: the longest input, in tokens; by default the positions of the backbone.
 
     Raises:
-        ConfigError: the reference is malformed or a model, several heads and none is named, no
-            task, or one for another kind of model; or `max_length` is below 1.
+        ConfigError: the reference is malformed or names a model; the adapter has several heads and
+            none is named; the task is missing or belongs to another kind of model; or `max_length`
+            is below 1.
         RegistryError: the reference cannot be resolved.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -387,10 +390,10 @@ def predictor_of(
 ) -> Predictor:
     """Return the predictor of a loaded adapter, whose head has these labels.
 
-    `adapters` are those that apply: the loaded one, in the parts that it was attached in. None as
-    the longest input is `read_length`.
+    `adapters` are the active ones: the loaded adapter, in the parts that it was attached in. None
+    as the longest input means `read_length`.
     """
-    model = Backbone.of(model).model  # of a pipeline: its parts; the pipeline is the processor
+    model = Backbone.of(model).model  # a pipeline: its parts are the model, it is the processor
     positions = text_positions(model, adapters)
     length = max_length or read_length(record, positions)
     if record.task.cuts_as_trained and not max_length:
@@ -401,11 +404,11 @@ def predictor_of(
 
 
 def read_length(record: TrainingRecord, positions: int) -> int:
-    """Return the longest input of a prediction: as long as the backbone has positions for.
+    """Return the longest input of a prediction: the number of positions of the backbone.
 
-    Training may have cut texts to fewer tokens. Without a number of positions, as T5 and Mamba, it
-    is the length of the training, but not less than `LONGEST_UNRECORDED`. A context in which an
-    answer is looked for is read in windows of the length of the training.
+    Training may have cut texts to fewer tokens. For backbones without a number of positions, such
+    as T5 and Mamba, it is the training length, but not less than `LONGEST_UNRECORDED`. A context
+    that contains an answer is read in windows of the training length.
     """
     if record.task.keeps_length:
         return record.max_length
@@ -413,7 +416,7 @@ def read_length(record: TrainingRecord, positions: int) -> int:
 
 
 def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDED) -> Predictor:
-    """Load a pre-trained backbone without an adapter, as a baseline.
+    """Open a pre-trained backbone without an adapter, as a baseline.
 
     Raises:
         ConfigError: the task needs a trained head.
@@ -446,12 +449,12 @@ def load_for_merging(
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """Load an adapter on its backbone in one dtype, with its tokenizer.
 
-    With a `dtype` the backbone is not quantized, and fp32 in place of bf16 on a processor that is
-    slow in bf16; None quantizes it as in training.
+    With a `dtype`, the backbone is not quantized, and bf16 becomes fp32 on a processor that is slow
+    in bf16; None quantizes it as in training.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one; no
-            task, or one for another kind of model.
+        ConfigError: the adapter has several heads and none is named, the named head does not exist,
+            or the task is missing or belongs to another kind of model.
         MergeError: `dtype` is None, but the backbone was not quantized in training.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -480,14 +483,15 @@ def load_bare_backbone(
     kind: str | None = None,
     device: str | int | torch.device | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
+    """Load an adapter's backbone for its task, without the adapter, and its tokenizer.
 
-    A quantized checkpoint is decoded into `dtype` if it can be; None loads the weights in the dtype
+    A quantized checkpoint is decoded into `dtype` if possible. None loads the weights in the dtype
     and quantization of the training recipe, or in fp32 on a processor that is several times slower
-    in bf16. `quantize` replaces the recipe's, and `kind` the kind of model.
+    in bf16. `quantize` replaces the recipe's value, and `kind` the kind of model.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one.
+        ConfigError: the adapter has several heads and none is named, or the named head does not
+            exist.
         BackboneError: the backbone cannot be loaded.
     """
     manifest = with_head(saved.manifest, head)
@@ -516,10 +520,10 @@ def load_bare_backbone(
 
 @dataclass(frozen=True)
 class AdapterSource:
-    """Which adapter to open: one of a reference or a folder, with one of several heads.
+    """The adapter to open, by reference or folder, with one of its heads.
 
-    `digest` is the sha256 that its manifest must have, "" for any; `task` is for an adapter that
-    records none.
+    `digest` is the required sha256 of its manifest, "" for any. `task` is for an adapter without a
+    recorded task.
     """
 
     reference: str
@@ -530,12 +534,12 @@ class AdapterSource:
 
 @dataclass(frozen=True)
 class PulledAdapter:
-    """An adapter whose files are here and verified, and what they say of the model it needs.
+    """An adapter with local, verified files, and the requirements for its model.
 
     Attributes:
-        source: what was asked for.
+        source: the requested adapter.
         fetched: its folder, and the adapters that it was trained on.
-        manifest: that of the adapter with the chosen head alone.
+        manifest: the adapter's manifest, with the chosen head alone.
         record: its training record.
         location: the folder or Hub id of its backbone, and its revision.
     """
@@ -553,12 +557,12 @@ class PulledAdapter:
 
     @property
     def reference(self) -> str:
-        """What was asked for, with the version that it means."""
+        """The requested reference, with the version that it resolved to."""
         return str(self.fetched.reference or self.source.reference)
 
     @property
     def needs_own_model(self) -> str:
-        """Why no other adapter may be on its model; "" if others may.
+        """The reason why other adapters cannot share its model; "" if they can.
 
         Tokens, rows of sites and adapters below belong to one model.
         """
@@ -570,7 +574,7 @@ class PulledAdapter:
 
     @property
     def model_class(self) -> tuple[Hashable, ...]:
-        """What its model must be besides its backbone: class, pooling, weights."""
+        """The requirements for its model besides the backbone: class, pooling, weights."""
         return TASK_MODELS[self.record.kind].auto, self.record.task.pooling, *self.stored_form
 
     @property
@@ -588,8 +592,8 @@ class PulledAdapter:
     ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load its backbone, ready to compute, and the tokenizer.
 
-        `backbone` is where to load it from, if not from the place in the manifest; `kind` is that
-        of the model, if not the adapter's; `dtype` and `quantize` replace those of its training.
+        `backbone` replaces the location in the manifest; `kind` replaces the adapter's kind of
+        model; `dtype` and `quantize` replace the values of its training.
         """
         model, tokenizer = load_bare_backbone(
             self.fetched.own(),
@@ -612,7 +616,7 @@ class PulledAdapter:
         modules: bool = True,
         any_backbone: bool = False,
     ) -> Adapter:
-        """Attach the adapter under a name, without its head or its modules if these are False."""
+        """Attach the adapter under a name; leave out its head or its modules if these are False."""
         return load_folder(
             model,
             self.fetched.own(),
@@ -632,17 +636,17 @@ def read_source(
     refuse_yanked: bool = False,
     among: str | None = None,
 ) -> PulledAdapter:
-    """Pull an adapter, verify it, and read what it needs; no model is loaded.
+    """Pull an adapter, verify it, and read its requirements; do not load a model.
 
-    `refuse_yanked` makes an error of a version that was yanked; `among` is the id or fingerprint of
-    a backbone, whose adapter is meant where several have one of this name.
+    With `refuse_yanked`, a yanked version is an error. `among` is the id or fingerprint of a
+    backbone, which selects the adapter if several have the same name.
 
     Raises:
         ConfigError: it has several heads and none is named, or no task.
-        MismatchError: the adapter is not the one whose digest is given.
+        MismatchError: the digest of the adapter differs from the required one.
         RegistryError: the reference cannot be resolved.
         FileError: its files are broken.
-        SignatureError: a signature is required, and there is none by a trusted key.
+        SignatureError: a signature is required, and none is by a trusted key.
     """
     fetched = pull_verified(
         source.reference,
@@ -674,7 +678,7 @@ class OpenedAdapters:
     def predict(
         self, name: str, examples: Sequence[Any], batch_size: int = 64, **empty: Any
     ) -> list[Prediction]:
-        """Return one prediction per example; `empty` is what `predict_examples` takes for those."""
+        """Return one prediction per example; `empty` lists examples without a text."""
         activate(self.predictors[name].model, self.attached[name])
         return self.predictors[name].predict_examples(examples, batch_size, **empty)
 
@@ -688,7 +692,7 @@ def open_several(
     """Load adapters; those with the same backbone, class of model and tokenizer share one model.
 
     Raises:
-        MismatchError: an adapter is not the one whose digest is given, or is for another backbone.
+        MismatchError: an adapter's digest differs from the required one, or its backbone differs.
         RegistryError: a reference cannot be resolved.
         FileError: the files of an adapter are broken.
         BackboneError: a backbone cannot be loaded.

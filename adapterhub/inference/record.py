@@ -1,4 +1,4 @@
-"""The training record of an adapter: the settings of its run that new data is read with."""
+"""The training record of an adapter: the settings of its run that apply to new data."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from adapterhub.recipe.recipe import DATA_SOURCES
 from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Task, parse_task
 
-FEATURES, EMBEDDING = "features", "embedding"  # of a model without a head, `predict` gives vectors
-# Where no run says at which length inputs are cut: long prompts are read whole, and a book is not.
+FEATURES, EMBEDDING = "features", "embedding"  # without a head, `predict` returns vectors
+# The longest input if no run records one: long prompts are read whole, but not a book.
 LONGEST_UNRECORDED = 2_048
-_OLD_DEFAULT = 128  # of runs whose record has no number
+_OLD_DEFAULT = 128  # for runs without a recorded number
 _COLUMNS = {option.name for option in options_of(DataOptions)}
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What an adapter was trained for: the task, and the defaults for new data."""
+    """The training of an adapter: its task, and the defaults for new data."""
 
     task: Task
     data: DataOptions
     max_length: int = LONGEST_UNRECORDED
     seed: int = 0
-    kind: str = ""  # of the model, a key of `TASK_MODELS`
+    kind: str = ""  # the kind of model, a key of `TASK_MODELS`
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def read_training_record(
     """Read the training record of an adapter, without loading a model.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one; or as
-            in `training_record`.
+        ConfigError: the adapter has several heads and none is named, or the named head does not
+            exist; or as in `training_record`.
         FileError: the adapter is missing, or its files or its training record are broken.
     """
     manifest = Saved.at(pull(reference, registry=registry)).manifest
@@ -68,13 +68,14 @@ def read_training_record(
 def training_record(manifest: Manifest, task: str | None = None) -> TrainingRecord:
     """Extract the training record from a manifest.
 
-    The manifest may come from a stranger: columns and formats are taken from it, but no paths or
-    names of data. Options of a later version that are null, false or empty change nothing.
+    The manifest may be untrusted: columns and formats are taken from it, but not paths or names of
+    data. Options of a later version that are null, false or empty change nothing.
 
-    A `task` is for an adapter that records none; else it is another one for the same kind of model.
+    `task` is for an adapter without a recorded task; otherwise it replaces the recorded one and
+    must need the same kind of model.
 
     Raises:
-        ConfigError: the adapter records no task and none is given, or is of another kind of model.
+        ConfigError: the task is neither recorded nor passed in, or needs another kind of model.
         FileError: the record is broken.
     """
     try:
@@ -112,7 +113,7 @@ def training_record(manifest: Manifest, task: str | None = None) -> TrainingReco
 
 
 def task_and_kind(spec: object) -> tuple[Task, str]:
-    """Return the task of a spec and its kind of model; of a model without a head, its vectors.
+    """Return the task of a spec and its kind of model; without a head, the task of vectors.
 
     Raises:
         ConfigError: the task or an option is unknown.
@@ -134,7 +135,7 @@ def _no_task(manifest: Manifest) -> NoReturn:
 
 
 def _is_read(name: str, value: object) -> bool:
-    """Return whether a data option is taken from a record: no paths, no unset unknown ones."""
+    """Return whether a data option is taken from a record; paths and unset unknown ones are not."""
     known = name in _COLUMNS
     dropped = name in (*DATA_SOURCES, "rows", "eval_rows")
     return not dropped and (known or not is_neutral(value))

@@ -20,10 +20,10 @@ Columns = Mapping[str, list[Any]]
 
 
 def check_table_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is predicted.
+    """Check before predicting that a table file can be written.
 
     Raises:
-        ConfigError: its suffix is of no format.
+        ConfigError: its suffix does not belong to a format.
         OutputError: it exists.
     """
     if path.suffix.lower() not in _WRITERS:
@@ -36,20 +36,20 @@ def check_table_file(path: Path) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that is there already.
+    """Check that a file does not exist yet.
 
     Raises:
-        OutputError: it is.
+        OutputError: it exists.
     """
     if is_there(path):
         raise OutputError(f"{path} is already there", hint="another --output")
 
 
 def input_columns(table: Table | None, task: Task, examples: Sequence[Any]) -> Columns:
-    """Return the columns of a table; without one of the same rows, the texts of the examples.
+    """Return the columns of a table; without a table of the same rows, the texts of the examples.
 
     Raises:
-        DataError: two columns have one name.
+        DataError: two columns have the same name.
     """
     if table is not None and len(table.lines) == len(examples):
         names = [name for name in table.columns if name not in table.inner]
@@ -68,7 +68,7 @@ def with_predictions(
 ) -> Columns:
     """Add the columns of predictions; a name that is taken becomes predicted_NAME.
 
-    `cuts`: inputs may be cut, and the column `truncated` is how many of their tokens were.
+    With `cuts`, inputs may be cut, and the column `truncated` counts their lost tokens.
     """
     found = [p.columns(every) | ({"truncated": p.truncated} if cuts else {}) for p in predictions]
     joined = dict(columns)
@@ -104,7 +104,7 @@ def _texts(cells: Iterable[Any]) -> list[str]:
 
 
 def _text(cell: Any) -> str:
-    """Return a cell as text: lists and objects as JSON, nothing where no value is."""
+    """Return a cell as text: lists and objects as JSON, missing values as an empty text."""
     cell = _plain(cell)
     if cell is None or isinstance(cell, str):
         return cell or ""
@@ -113,7 +113,7 @@ def _text(cell: Any) -> str:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell without what texts have no form for: not-a-numbers, and the bytes of files."""
+    """Return a cell without values that text formats lack: NaN, and the bytes of files."""
     if isinstance(cell, float) and cell != cell:
         return None
     is_file = isinstance(cell, dict) and "bytes" in cell

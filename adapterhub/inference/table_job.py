@@ -1,15 +1,15 @@
 """Predict on the rows of Parquet files, part by part: a part is a row group of a file.
 
-A column may name the adapter of each row. The rows of an adapter are predicted together, and come
-back in the order of the file, with all their columns and one more: the prediction as JSON text, as
-`adapterhub predict --json` prints it.
+A column may name the adapter of each row. The rows of an adapter are predicted together. Results
+keep the order of the file and all its columns, plus one: the prediction as JSON text, as printed by
+`adapterhub predict --json`.
 
 Parts are predicted in this process, or on a Ray cluster, whose workers read their rows and load
-their adapters themselves; the predictions come back to the process that started the job, which
-alone writes. A worker that dies is started again, and its part is predicted again. The output has
-one file for each part, written at once or not at all. A job that was stopped, by `kill -9` as well,
-is continued by the same command: parts whose file is there are done. `_job.json` says which job the
-files are of, so that no other one adds to them.
+their adapters themselves. The predictions return to the process that started the job, which is the
+only one that writes. If a worker dies, it is restarted and its part is predicted again. The output
+has one file for each part, written atomically. A job that was stopped, even by `kill -9`, is
+continued by the same command: parts whose file exists are done. `_job.json` identifies the job of
+the files, so that other jobs cannot add to them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from adapterhub.ray_cluster import connect_ray, import_ray, share_out
 from adapterhub.registry.pull import pull
 from adapterhub.status import doing
 
-ONLY = ""  # the name of the adapter of all rows
+ONLY = ""  # the adapter name for all rows
 _AT_ONCE = 8192  # rows that are encoded together
 
 
@@ -62,11 +62,11 @@ class TablePart:
 
 @dataclass(frozen=True)
 class TableJob:
-    """What is predicted on which rows, into a new column.
+    """The rows, the adapters and the new column of a job.
 
     `source` is a Parquet file, a folder or pattern of them, or a URL of one of these. The column
-    `route` names the adapter of a row; None: there is one adapter. `options` are the columns of the
-    texts, for each adapter.
+    `route` names the adapter of a row; None means a single adapter. `options` are the columns of
+    the texts, for each adapter.
     """
 
     source: str
@@ -83,7 +83,7 @@ class TableJob:
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A job whose columns and adapters were checked, its parts, and what identifies it."""
+    """A job with checked columns and adapters, its parts, and its identity."""
 
     job: TableJob
     parts: tuple[TablePart, ...]
@@ -91,13 +91,13 @@ class PlannedTable:
 
 
 def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) -> PlannedTable:
-    """Divide a job into parts, and check it; no model is loaded.
+    """Divide a job into parts, and check it; do not load a model.
 
-    `text` and `pair` name the columns with the texts, if they are not those of the training.
+    `text` and `pair` name the columns with the texts, if they differ from those of the training.
 
     Raises:
-        DataError: the files are missing, are no Parquet files, differ in their columns, lack a
-            column, or name an adapter that is not given.
+        DataError: the files are missing, are not Parquet files, differ in their columns, lack a
+            column, or name an adapter that was not passed in.
         RegistryError: an adapter cannot be found.
         FileError: the files of an adapter are broken.
     """
@@ -134,7 +134,7 @@ def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) 
 class TableWorker:
     """Predicts parts of a job, in this process or on a node of a cluster.
 
-    `driver` is the version and the working folder where the job was started.
+    `driver` is the version and the working folder of the process that started the job.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class TableWorker:
         self.adapters = open_several(job.adapters, job.backbone, job.registry, job.max_length)
 
     def predict(self, part: TablePart) -> Any:
-        """Return the rows of a part with their predictions, a pyarrow table.
+        """Return the rows of a part with their predictions, as a pyarrow table.
 
         Raises:
             DataError: rows cannot be read, or are invalid.
@@ -167,7 +167,7 @@ class TableWorker:
         return pyarrow.concat_tables(done)
 
     def _predicted(self, rows: Any, start: int, part: TablePart) -> Any:
-        """Add the predictions of some rows, of which the first is number `start` of its group."""
+        """Add predictions to some rows; the first one is number `start` of its group."""
         import pyarrow
 
         job = self.job
@@ -200,7 +200,7 @@ def _parts(files: Mapping[str, str]) -> tuple[list[TablePart], Any]:
     """Return a part for each row group, and the schema of all files.
 
     Raises:
-        DataError: a file is no Parquet file, or has other columns than the first one.
+        DataError: a file is not a Parquet file, or its columns differ from the first one.
     """
     parts: list[TablePart] = []
     schema: Any = None
@@ -226,7 +226,7 @@ def _parts(files: Mapping[str, str]) -> tuple[list[TablePart], Any]:
 
 
 def _slices(part: TablePart) -> Iterator[tuple[Any, int]]:
-    """Yield the rows of a part, some at a time, and the number of the first of them."""
+    """Yield the rows of a part in slices, with the number of the first row of each."""
     import pyarrow
 
     start = 0
@@ -242,10 +242,10 @@ def _table(rows: Any, places: Sequence[str], file: str) -> Table:
 
 
 def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None:
-    """Refuse a column that is missing, or names adapters that are not given.
+    """Check that the column of adapters exists, and that its adapters were passed in.
 
     Raises:
-        DataError: it does.
+        DataError: the column is missing, or an adapter is.
     """
     unknown: dict[str, int] = {}
     if job.route not in schema.names:
@@ -272,7 +272,7 @@ def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None
 def _options(
     job: TableJob, source: AdapterSource, part: TablePart, text: str | None, pair: str | None
 ) -> DataOptions:
-    """Return the columns that an adapter reads, chosen in the first rows."""
+    """Return the columns that an adapter reads, chosen from the first rows."""
     record = read_training_record(source.reference, job.registry, source.head, source.task)
     options = replace(
         record.data,
@@ -304,13 +304,13 @@ JOB = "_job.json"
 
 
 class TableOutput:
-    """Where the parts of a job are written.
+    """The place for the parts of a job.
 
-    `location` is a folder, the URL of a folder in a bucket, or the name of one Parquet file, whose
-    parts are beside it until all are there.
+    `location` is a folder, the URL of a folder in a bucket, or the name of one Parquet file. The
+    parts of such a file are stored next to it until it is complete.
 
     Raises:
-        OutputError: another job, or something else, is there.
+        OutputError: the place contains another job, or something else.
     """
 
     def __init__(self, location: str, planned: PlannedTable) -> None:
@@ -328,7 +328,7 @@ class TableOutput:
         self._begin()
 
     def _begin(self) -> None:
-        """Write which job the output is of, or compare it."""
+        """Write the identity of the job of this output, or compare it."""
         record = described_job(self.planned)
         path = self._path(JOB)
         if self._exists(path):
@@ -347,7 +347,7 @@ class TableOutput:
 
     @property
     def missing(self) -> list[TablePart]:
-        """The parts that are not written yet."""
+        """The parts that have not been written yet."""
         return [part for part in self.planned.parts if not self._exists(self._path(part.name))]
 
     def write(self, part: TablePart, rows: Any) -> None:
@@ -415,10 +415,10 @@ def predict_on_ray(
     workers: int | None = None,
     address: str | None = None,
 ) -> Iterator[tuple[TablePart, Any]]:
-    """Yield each part with its rows and predictions, as the workers of a cluster end them.
+    """Yield each part with its rows and predictions, in the order in which the workers finish.
 
-    By default there is a worker for each GPU, or for every 4 CPUs of a node. `address` is HOST:PORT
-    of a running cluster; None: as Ray finds it, or this machine.
+    By default, there is one worker for each GPU, or for every 4 CPUs of a node. `address` is
+    HOST:PORT of a running cluster; None: Ray's default, or this machine.
 
     Raises:
         ConfigError: Ray is not installed, or the cluster cannot be reached.
@@ -462,7 +462,7 @@ def _collected(
             num_gpus=share.gpus,
             max_restarts=RESTARTS,
             max_task_retries=RESTARTS,
-            # Soft: the worker of a node that is lost may start on another one.
+            # Soft: if its node is lost, the worker may start on another one.
             scheduling_strategy=NodeAffinitySchedulingStrategy(share.node, soft=True),
         )
         actors.append(kind.remote(shared, max(1, share.cpus), (__version__, os.getcwd())))

@@ -1,7 +1,7 @@
-"""`ah.train`: the command of the same name for Python, on files or on rows that are in memory.
+"""`ah.train`: the command `adapterhub train` in Python, for files or rows in memory.
 
-Rows are written as JSON lines into the output folder, so that a run of a list or a table is that of
-a file: `recipe.yaml` names it, and the command line continues or repeats it.
+Rows are written as JSON lines into the output folder, so that a run on a list or a table is a run
+on a file: `recipe.yaml` names it, and the command line can continue or repeat it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def train_adapter(
 ) -> Predictor:
     """Train an adapter as `adapterhub train` does, save it, and return it opened.
 
-    What is left open is chosen: the task and the columns by the data, the backbone by the task.
-    The output folder has the adapter, the recipe, metrics and the report, as that of the command.
+    Missing options are chosen: the task and the columns by the data, the backbone by the task. The
+    output folder contains the adapter, the recipe, metrics and the report, as with the command.
 
     Args:
         backbone: a Hub id or a folder.
-        data: what to train on: a file, a dataset id, a list of rows, a mapping of columns, a table
+        data: the training data: a file, a dataset id, a list of rows, a mapping of columns, a table
             of pandas, polars, pyarrow or datasets, or several splits, {"train": ..., "eval": ...}.
         recipe: a recipe file; other arguments override it.
         resume: continue the run in the output folder.
@@ -68,10 +68,10 @@ def train_adapter(
             `output="runs/x"`), and any option of a recipe, as `**{"train.schedule": "cosine"}`.
 
     Raises:
-        ConfigError: an unknown option or value; the error says what to type.
+        ConfigError: an unknown option or value; the error suggests a correction.
         DataError: the data cannot be read, or do not fit the task.
         OutputError: the output folder exists already.
-        AdapterhubError: of any other type, as the command.
+        AdapterhubError: of any other type, as for the command.
     """
     has_data = recipe is not None or resume or "tasks" in options
     given = _given(backbone, data, options, has_data=has_data)
@@ -96,7 +96,7 @@ def train_adapter(
 
 @contextlib.contextmanager
 def _in_python() -> Iterator[None]:
-    """Let the hints of errors name arguments in place of flags."""
+    """Rewrite the hints of errors to name arguments instead of flags."""
     try:
         yield
     except AdapterhubError as error:
@@ -113,7 +113,7 @@ def _argument(match: re.Match[str]) -> str:
 def _given(
     backbone: str | Path | None, data: Any, options: Mapping[str, Any], *, has_data: bool
 ) -> dict[str, Any]:
-    """Return the options of a recipe that the arguments name, at their own places."""
+    """Return the recipe options named by the arguments, in their places."""
     if backbone is not None and not isinstance(backbone, (str, os.PathLike)):
         raise ConfigError(
             f"backbone is {one_line(type(backbone).__name__)}",
@@ -141,14 +141,14 @@ def _given(
 
 
 def _is_source(name: str, nested: Mapping[str, Any]) -> bool:
-    """Return whether an argument is a source of data: `train` is a group of options, too."""
+    """Return whether an argument is a source of data: `train` is also a group of options."""
     value = nested.get(name)
     options = isinstance(value, Mapping) and not _is_table(value)
     return name in nested and not (name == "train" and options)
 
 
 def _splits_of(data: Any) -> dict[str, Any]:
-    """Return the sources of data by the names of their options."""
+    """Return the sources of data by option name."""
     if data is None:
         return {}
     if not isinstance(data, Mapping):
@@ -172,7 +172,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a value as a recipe has it: a method object as its spec, a path as a text."""
+    """Return a value in recipe form: a method object as its spec, a path as a text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if name == "method" and (isinstance(value, (list, tuple)) or _is_method(value)):
@@ -187,7 +187,7 @@ def _is_method(value: Any) -> bool:
 
 
 def _output_of(recipe: str | Path | None, given: Mapping[str, Any], *, resume: bool) -> str:
-    """Return the output folder: as given, or a new one that is called like the data."""
+    """Return the output folder: as passed in, or a new one named after the data."""
     if given.get("output"):
         return str(given["output"])
     source = given["data"].get("train")
@@ -199,7 +199,7 @@ def _output_of(recipe: str | Path | None, given: Mapping[str, Any], *, resume: b
 
 
 def _place(output: Path, name: str, value: Any) -> Path:
-    """Return where rows in memory are written."""
+    """Return the file for rows in memory."""
     return output / ROWS / (name if hasattr(value, "save_to_disk") else f"{name}.jsonl")
 
 
@@ -208,8 +208,8 @@ def _written(output: Path, in_memory: Mapping[str, Any], resume: bool) -> Iterat
     """Write rows into the output folder; remove them if the run could not start.
 
     Raises:
-        DataError: they are no rows.
-        OutputError: they cannot be written.
+        DataError: the data are not rows.
+        OutputError: the rows cannot be written.
     """
     if not in_memory:
         yield
@@ -244,7 +244,7 @@ def _json_lines(name: str, value: Any) -> bytes:
     """Return rows as JSON lines.
 
     Raises:
-        DataError: they are no rows, there are none, or a cell is neither JSON nor a date.
+        DataError: the data are not rows or are empty, or a cell is neither JSON nor a date.
     """
     if isinstance(value, Mapping) and _is_table(value):
         lengths = {len(column) for column in value.values()}
@@ -282,7 +282,7 @@ def _row(name: str, number: int, row: Any) -> str:
 
 
 def _json_cell(cell: Any) -> Any:
-    """Return a cell that JSON has no type for: of numpy, a date, a set of options."""
+    """Convert a cell without a JSON type: numpy values, dates, sets of options."""
     if isinstance(cell, (datetime.date, datetime.time)):
         return cell.isoformat()
     if hasattr(cell, "tolist"):  # of numpy
