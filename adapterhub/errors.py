@@ -40,7 +40,7 @@ class AdapterhubError(Exception):
     """Base class of all adapterhub errors.
 
     Attributes:
-        problem: what is wrong.
+        problem: the problem.
         expected: what would have been valid.
         hint: what to try next.
         offenders: the invalid items, printed one per line.

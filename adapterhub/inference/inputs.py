@@ -190,7 +190,7 @@ def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> li
 def _read_rows(
     rows: Sequence[Mapping[Any, Any]], task: Task, options: DataOptions, keep_empty: bool
 ) -> list[Any]:
-    """Read rows like those of a table with the columns of the training data."""
+    """Read rows like a table with the columns of the training data."""
     plain = [{str(name): plain_cell(value) for name, value in row.items()} for row in rows]
     table = table_of_objects(_ROWS, "row", dict(enumerate(plain)))
     with _reading:

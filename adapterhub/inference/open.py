@@ -348,7 +348,7 @@ def open_adapter(
         registry: the registry, if not the user's own.
         head: the head to use, if the adapter has several.
         task: the task, for an adapter without a recorded one.
-        dtype: fp32, bf16 or fp16, or a torch dtype; by default that of training.
+        dtype: fp32, bf16 or fp16, or a torch dtype; by default the training dtype.
         device: "cuda", 0 or a `torch.device`; by default the fastest one.
         max_length: the longest input, in tokens; by default the positions of the backbone.
 
@@ -357,7 +357,7 @@ def open_adapter(
             none is named; the task is missing or belongs to another kind of model; or `max_length`
             is below 1.
         RegistryError: the reference cannot be resolved.
-        FileError: the folder has no adapter, or its files are broken.
+        FileError: the folder does not contain an adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
@@ -456,7 +456,7 @@ def load_for_merging(
         ConfigError: the adapter has several heads and none is named, the named head does not exist,
             or the task is missing or belongs to another kind of model.
         MergeError: `dtype` is None, but the backbone was not quantized in training.
-        FileError: the folder has no adapter, or its files are broken.
+        FileError: the folder does not contain an adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
@@ -574,7 +574,7 @@ class PulledAdapter:
 
     @property
     def model_class(self) -> tuple[Hashable, ...]:
-        """The requirements for its model besides the backbone: class, pooling, weights."""
+        """The requirements for its model in addition to the backbone: class, pooling, weights."""
         return TASK_MODELS[self.record.kind].auto, self.record.task.pooling, *self.stored_form
 
     @property
@@ -678,7 +678,7 @@ class OpenedAdapters:
     def predict(
         self, name: str, examples: Sequence[Any], batch_size: int = 64, **empty: Any
     ) -> list[Prediction]:
-        """Return one prediction per example; `empty` lists examples without a text."""
+        """Return one prediction per example; `empty` are the options of `predict_examples`."""
         activate(self.predictors[name].model, self.attached[name])
         return self.predictors[name].predict_examples(examples, batch_size, **empty)
 

@@ -93,7 +93,7 @@ class PlannedTable:
 def plan_table(job: TableJob, text: str | None = None, pair: str | None = None) -> PlannedTable:
     """Divide a job into parts, and check it; do not load a model.
 
-    `text` and `pair` name the columns with the texts, if they differ from those of the training.
+    `text` and `pair` name the columns with the texts, if they differ from the training columns.
 
     Raises:
         DataError: the files are missing, are not Parquet files, differ in their columns, lack a

@@ -1,4 +1,4 @@
-"""How a run trains: batches, engine, schedule of evaluations, checkpoints, processes and reports.
+"""The training of a run: batches, engine, evaluations, checkpoints, processes and reports.
 
-It knows no method, task or recipe. Which run it is belongs in training/.
+This room does not depend on methods, tasks or recipes. The choice of a run belongs in training/.
 """

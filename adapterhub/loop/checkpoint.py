@@ -7,15 +7,17 @@ A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`,
 (optimizer, schedule and random states; read with `weights_only=True`). Folders are replaced
 atomically (files/atomic.py): a kill leaves the old checkpoint or the new one.
 
-The checkpoint of an adapter is an adapter folder too, for all commands that take one: its files are
-in `adapter`. `tensors.safetensors` then has only what those files lack, which training needs.
+The checkpoint of an adapter is also an adapter folder, for all commands that take one: its files
+are in `adapter`. `tensors.safetensors` then contains only the additional tensors that training
+needs.
 
 With sharded parameters, each process writes its part of the tensors and of the optimizer's state
-(sharding.py) into the folder, which all processes must see; the first one writes the rest. Such
-a checkpoint is read by another number of processes too, and by one that has whole tensors.
+(sharding.py) into the folder, which must be visible to all processes; the first one writes the
+rest. Such a checkpoint can also be read by another number of processes, and by one with whole
+tensors.
 
-Any changed byte is detected. `progress.json` has size and sha256 of the other files, of the files
-of the reporters up to this checkpoint, and in its field `sha256` the digest of its own canonical
+Any changed byte is detected. `progress.json` contains size and sha256 of the other files, and of
+the reporters' files up to this checkpoint. Its field `sha256` is the digest of its canonical
 bytes without that field. This protects against damage, not against forgery.
 """
 
@@ -71,21 +73,21 @@ from adapterhub.loop.sharding import (
 )
 from adapterhub.recipe.output_folder import writing
 
-FORMAT = 3  # 1 had no digests, 2 no adapter
+FORMAT = 3  # 1 lacked digests, 2 lacked the adapter
 MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
-ADAPTER = "adapter"  # where `find_adapter` looks
+ADAPTER = "adapter"  # searched by `find_adapter`
 BROKEN = (*BROKEN_WEIGHTS, UnreadableError)
-_NEUTRAL = (None, "null", "false")  # values of a new option that change nothing
+_NEUTRAL = (None, "null", "false")  # values of new options that change nothing
 
 
 @dataclass(frozen=True)
 class State:
     """The content of a checkpoint: trained tensors, progress, run description, optimizer state.
 
-    `training` may hold only tensors and plain containers, since it is read with
-    `weights_only=True`. `reports` has the digest of each file of the reporters, as it was written
-    up to this checkpoint. `shards` is the folder of the tensors if they are sharded: `restore` and
+    `training` may contain only tensors and plain containers, since it is read with
+    `weights_only=True`. `reports` contains the digest of each reporter's file, up to this
+    checkpoint. `shards` is the folder of the tensors if they are sharded: `restore` and
     `restored_training` read them from there. `save_adapter` writes the folder of an adapter.
     """
 
@@ -104,7 +106,7 @@ def folder_of(output: Path, name: str) -> Path:
 
 
 def exists(folder: Path) -> bool:
-    """Check for a checkpoint, complete or not, after undoing an interrupted replacement."""
+    """Check whether a checkpoint exists, even incomplete; undo an interrupted replacement."""
     restore_old(folder)
     return os.path.lexists(folder)
 
@@ -112,7 +114,8 @@ def exists(folder: Path) -> bool:
 def save(folder: Path, state: State) -> None:
     """Write a checkpoint atomically, replacing an older one.
 
-    All processes call this; the first one writes, or each its part if the tensors are sharded.
+    All processes must call this. The first one writes; if the tensors are sharded, each writes its
+    part.
 
     Raises:
         OutputError: the folder cannot be written; the older checkpoint is kept.
@@ -177,7 +180,7 @@ def load_checkpoint(folder: Path) -> State:
 
 
 def broken(folder: Path, problem: str) -> FileError:
-    """Build the error for a checkpoint that cannot be used; the caller raises it."""
+    """Build the error for an unusable checkpoint, for the caller to raise."""
     return FileError(
         f"the checkpoint {folder} is broken: {problem}",
         expected="the files exactly as they were written",
@@ -186,7 +189,7 @@ def broken(folder: Path, problem: str) -> FileError:
 
 
 def _checked_here(files: Mapping[str, Any], sharded: bool) -> list[tuple[str, Any]]:
-    """Return the files whose digests this process checks: of shards, those that it would write."""
+    """Return the files that this process checks; for shards, those that it would write."""
     if not sharded:
         return list(files.items())
     rank, count = process_index(), process_count()
@@ -196,7 +199,7 @@ def _checked_here(files: Mapping[str, Any], sharded: bool) -> list[tuple[str, An
 def restore(live: Mapping[str, torch.Tensor], state: State) -> None:
     """Copy the tensors of a checkpoint into the `live` ones, in place.
 
-    Either may be sharded. If the checkpoint is, all processes must call this together.
+    Either may be sharded. If the checkpoint is sharded, all processes must call this together.
 
     Raises:
         FileError: names, shapes or dtypes differ, or a file is broken; every tensor that differs is
@@ -218,10 +221,10 @@ def restore(live: Mapping[str, torch.Tensor], state: State) -> None:
 
 
 def restored_training(state: State, params: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """Return the training state of a checkpoint, with what the optimizer keeps of `params`.
+    """Return the training state of a checkpoint, with the optimizer's state of `params`.
 
     Raises:
-        ValueError: the checkpoint has none, or a file is broken.
+        ValueError: the checkpoint has no training state, or a file is broken.
     """
     if state.training is None:
         raise ValueError(f"it has no {TRAINING}")
@@ -231,7 +234,7 @@ def restored_training(state: State, params: Sequence[torch.Tensor]) -> dict[str,
 
 
 def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    """Refuse saved tensors with other names, shapes or dtypes than the live ones."""
+    """Check that saved tensors have the names, shapes and dtypes of the live ones."""
     if offenders := list(_mismatches(live, saved)):
         raise FileError(
             "the tensors of the checkpoint do not match those of this run",
@@ -241,7 +244,7 @@ def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.T
 
 
 def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Compare as JSON: NaN equals NaN, and null or false what older versions do not have."""
+    """Compare as JSON: NaN equals NaN, and null or false equals a value that is missing."""
     return not differing_settings(saved, current)
 
 
@@ -257,10 +260,10 @@ def random_state() -> dict[str, Any]:
 
 
 def random_states(world: int) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the random state of this process, or those of all, if `world` is not 1."""
+    """Return the random state of this process or, if `world` is not 1, of all processes."""
     if world == 1:
         return random_state()
-    buffer = io.BytesIO()  # an object that is sent to other processes may not have tensors
+    buffer = io.BytesIO()  # objects sent to other processes must not contain tensors
     torch.save(random_state(), buffer)
     sent = everyone_s(buffer.getvalue())
     return [torch.load(io.BytesIO(each), weights_only=True) for each in sent]
@@ -286,7 +289,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _stored(file: Path, tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names of the tensors that the file of an adapter has, to the byte."""
+    """Return the names of the tensors that an adapter's file contains, to the byte."""
     saved = load_file(file)
     return {n for n, tensor in tensors.items() if n in saved and is_same_tensor(saved[n], tensor)}
 
@@ -297,9 +300,9 @@ def _write(
     digests: Mapping[str, Any] = MappingProxyType({}),
     stored: Iterable[str] = (),
 ) -> None:
-    """Write what is no tensor, and the record.
+    """Write everything except tensors, and the record.
 
-    `digests` are those of files that are there, `stored` names the tensors in the adapter's file.
+    `digests` belong to existing files; `stored` names the tensors in the adapter's file.
     """
     if state.training is not None:
         _write_training(folder / TRAINING, state.training)
@@ -326,21 +329,21 @@ def _write_training(path: Path, training: dict[str, Any]) -> None:
     with open(path, "wb") as file:
         try:
             torch.save(training, file)
-        except RuntimeError as error:  # what torch makes of an error of `file.write`
+        except RuntimeError as error:  # torch's conversion of an error of `file.write`
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def _record_bytes(record: Mapping[str, Any]) -> bytes:
-    """Serialize the record of `progress.json`, with the digest of what it says."""
+    """Serialize the record of `progress.json`, with the digest of its content."""
     content = json.loads(_json(record))
     digest = hashlib.sha256(_json(content).encode()).hexdigest()
     return (json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    """Read `progress.json`: exactly the bytes that would be written for what it says."""
+    """Read `progress.json`, whose bytes must equal the serialization of its content."""
     data = read_file(folder / PROGRESS, 0, MAX_PROGRESS_BYTES, None)
     record: dict[str, Any] = json.loads(data)
     if record["format"] != FORMAT:
@@ -404,7 +407,7 @@ def differing_settings(
 
 
 def _same(before: str | None, now: str | None) -> bool:
-    """Return whether two settings are equal; None: the version had none of that name."""
+    """Return whether two settings are equal; None: the version lacked the setting."""
     if before is None or now is None:
         return before in _NEUTRAL and now in _NEUTRAL
     return before == now

@@ -24,11 +24,11 @@ states matter for methods that train whole layers.
 Gradient checkpointing: the activations of a layer are recomputed in the backward pass.
 
 transformers checkpoints a layer only while `layer.training` is true. A frozen backbone is in
-evaluation mode, which disables its dropout, so there the option would silently have no effect. Here
-the layer is in training mode for that check alone, and in its own mode while it computes.
+evaluation mode, which disables its dropout, so the option would silently have no effect. Here the
+layer is in training mode for that check alone, and in its own mode while it computes.
 
-What is kept of a layer is its input, which may be moved to the memory of the host until the
-backward pass needs it (`torch.autograd.graph.save_on_cpu`).
+Only the input of each layer is kept. It may be moved to host memory until the backward pass needs
+it (`torch.autograd.graph.save_on_cpu`).
 
 Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
 int8 layers (`adapterhub.backbones.quantized_layers.drop_saved_input`).
@@ -83,7 +83,7 @@ _SWITCHES = ("gradient_checkpointing", "_gradient_checkpointing_func")  # of a l
 class CheckpointedLayers:
     """The layers of one model that are recomputed, from `apply` until `undo`.
 
-    With `offload`, their inputs are kept in the memory of the host.
+    With `offload`, their inputs are kept in host memory.
 
     Raises:
         ConfigError: the model has no layer that transformers can checkpoint.
@@ -95,7 +95,7 @@ class CheckpointedLayers:
         self.layers: list[Any] = [
             m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
         ]
-        # Models of diffusers have switches of their own.
+        # diffusers models have their own switches.
         self.others: list[Any] = [
             m for m in model.modules() if hasattr(m, "enable_gradient_checkpointing")
         ]
@@ -108,7 +108,7 @@ class CheckpointedLayers:
             )
         self.offload = offload
         self.modes = [layer.training for layer in self.layers]
-        # A user's own checkpointing, which `undo` brings back.
+        # Checkpointing enabled by the user, which `undo` restores.
         self.own = [{n: v for n, v in vars(m).items() if n in _SWITCHES} for m in self.layers]
 
     def apply(self) -> None:
@@ -137,7 +137,7 @@ class CheckpointedLayers:
 def recompute(
     model: torch.nn.Module, enabled: bool, offload: bool = False
 ) -> Iterator[CheckpointedLayers | None]:
-    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on."""
+    """Allow gradient checkpointing inside the block, if `enabled`; `apply` turns it on."""
     layers = CheckpointedLayers(model, offload) if enabled else None
     try:
         yield layers
@@ -155,9 +155,9 @@ def _checkpoint_in_mode(layer: torch.nn.Module, mode: bool, offload: bool) -> Ca
 
 
 def _kept_on_host(inputs: Sequence[Any]) -> AbstractContextManager[None]:
-    """Return a context in which what is saved for the backward pass leaves the GPU.
+    """Return a context that moves tensors saved for the backward pass off the GPU.
 
-    Inside `checkpoint` only its inputs are saved; the rest has hooks of its own.
+    Inside `checkpoint`, only its inputs are saved; other tensors have separate hooks.
     """
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     on_gpu = any(tensor.device.type != "cpu" for tensor in tensors)
@@ -190,20 +190,20 @@ class BatchList(Protocol):
 
 @runtime_checkable
 class StatefulBatches(BatchList, Protocol):
-    """Batches that are drawn in order from a stream, whose place a checkpoint keeps."""
+    """Batches that are drawn in order from a stream, whose place is kept in checkpoints."""
 
     def state(self) -> dict[str, Any]:
         """Return the place of the next batch."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a place."""
+        """Continue from a place."""
 
     def close(self) -> None:
-        """End the reading."""
+        """Stop reading."""
 
 
 class LazyBatches:
-    """A `BatchList` from index lists (`batch_order`) and a collate function."""
+    """A `BatchList` built from index lists (`batch_order`) and a collate function."""
 
     def __init__(self, order: Sequence[list[int]], collate: Callable[[list[int]], Batch]) -> None:
         self.order = order
@@ -224,8 +224,8 @@ def batch_order(
     The last batch is smaller if the number of examples is not a multiple of `batch_size`. The order
     depends on the arguments alone; global random states are neither read nor changed.
 
-    `lengths` are in tokens. `grouped` sorts shuffled runs of 50 batches by length before they are
-    cut, which saves padding; the full batches are then shuffled again, so that lengths do not
+    `lengths` are in tokens. `grouped` sorts shuffled runs of 50 batches by length before cutting
+    them, which saves padding. The full batches are then shuffled again, so that lengths do not
     follow an order.
     """
     random = np.random.default_rng([seed, epoch])
@@ -240,10 +240,10 @@ def batch_order(
 
 
 def share(window: range, rank: int, world: int) -> list[int]:
-    """Return the batches of one optimizer step that one process computes.
+    """Return the batches of one optimizer step for one process.
 
-    Each process gets the same number of batches; if they do not divide, the first ones are computed
-    twice, and count once.
+    Each process gets the same number of batches. If the batches do not divide evenly, the first
+    ones are computed twice, and count once.
     """
     rounds = -(-len(window) // world)
     return [window[(rank + i * world) % len(window)] for i in range(rounds)]
@@ -261,15 +261,15 @@ def _sorted_in_runs(
 
 
 SMALLEST, BLOCK = 4096, 256
-_DAMPING = 1e-2  # of products of factors, one of which is zero at first
+_DAMPING = 1e-2  # for products of factors, one of which is zero at first
 Groups = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """How to build an optimizer from parameter groups, and the bytes of its state per tensor.
+    """The constructor of an optimizer from parameter groups, and the bytes of its state per tensor.
 
-    `make` also gets the model whose tensors train.
+    `make` also receives the model whose tensors are trained.
     """
 
     make: Callable[[Groups, TrainOptions, nn.Module], torch.optim.Optimizer]
@@ -322,7 +322,7 @@ def _riemannian(groups: Groups, options: TrainOptions, model: nn.Module) -> torc
 
 @torch.no_grad()
 def _precondition(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Change the gradients of the factors of products B A. A: (rank, d_in), B: (d_out, rank)."""
+    """Precondition the gradients of factors of B A. A: (rank, d_in), B: (d_out, rank)."""
     for a, b in pairs:
         damping = _DAMPING * torch.eye(len(a)).to(a)
         if a.grad is not None:
@@ -348,7 +348,7 @@ class NotFinite(TrainingError):
 
 
 LossOfBatch = Callable[[Any, Batch], torch.Tensor | None]
-"""Computes the loss of a batch from the model's output and the batch."""
+"""Compute the loss of a batch from the model's output and the batch."""
 
 
 def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
@@ -358,16 +358,16 @@ def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
 
 
 class Engine:
-    """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
+    """The optimizer, schedule and accelerator of one run, on the device of the trained tensors.
 
     The loss of a step is the mean over the items (labels, rows) of all its micro-batches in all
-    processes: however rows are divided, the step is the same. In fp16, a step whose gradient
+    processes: the step is the same for any division of rows. In fp16, a step whose gradient
     overflows is skipped, and the schedule does not advance.
 
     Raises:
         ConfigError: the device does not support the precision.
-        TrainingError: trained tensors are in half precision, or there are none, or a method takes
-            part in the steps of a sharded model.
+        TrainingError: trained tensors are in half precision or missing, or a method takes part in
+            the steps of a sharded model.
     """
 
     scheduler: torch.optim.lr_scheduler.LambdaLR
@@ -383,7 +383,7 @@ class Engine:
         _check_fp32(trainee)
         self.trainee, self.options, self.loss = trainee, options, loss
         self.items = items
-        # Computes the loss of a batch without the model's logits, if it is set and not None.
+        # If set, computes the loss of a batch without the model's logits; it may return None.
         self.below_head: Callable[[Batch], torch.Tensor | None] | None = None
         self.device = next(iter(trainee.tensors().values())).device
         self.accelerator = _accelerator(options, self.device, trainee.staged)
@@ -394,7 +394,7 @@ class Engine:
         if self.sharded:
             check_whole(trainee.by_share)
             reshard(trainee.model)
-        if self.world > 1 and not self.sharded:  # FSDP2 averages gradients by itself
+        if self.world > 1 and not self.sharded:  # FSDP2 itself averages gradients
             self.model = self.accelerator.prepare_model(trainee.model)
         self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)
         self.params = [p for group in self.groups for p in group["params"]]
@@ -402,7 +402,7 @@ class Engine:
         self.checked = False
 
     def begin(self, steps: int) -> None:
-        """Create the optimizer and a schedule of so many steps."""
+        """Create the optimizer and a schedule of this number of steps."""
         options = self.options
         self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options, self.model)
         multiplier = schedule(options.schedule or DEFAULT, steps, options.warmup)
@@ -412,7 +412,7 @@ class Engine:
     def step(self, epoch: BatchList, window: range, done: float) -> tuple[int, int]:
         """Take one optimizer step on the batches `window` of an epoch.
 
-        `done` is the share of the run that is done, this step included.
+        `done` is the completed share of the run, including this step.
 
         Returns:
             The numbers of examples and of tokens, over all processes.
@@ -433,23 +433,23 @@ class Engine:
         if not self.checked and any_process(any(shares)):
             self._check_gradients()
         norm = self._update(done)
-        # Both stay on the device: reading them at each step would make the host wait for it.
+        # Both stay on the device: reading them at each step would stall the host.
         self.unread.append(torch.stack([loss, norm]))
         return examples, tokens
 
     def _shares(self, batches: Sequence[Batch], window: range) -> list[float]:
-        """Return the share of each batch of this process; their mean over processes sums to 1."""
+        """Return each batch's share in this process; the mean over processes of their sums is 1."""
         places = range(self.rank, self.rank + len(batches) * self.world, self.world)
-        # A batch that is computed twice counts once.
+        # Batches that are computed twice count once.
         pairs = zip(batches, places, strict=True)
         items = [self.items(batch) if n < len(window) else 0.0 for batch, n in pairs]
         mean = (total(sum(items)) if self.world > 1 else sum(items)) / self.world
         return [n / mean if n else 0.0 for n in items]
 
     def _add_penalty(self) -> torch.Tensor:
-        """Add the gradients of the penalty, which is that of all batches; return it.
+        """Add the gradients of the penalty, which applies to all batches; return the penalty.
 
-        They are the same in each process, and no precision is lost in them.
+        The gradients are the same in each process, and lose no precision.
         """
         penalty = self.trainee.penalty()
         if penalty is None:
@@ -459,9 +459,9 @@ class Engine:
         return penalty.detach()
 
     def _add_gradients(self, batch: Batch, share: float, *, last: bool) -> torch.Tensor:
-        """Add the gradients of a batch, and return its part of the loss of the step.
+        """Add the gradients of a batch, and return its part of the step's loss.
 
-        `share` is its share of the items over which the loss is a mean; 0 if it has none.
+        `share` is the batch's share of the items that the loss averages over; 0 if it has no items.
         """
         try:
             with nullcontext() if last or self.sharded else self._unsynchronized():
@@ -473,7 +473,7 @@ class Engine:
                         expected="labels in each batch",
                         hint=f"the batch has {', '.join(sorted(batch))}",
                     )
-                # A mean over no items is not a number.
+                # The mean of zero items is NaN.
                 part = (loss if share else loss.nan_to_num()).float() * share
                 self.accelerator.backward(part)
         except torch.OutOfMemoryError as error:
@@ -481,13 +481,13 @@ class Engine:
         return part.detach()
 
     def loss_of(self, batch: Batch) -> torch.Tensor | None:
-        """Return the loss of a batch on the device of the run; None: it has no labels."""
+        """Return the loss of a batch on the device of the run; None if it has no labels."""
         with learned(batch):
             loss = self.below_head(batch) if self.below_head is not None else None
             return self.loss(self.model(**model_inputs(batch)), batch) if loss is None else loss
 
     def _unsynchronized(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients are not averaged over the processes."""
+        """Return a context without gradient averaging over the processes."""
         context: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
         return context
 
@@ -519,7 +519,7 @@ class Engine:
         scaler = self.accelerator.scaler
         scaled = scaler is not None and scaler.is_enabled()
         for number, (loss, norm) in enumerate(rows, start=step - len(rows) + 1):
-            # With loss scaling an infinite norm is normal: that step was skipped.
+            # With loss scaling, an infinite norm is normal: that step was skipped.
             if not (math.isfinite(loss) and (scaled or math.isfinite(norm))):
                 raise self.not_finite(f"step {number} has loss {loss} and gradient norm {norm}")
         return [loss for loss, _ in rows]
@@ -541,7 +541,7 @@ class Engine:
         return tensors
 
     def not_finite(self, problem: str) -> NotFinite:
-        """Build the error for a run that has diverged."""
+        """Build the error for a diverged run."""
         rate = max(group["lr"] for group in self.groups)
         return NotFinite(
             f"training stopped: {problem}",
@@ -555,7 +555,7 @@ class Engine:
         return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
 
     def schedule_text(self, steps: int) -> str:
-        """Describe a schedule of so many steps: the peak rates, the warm-up and the shape."""
+        """Describe a schedule: the peak rates, the warm-up and the shape."""
         name = self.options.schedule or DEFAULT
         peaks = {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
         warmup = warmup_steps(name, steps, self.options.warmup)
@@ -572,7 +572,7 @@ class Engine:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state` returned; call `begin` first.
+        """Restore a state returned by `state`; call `begin` first.
 
         The learning rates and other settings of the groups stay those of this session.
         """
@@ -589,7 +589,7 @@ class Engine:
             self.accelerator.scaler.load_state_dict(state["scaler"])
 
     def _check_gradients(self) -> None:
-        """Check, at the first step, that the loss reaches every tensor that should train."""
+        """Check at the first step that the loss reaches every trained tensor."""
         self.checked = True
         offenders = list(self._untrained())
         if offenders:
@@ -616,13 +616,13 @@ class Engine:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a group of parameters that follow from the options."""
+    """Return the numeric settings of a parameter group that follow from the options."""
     names = ("initial_lr", "weight_decay", "betas", "eps")
     return {name: group[name] for name in names if name in group}
 
 
 def _any_number(gradients: Sequence[torch.Tensor]) -> bool:
-    """Return whether this process holds a gradient that is not zero."""
+    """Return whether this process holds any nonzero gradient."""
     return any(bool(local(gradient).any()) for gradient in gradients)
 
 
@@ -635,7 +635,7 @@ def token_count(batch: Batch) -> int:
 
 
 def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Accelerator:
-    """Create an accelerator with a fresh state.
+    """Create an accelerator with a new state.
 
     accelerate keeps one state per process, and would refuse a second run with another precision or
     device.
@@ -644,7 +644,7 @@ def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Acc
     if process_count() == 1:
         PartialState._reset_state()
     join_processes()
-    # DDP waits for the gradient of every tensor that ever trains, unless it looks for unused ones.
+    # DDP waits for the gradient of every trained tensor, unless it looks for unused ones.
     parallel = DistributedDataParallelKwargs(find_unused_parameters=staged)
     try:
         with without_launcher_sharding():
@@ -652,7 +652,7 @@ def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Acc
                 mixed_precision=options.mixed_precision,
                 cpu=device.type == "cpu",
                 kwargs_handlers=[parallel],
-                # `accelerate launch` may set a number of steps, by which each loss is divided.
+                # `accelerate launch` may set a number of steps, which divides each loss.
                 gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             )
     except ValueError as error:
@@ -665,7 +665,8 @@ def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Acc
 def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, Any]]:
     """Split each group without "weight_decay" into matrices (decayed) and 1-D (not decayed).
 
-    Sharded and whole tensors, which the optimizer cannot update together, are in separate groups.
+    Sharded and whole tensors are in separate groups, since the optimizer cannot update them
+    together.
     """
     split: list[dict[str, Any]] = []
     for group in _alike(groups):
@@ -682,7 +683,7 @@ def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, 
 
 
 def _alike(groups: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Split each group into the tensors that are sharded, and those that are not."""
+    """Split each group into sharded and whole tensors."""
     for group in groups:
         params = list(group["params"])
         for sharded in (False, True):

@@ -1,27 +1,27 @@
 """The training loop: the same for every method, task and backbone.
 
-An epoch is a `BatchList`: its length is known and its batches are collated on access, so a resumed
-run starts in the middle of an epoch without collating the batches that it skips. `batches(epoch)`
-must depend on `epoch` alone, and all epochs have one length. Which tensors train may change between
-steps (`Trainee.enter`); that too depends only on the saved progress.
+An epoch is a `BatchList`: its length is known and its batches are collated on access. A resumed run
+therefore starts in the middle of an epoch without collating the batches that it skips.
+`batches(epoch)` must depend on `epoch` alone, and all epochs have the same length. The trained
+tensors may change between steps (`Trainee.enter`); this too depends only on the saved progress.
 
-A run that was stopped at any moment, `kill -9` included, and resumed ends with the same tensors and
+A run that was stopped at any moment, even by `kill -9`, and resumed ends with the same tensors and
 the same `metrics.jsonl`, to the byte, as an uninterrupted run.
 
 Progress of a run: its step, its time, and its length, which a resume may change.
 
-The progress is saved with every checkpoint, for a resumed run to continue there. The clock
-separates training time from other work, and has the speed and the peak of memory.
+The progress is saved with every checkpoint, so that a resumed run can continue there. The clock
+separates training time from other work, and tracks the speed and the peak memory.
 
-A run is resumed with another number of steps or processes where that changes no step done. With N
-processes, a step has N x `gradient_accumulation` batches: as long as that stays the same, each step
-sees the same rows. Another number of steps is allowed where the old and the new schedule have the
-same learning rates up to and including the next step: a constant schedule after its warm-up, or a
-warm-up of a fixed number of steps that is not over. The run then continues as if it had been
-started like this.
+A run may be resumed with another number of steps or processes if this changes no finished step.
+With N processes, a step has N x `gradient_accumulation` batches: as long as that stays the same,
+each step uses the same rows. Another number of steps is allowed if the old and the new schedule
+have the same learning rates up to and including the next step: a constant schedule after its
+warm-up, or an unfinished warm-up of a fixed number of steps. The run then continues as if it had
+been started like this.
 
 Other settings of a run may change too, such as a learning rate that was too high or a corrected
-file: from that step on it is another stretch of the run, which is recorded (`stretch`).
+file. From that step on, it is another stretch of the run, which is recorded (`stretch`).
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.status import doing, showing
 
 ROWS = "processes x train.batch_size x train.gradient_accumulation"
-DATA = "data"  # of a description: the digests of the rows
-STRETCHES = "stretches"  # of a description: [{step, changed}], from which step which settings
-_COMPARED = ("same", "length")  # elsewhere, or not at all
-RECENT = 100  # measurements of steps that tell how long the next ones take
-ONE_OFF = 10  # times the median: such a step did work that is done once, such as compiling
-_LENGTH = ("epochs", "max_steps", "warmup")  # options that determine only how long a schedule is
+DATA = "data"  # in a description: the digests of the rows
+STRETCHES = "stretches"  # in a description: [{step, changed}], changed settings by step
+_COMPARED = ("same", "length")  # elsewhere, or missing
+RECENT = 100  # step measurements used to estimate the next ones
+ONE_OFF = 10  # times the median: such steps did one-time work, such as compiling
+_LENGTH = ("epochs", "max_steps", "warmup")  # options that only determine the length of a schedule
 
 
 @dataclass
 class RunProgress:
-    """How far a run is. `batch` is the next micro-batch of `epoch`.
+    """The progress of a run. `batch` is the next micro-batch of `epoch`.
 
-    `losses` are those since the last report, `errors` has those of the scores of the best
-    evaluation, `stale` counts the evaluations since the best one, and
-    `history` has the metrics of each evaluation with "step" and "epoch". `peak_memory` is in bytes.
+    `losses` are those since the last report. `errors` has the errors of the best evaluation's
+    scores. `stale` counts the evaluations since the best one. `history` has the metrics of each
+    evaluation with "step" and "epoch". `peak_memory` is in bytes.
     """
 
     step: int = 0
@@ -98,7 +98,7 @@ class RunProgress:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def advance(self, next_batch: int, batches: int) -> bool:
-        """Count one optimizer step; return whether the epoch, of so many `batches`, has ended."""
+        """Count one optimizer step; return whether the epoch of `batches` batches has ended."""
         ended = next_batch == batches
         self.step += 1
         self.epoch += ended
@@ -121,28 +121,28 @@ class RunProgress:
 
 
 class RunClock:
-    """Adds the time of one session to the progress of a run. It runs from its creation on.
+    """Adds the time of one session to the progress of a run, starting at its creation.
 
-    The time left follows from what repeats: steps, evaluations and saves, each times how many
-    remain. The first step, and the first after a choice of speedups, are not among them.
+    The time left is estimated from repeated work: steps, evaluations and saves, each times the
+    remaining number. The first step, and the first after a choice of speedups, are excluded.
     """
 
     def __init__(self, progress: RunProgress, device: torch.device) -> None:
         self.progress = progress
         self.device = device
-        self.steps: deque[tuple[int, float]] = deque(maxlen=RECENT)  # how many, in what time
-        self.repeated: dict[str, float] = {}  # the seconds of the latest evaluation, and save
+        self.steps: deque[tuple[int, float]] = deque(maxlen=RECENT)  # their number and their time
+        self.repeated: dict[str, float] = {}  # seconds of the latest evaluation and save
         self.restart_speed()
         self.restart_steps()
         self.lap_start = time.perf_counter()
 
     def restart_steps(self) -> None:
-        """Leave the next step out of the time left: it does what is done once."""
+        """Exclude the next step from the estimate, since it includes one-time work."""
         self.warming = True
         self.marked = self.progress.step, self.progress.train_seconds
 
     def mark(self) -> None:
-        """Measure the steps since the last call; called when the device has done them."""
+        """Measure the steps since the last call; called when the device has finished them."""
         self.progress.train_seconds += self._lap()
         (step, seconds), now = self.marked, (self.progress.step, self.progress.train_seconds)
         if now[0] == step:
@@ -155,8 +155,8 @@ class RunClock:
     def seconds_left(self, total: int, every: Mapping[str, int]) -> float | None:
         """Return the time left of a run of `total` steps; None before a step is measured.
 
-        `every` has the steps between two evaluations, and between two saves: the last step has
-        both, and those of this step are to come.
+        `every` has the steps between two evaluations, and between two saves. The last step has
+        both, and those of this step are still to come.
         """
         if not self.steps:
             return None
@@ -174,7 +174,7 @@ class RunClock:
         self.progress.peak_memory = max(self.progress.peak_memory, peak_memory(self.device))
 
     def add_other(self, repeated: str = "") -> None:
-        """Count the time since the last call as other work; `repeated` names what will repeat."""
+        """Count the time since the last call as other work; `repeated` names recurring work."""
         lap = self._lap()
         self.progress.other_seconds += lap
         if repeated:
@@ -205,7 +205,7 @@ class RunClock:
 
 
 def process_memory() -> int:
-    """Return the memory that the process takes now, in bytes; 0 if the system does not tell."""
+    """Return the current memory of the process, in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -219,7 +219,7 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return 0
-    if sys.platform == "linux":  # where rusage begins with the peak of the parent process
+    if sys.platform == "linux":  # where rusage starts with the peak of the parent process
         with open("/proc/self/status") as file:
             (line,) = (line for line in file if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
@@ -230,10 +230,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a run without what a resume may change.
+    """Return the description of a run without the settings that a resume may change.
 
-    That is what `Resumed` calls "same", its length, which `check_length` compares, how the rows of
-    a step are divided over processes and passes, and its earlier stretches.
+    These are the settings that `Resumed` calls "same", the length, which `check_length` compares,
+    the division of a step's rows over processes and passes, and earlier stretches.
     """
     same = {name: value for name, value in run.items() if name not in ("processes", STRETCHES)}
     train = dict(run.get("train", {}))
@@ -244,10 +244,10 @@ def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stretch(saved: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what of a run a resume changes, by name: the value in the checkpoint, and now.
+    """Return the settings that a resume changes, by name: in the checkpoint, and now.
 
     Raises:
-        ConfigError: it is another run; every setting that would have to be equal is listed.
+        ConfigError: it is another run; every setting that must be equal is listed.
     """
     found = differing_settings(comparable(saved), comparable(run))
     differing = {name: values for name, values in found.items() if _kind(name) != "same"}
@@ -266,7 +266,7 @@ def stretch(saved: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, list[
 
 
 def _kind(name: str) -> Resumed:
-    """Return what becomes of a resumed run of which a setting, by dotted path, has changed."""
+    """Return the effect on a resumed run if a setting, by dotted path, has changed."""
     kind, _, rest = name.partition(".")
     path = rest.split(".") if kind == "recipe" else name.split(".")
     if kind in ("recipe", "train"):
@@ -288,7 +288,7 @@ def check_length(
     stopped_early: bool = False,
     by_share: str = "",
 ) -> None:
-    """Refuse a length by which the steps done would have had other learning rates.
+    """Check that a new length does not change the learning rates of finished steps.
 
     `saved` are the training options of the checkpoint. With `stopped_early`, the patience of the
     run is exhausted. `by_share` names methods that divide the length of the run.
@@ -348,12 +348,12 @@ def _refused(name: str, before: int, now: int, warmup: int) -> ConfigError:
 class TrainingResult:
     """The result of a run. `history` has the metrics of each evaluation with "step" and "epoch".
 
-    `seconds` is the time of all work over all sessions of the run; `examples_per_second` and
-    `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
+    `seconds` is the time of all work over all sessions of the run. `examples_per_second` and
+    `tokens_per_second` count training alone. `peak_memory` is in bytes, of the GPU or, without one,
     of the process. `best` is empty if the metric was never finite or nothing was evaluated; the
-    tensors are then those of the last step. `metric` is the one that selected the best; `errors`
-    records how sure its scores are. `stretches` has the steps from which a resumed run had other
-    settings, with what was changed.
+    tensors are then those of the last step. `metric` selected the best; `errors` records the errors
+    of its scores. `stretches` lists the steps from which a resumed run had other settings, and the
+    changes.
     """
 
     best: dict[str, float]
@@ -372,14 +372,14 @@ class TrainingResult:
 
 
 def train(session: TrainingSession) -> TrainingResult:
-    """Train on the device of the trained tensors; at the end these are the best tensors.
+    """Train on the device of the trained tensors, and load the best tensors at the end.
 
-    A run that is refused writes nothing: all checks come first.
+    A refused run writes nothing: all checks come first.
 
     Raises:
         ConfigError: the checkpoint is of another run, or the device does not support the precision.
         FileError: a checkpoint is broken, or files of the run were changed since the last one.
-        OutputError: there is a run already (without `resume`), or the folder cannot be written.
+        OutputError: the folder already has a run (without `resume`), or cannot be written.
         Stopped: a signal stopped the run, after its state was saved.
         TrainingError: a loss is not finite, tensors get no gradient, or memory is exhausted.
     """
@@ -397,22 +397,22 @@ class TrainingSession:
 
     Args:
         engine: makes the steps.
-        batches: returns the batches of an epoch. Those of a stream are one object for all epochs:
-            a checkpoint keeps its place.
-        evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
-            the last tensors are the result.
+        batches: returns the batches of an epoch. The batches of a stream are one object for all
+            epochs: a checkpoint keeps its place.
+        evaluate: returns the metrics; called in evaluation mode, without gradients. Without it, the
+            last tensors are the result.
         output: the folder for checkpoints.
         seed: the seed of dropout.
         main_metric: the metric that selects the best tensors, unless the options name one.
-        resume: continue from the last checkpoint, if there is one.
-        run: the description of the run (recipe, data hash), which that of a checkpoint is compared
-            with.
-        reporter: where progress is reported.
+        resume: continue from the last checkpoint, if it exists.
+        run: the description of the run (recipe, data hash), which is compared with the
+            checkpoint's.
+        reporter: receives progress reports.
         checked: called when all checks have passed, before anything is written.
-        speedups: faster ways to compute the same, chosen anew when other tensors train.
-        errors: returns how sure the scores of the latest evaluation are; called for the best ones.
-        save_adapter: writes the folder of the adapter as it is now, with what is known of the run;
-            None: what trains is no adapter.
+        speedups: faster ways to compute the same, chosen again when the trained tensors change.
+        errors: returns the errors of the latest evaluation's scores; called for the best ones.
+        save_adapter: writes the folder of the current adapter, with the known results of the run;
+            None if the trainee is not an adapter.
     """
 
     stop: StopRequest
@@ -456,12 +456,12 @@ class TrainingSession:
         self.changed = {}
 
     def load(self) -> None:
-        """Set the seed, and load tensors and progress of the last checkpoint, if there is one.
+        """Set the seed, and load tensors and progress of the last checkpoint, if it exists.
 
         Raises:
             ConfigError: the checkpoint is of another run.
             FileError: a checkpoint is broken.
-            OutputError: there is a checkpoint, and the run is not resumed.
+            OutputError: a checkpoint exists, and the run is not resumed.
         """
         set_seed(self.seed, device_specific=self.engine.world > 1)
         if not checkpoint.exists(self.last):
@@ -484,7 +484,7 @@ class TrainingSession:
     def _begin_stretch(
         self, earlier: Sequence[Mapping[str, Any]], changed: Mapping[str, Sequence[str]]
     ) -> None:
-        """Record what changes from this step on."""
+        """Record the changes from this step on."""
         self.changed = changed
         added = [{"step": self.progress.step, "changed": dict(changed)}] if changed else []
         if stretches := [*earlier, *added]:
@@ -508,12 +508,12 @@ class TrainingSession:
         """Load the best checkpoint.
 
         Raises:
-            FileError: it is broken, or of another run or step than the progress says.
+            FileError: it is broken, or its run or step differ from the progress.
         """
         best = checkpoint.load_checkpoint(self.best)
         record = self.progress.evaluation(self.progress.best_step)
         try:
-            stretch(best.run, self.run)  # it may be of an earlier one
+            stretch(best.run, self.run)  # it may belong to an earlier one
         except ConfigError:
             raise checkpoint.broken(self.best, "it belongs to another run") from None
         if not checkpoint.same_record(best.progress, record):
@@ -523,7 +523,7 @@ class TrainingSession:
         return best
 
     def _has_best(self) -> bool:
-        """Return whether the best checkpoint is that of the best evaluation."""
+        """Return whether the best checkpoint belongs to the best evaluation."""
         try:
             self._load_best()
         except FileError:
@@ -531,7 +531,7 @@ class TrainingSession:
         return True
 
     def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
-        """Start or resume; all epochs are as long as `epoch`."""
+        """Start or resume; all epochs have the length of `epoch`."""
         if len(epoch) == 0:
             raise TrainingError("there is nothing to train on: the epoch has no batches")
         steps = -(-len(epoch) // self.engine.per_step)
@@ -574,7 +574,7 @@ class TrainingSession:
             self.reporter.note(self.engine.schedule_text(self.total))
         else:
             if self.progress.best_step == self.progress.step and not self._has_best():
-                # A kill may have come after `last` was written, and before its copy as `best`.
+                # A kill may have come after `last` was written, but before its copy to `best`.
                 self._save_best()
             self._restore_random(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
@@ -582,9 +582,9 @@ class TrainingSession:
             self._speed_up()
 
     def _place(self, size: int, batches: int) -> None:
-        """Find the next batch where those of the checkpoint had another size, or there are fewer.
+        """Find the next batch after a change of the batch size, or of the number of batches.
 
-        `size` is the one of the checkpoint, and `batches` the number in an epoch now.
+        `size` is the batch size of the checkpoint, and `batches` the current number in an epoch.
         """
         progress, per_step = self.progress, self.engine.per_step
         if size != self.options.batch_size:
@@ -597,7 +597,7 @@ class TrainingSession:
         """Restore the state of the optimizer; return the training state.
 
         Raises:
-            FileError: the checkpoint has none, or one of another optimizer.
+            FileError: the checkpoint has no such state, or one of another optimizer.
         """
         try:
             training = checkpoint.restored_training(saved, self.engine.params)
@@ -612,7 +612,7 @@ class TrainingSession:
         return training
 
     def _restore_stream(self, stream: StatefulBatches, training: Mapping[str, Any]) -> None:
-        """Continue the stream where each process was."""
+        """Continue the stream from each process's place."""
         places = training.get("stream", [])
         if len(places) != self.engine.world:
             raise ConfigError(
@@ -624,7 +624,7 @@ class TrainingSession:
         stream.load_state(places[self.engine.rank])
 
     def _restore_random(self, saved: Any) -> None:
-        """Continue with the random numbers of the checkpoint, if there are as many processes."""
+        """Continue with the checkpoint's random numbers, if the number of processes is the same."""
         states = saved if isinstance(saved, list) else [saved]
         if len(states) == self.engine.world:
             checkpoint.set_random_state(states[self.engine.rank])
@@ -704,7 +704,7 @@ class TrainingSession:
         best = standing.best
         progress.best_step = progress.step if best else progress.best_step
         progress.errors = self.errors(metrics) if best else progress.errors
-        # What cannot be the best one is no sign that the run no longer improves.
+        # Evaluations that cannot be the best do not show that the run no longer improves.
         counts = not standing.improved and self._is_ready(progress.step)
         progress.stale = progress.stale + 1 if counts else 0
         progress.finished |= self._is_stale()
@@ -713,7 +713,7 @@ class TrainingSession:
         return best
 
     def _is_stale(self) -> bool:
-        """Return whether the last evaluations, as many as the patience, were no improvement."""
+        """Return whether the patience has passed without improvement."""
         patience = self.options.patience
         return patience is not None and self.progress.stale >= patience
 
@@ -762,7 +762,7 @@ class TrainingSession:
         return False
 
     def _speed_up(self) -> None:
-        """Choose the speedups for the tensors that train now."""
+        """Choose the speedups for the tensors being trained now."""
         self.clock.add_training()
         with self.engine.accelerator.autocast(), showing(self.reporter.display()):
             self.speedups.enter(self.engine)
@@ -770,20 +770,20 @@ class TrainingSession:
         self.clock.restart_steps()
 
     def _train_mode(self) -> None:
-        """Set the modules to the modes in which they train."""
+        """Set the modules to their training modes."""
         self.trainee.train_mode(self.options.dropout)
         if self.layers is not None:
             self.layers.apply()
 
     def _save(self) -> None:
-        """Save the whole state. It precedes the best copy, so that `best` is never ahead of it."""
+        """Save the whole state. It precedes the copy to `best`, which is never ahead of it."""
         self._read_losses()
         tensors = self.engine.finite_tensors()
         self.clock.add_training()
         self.reporter.flush()
         random, world = checkpoint.random_states(self.engine.world), self.engine.world
         training = {"engine": self.engine.state(), "random": random}
-        if self.stream is not None:  # of each process that reads other rows
+        if self.stream is not None:  # for each process that reads other rows
             place = self.stream.state()
             training["stream"] = everyone_s(place) if world > 1 else [place]
         progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
@@ -797,7 +797,7 @@ class TrainingSession:
         checkpoint.save(self.best, replace(state, save_adapter=self._adapter_writer()))
 
     def _adapter_writer(self) -> Callable[[Path], object] | None:
-        """Return what writes the folder of the adapter, if one trains."""
+        """Return the writer of the adapter's folder, if an adapter is trained."""
         save, stretches = self.save_adapter, self.run.get(STRETCHES, [])
         if save is None:
             return None
@@ -830,7 +830,7 @@ class TrainingSession:
 
 
 def _loss_beside(record: Mapping[str, float], metric: str) -> float:
-    """Return the loss of the rows of a metric, NaN without one; of several tasks, their mean."""
+    """Return the loss on the rows of a metric, NaN if missing; the mean for several tasks."""
     task = metric.rpartition("/")[0]
     if (own := f"{task}/loss" if task else "loss") in record:
         return record[own]
@@ -839,5 +839,5 @@ def _loss_beside(record: Mapping[str, float], metric: str) -> float:
 
 
 def _is_free_to_read(device: torch.device) -> bool:
-    """Return whether reading a loss does not wait for the device."""
+    """Return whether a loss can be read without waiting for the device."""
     return device.type == "cpu"

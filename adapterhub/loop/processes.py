@@ -26,9 +26,9 @@ class Stopped(TrainingError):
 
 
 class StopRequest:
-    """Whether a signal requested that the run stop after the current step.
+    """A flag: a signal requested that the run stop after the current step.
 
-    One of several runs passes a request on to those that it is one of.
+    A request is passed on to the surrounding handler when several runs are nested.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class StopRequest:
             self.outer.requested = True
 
     def inherit(self, handler: object) -> None:
-        """Take on the request, and the signals, of a handler that this one replaces."""
+        """Take over the request, and the signals, of a handler that this one replaces."""
         outer = getattr(handler, "__self__", None)
         if isinstance(outer, StopRequest):
             self.outer, self.requested = outer, outer.requested
@@ -52,7 +52,7 @@ class StopRequest:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Record SIGINT and SIGTERM while the block runs; a second signal interrupts at once."""
+    """Record SIGINT and SIGTERM inside the block; a second signal interrupts at once."""
     stop = StopRequest()
     # Python allows signal handlers only in the main thread.
     main = threading.current_thread() is threading.main_thread()
@@ -73,7 +73,7 @@ _OTHERS = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM"
 
 
 def is_main() -> bool:
-    """Return True in the first process of a run, or the only one."""
+    """Return whether this is the first process of a run, or the only one."""
     return process_index() == 0
 
 
@@ -88,7 +88,7 @@ def process_count() -> int:
 
 
 def readers(tensor_parallel: bool) -> tuple[int, int]:
-    """Return the number and the count of the processes that read different examples.
+    """Return the index and the count of the processes that read different examples.
 
     With tensor parallelism, all processes compute every example together.
     """
@@ -96,7 +96,7 @@ def readers(tensor_parallel: bool) -> tuple[int, int]:
 
 
 def join_processes() -> None:
-    """Connect the processes of the run, if they are not connected yet."""
+    """Connect the processes of the run, unless they are connected already."""
     from accelerate import PartialState  # slow to import
 
     if process_count() > 1 and not PartialState._shared_state:
@@ -104,9 +104,9 @@ def join_processes() -> None:
 
 
 def _own_store() -> dict[str, Any]:
-    """Return where processes that were started again find each other.
+    """Return the rendezvous store for restarted processes.
 
-    torchrun keeps one store for all attempts, with the addresses of processes that are gone.
+    torchrun keeps one store for all attempts, with the addresses of dead processes.
     """
     if not restarted() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
@@ -119,17 +119,17 @@ def _own_store() -> dict[str, Any]:
 
 
 def any_process(flag: bool) -> bool:
-    """Return whether a flag is set in any process: all must call this together."""
+    """Return whether a flag is set in any process; all processes must call this together."""
     return bool(total(flag))
 
 
 def total(number: float) -> float:
-    """Return the sum of the numbers of all processes: all must call this together."""
+    """Return the sum of a number over all processes; all processes must call this together."""
     if process_count() == 1:
         return number
     import torch  # slow to import
 
-    # Between the hosts: none of them waits for its GPU.
+    # Between the hosts: no process waits for its GPU.
     summed = torch.tensor(float(number), dtype=torch.float64)
     torch.distributed.all_reduce(summed, group=_hosts())
     return float(summed)
@@ -137,14 +137,14 @@ def total(number: float) -> float:
 
 @cache
 def _hosts() -> Any:
-    """Return a group of all processes that communicates in the memory of their hosts."""
+    """Return a group of all processes that communicates through host memory."""
     import torch.distributed as dist  # slow to import
 
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
 def everyone_s(value: _T) -> list[_T]:
-    """Return the values of all processes, in their order: all must call this together."""
+    """Return the values of all processes, in order; all processes must call this together."""
     if process_count() == 1:
         return [value]
     from accelerate.utils import gather_object  # slow to import
@@ -154,7 +154,7 @@ def everyone_s(value: _T) -> list[_T]:
 
 
 def from_main(value: _T) -> _T:
-    """Return the value of the first process in every process: all must call this together."""
+    """Return the first process's value in every process; all processes must call this together."""
     if process_count() == 1:
         return value
     from accelerate.utils import broadcast_object_list  # slow to import
@@ -168,7 +168,7 @@ def divided_evaluation(*, sharded: bool = False, together: bool = False) -> Iter
     """Divide the batches inside over the processes of the run; all get the same results.
 
     With `sharded`, each process holds a share of the parameters. Processes that compute each batch
-    `together` (tensor parallelism) divide nothing.
+    `together` (tensor parallelism) do not divide the batches.
     """
     if process_count() == 1 or together:
         yield
@@ -184,7 +184,7 @@ def restarted() -> bool:
 
 
 def wait_for_everyone() -> None:
-    """Wait until all processes of the run get here."""
+    """Wait until all processes of the run have called this."""
     from accelerate import PartialState  # slow to import
 
     if PartialState._shared_state:
@@ -208,7 +208,7 @@ def launcher_shards() -> bool:
     """Return whether `accelerate launch` is configured to shard the model by FSDP2.
 
     Raises:
-        ConfigError: it is configured for DeepSpeed, Megatron-LM, or an FSDP of another kind.
+        ConfigError: it is configured for DeepSpeed, Megatron-LM, or another kind of FSDP.
     """
     if not any(flag in os.environ for flag in (FSDP_FLAG, *_OTHERS)):
         return False
@@ -232,7 +232,7 @@ def launcher_shards() -> bool:
 
 @contextmanager
 def without_launcher_sharding() -> Iterator[None]:
-    """Let accelerate not shard by itself inside, as its launcher says: `sharding.shard` does."""
+    """Turn off accelerate's own sharding inside the context; `sharding.shard` replaces it."""
     said = os.environ.pop(FSDP_FLAG, None)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Where a run reports its progress: terminal, JSON lines, TensorBoard.
+"""Progress reports of a run: terminal, JSON lines, TensorBoard.
 
-`metrics.jsonl` holds only values that the seed determines, so two equal runs write equal bytes;
-wall times go to `timings.jsonl`. On resume, each reporter drops what it wrote after the checkpoint,
-and the two files are refused if what precedes it was changed.
+`metrics.jsonl` contains only values determined by the seed, so two equal runs write equal bytes;
+wall times go to `timings.jsonl`. On resume, each reporter drops its reports after the checkpoint.
+The two files are refused if their earlier content was changed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TrainingLine:
-    """The mean loss since the previous such line, and the learning rate of each group."""
+    """The mean loss since the previous line, and the learning rate of each group."""
 
     step: int
     epoch: float
@@ -76,17 +76,17 @@ class Reporter:
     """Reports nothing; subclasses override what they report."""
 
     def display(self) -> Display:
-        """Return where the progress of an evaluation is shown."""
+        """Return the display for the progress of an evaluation."""
         return Display()
 
     def check(self, written: Mapping[str, FileDigest]) -> None:
-        """Refuse to resume if the files are not as `written` says; called before `start`."""
+        """Check before `start` that files to resume match their digests in `written`."""
 
     def start(self, total: int, done: int) -> None:
         """Begin a run of `total` steps after step `done`, and drop reports of later steps."""
 
     def left(self, seconds: float | None) -> None:
-        """Report the time left, None if it is not yet known; called before `advance`."""
+        """Report the time left, None if unknown; called before `advance`."""
 
     def advance(self, step: int) -> None:
         """Report that `step` is done; called after every step."""
@@ -112,7 +112,7 @@ class Reporter:
 
 
 def _for_each(name: str) -> Callable[..., None]:
-    """Return a method that calls the one of this name of each reporter."""
+    """Return a method that calls the method of this name on each reporter."""
 
     def forward(several: Several, *arguments: Any) -> None:
         for reporter in several.reporters:
@@ -128,7 +128,7 @@ class Several(Reporter):
         self.reporters = tuple(reporters)
 
     def display(self) -> Display:
-        """Return the display of the first reporter, which is that of the console."""
+        """Return the display of the first reporter, the one for the console."""
         return self.reporters[0].display() if self.reporters else Display()
 
     check = _for_each("check")
@@ -145,14 +145,14 @@ class Several(Reporter):
         return {n: digest for r in self.reporters for n, digest in r.written().items()}
 
     def close(self) -> None:
-        """Close each reporter, also if one of them fails."""
+        """Close each reporter, even if one of them fails."""
         with ExitStack() as stack:
             for reporter in reversed(self.reporters):
                 stack.callback(reporter.close)
 
 
 class Notes(Reporter):
-    """One line of text per note: what to know of a run also without its progress."""
+    """One line of text per note, for runs without shown progress."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -186,7 +186,7 @@ class PlainLines(Notes):
         self.seconds_left = seconds
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
-        """Print loss, learning rate, speed and the time that is left."""
+        """Print loss, learning rate, speed and the time left."""
         seconds = self.seconds_left if line.step < self.total else None
         left = "" if seconds is None else f" {time_text(seconds)} left"
         self.note(
@@ -200,7 +200,7 @@ class PlainLines(Notes):
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """The time left as the run reports it; of other work, as the bar shows it."""
+    """The time left: of the run as it reports it, of other work as the bar shows it."""
 
     def render(self, task: Task) -> Text:
         left = task.fields.get("left")
@@ -221,7 +221,7 @@ class Bar(Reporter):
         self.task = self.progress.add_task("", total=None, left="")
 
     def display(self) -> Display:
-        """Return a bar that takes the place of that of the run."""
+        """Return a bar that replaces the bar of the run."""
         return StatusBar(self.progress, behind=self.task)
 
     def start(self, total: int, done: int) -> None:
@@ -239,7 +239,7 @@ class Bar(Reporter):
         self.progress.update(self.task, completed=step)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
-        """Show loss, learning rate and speed beside the bar."""
+        """Show loss, learning rate and speed next to the bar."""
         text = f"{_train_text(line)}  {_speed_text(timing)}"
         self.progress.update(self.task, description=text)
 
@@ -257,20 +257,20 @@ class Bar(Reporter):
 
 
 class _JsonLog:
-    """One file of JSON lines, with the digest of what was written to it."""
+    """One file of JSON lines, with a digest of its written content."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size, self.digest = path, 0, hashlib.sha256()
         self.file: IO[bytes] | None = None
 
     def begins_with(self, written: FileDigest | None) -> bool:
-        """Return whether the file begins with what was written until then."""
+        """Return whether the file begins with the content written so far."""
         if written is None or not self.path.is_file():
             return False
         return file_digest(self.path, written.size) == written
 
     def open(self, size: int) -> None:
-        """Open the file for lines that follow its first `size` bytes."""
+        """Open the file to append after its first `size` bytes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "ab") as file:
             file.truncate(size)
@@ -302,7 +302,7 @@ class JsonLines(Reporter):
         self.kept: Mapping[str, FileDigest] = {}
 
     def check(self, written: Mapping[str, FileDigest]) -> None:
-        """Refuse a file that was changed; one that was deleted begins anew.
+        """Check that the files were not changed; a deleted file starts again.
 
         Raises:
             FileError: a file was changed; every such file is listed.
@@ -319,7 +319,7 @@ class JsonLines(Reporter):
         self.kept = {log.path.name: written[log.path.name] for log in logs}
 
     def start(self, total: int, done: int) -> None:
-        """Open the files, cut after what was written until the checkpoint."""
+        """Open the files, truncated to their length at the checkpoint."""
         for log in self.logs:
             kept = self.kept.get(log.path.name)
             with writing(log.path):
@@ -362,10 +362,10 @@ class JsonLines(Reporter):
 
 
 class TensorBoard(Reporter):
-    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console.
+    """TensorBoard scalars in `folder`; without TensorBoard, one note on the console.
 
-    The events are written here and not by `SummaryWriter`, whose thread prints a traceback if the
-    disk is full.
+    The events are not written by `SummaryWriter`, whose thread prints a traceback if the disk is
+    full.
     """
 
     def __init__(self, folder: Path, console: Reporter) -> None:
@@ -374,7 +374,7 @@ class TensorBoard(Reporter):
         self.records: Any = None
 
     def start(self, total: int, done: int) -> None:
-        """Open a new event file, or tell the user that TensorBoard is missing."""
+        """Open a new event file, or notify the user that TensorBoard is missing."""
         try:
             from tensorboard.compat.proto.event_pb2 import SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter
@@ -387,7 +387,7 @@ class TensorBoard(Reporter):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.records = RecordWriter(open(path, "xb"))  # noqa: SIM115
         self._add(file_version="brain.Event:2")
-        # TensorBoard drops what earlier files have from this step on.
+        # TensorBoard drops events of earlier files from this step on.
         self._add(step=done + 1, session_log=SessionLog(status=SessionLog.START))
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
@@ -432,7 +432,7 @@ class TensorBoard(Reporter):
 def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
     """Return the reporter of a run: terminal, JSON lines and, if enabled, TensorBoard.
 
-    The terminal shows a bar, or plain lines if stderr is no terminal. Only the first of several
+    The terminal shows a bar, or plain lines if stderr is not a terminal. Only the first of several
     processes reports. With `quiet`, it shows notes, but no progress.
     """
     if not is_main():
@@ -462,7 +462,7 @@ def _speed_text(timing: Timing) -> str:
 
 
 def short_count(count: float) -> str:
-    """Write a number in three digits: 4123 as "4.12k"."""
+    """Format a number with three digits: 4123 as "4.12k"."""
     for unit in ("", "k", "M"):
         if count < 999.5:
             return f"{count:.3g}{unit}"
@@ -471,14 +471,14 @@ def short_count(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Write a duration as a clock does: 75 as "1:15"."""
+    """Format a duration like a clock: 75 as "1:15"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _method_rates(rates: Mapping[str, float], digits: int = 1) -> str:
-    """Write the learning rate of each method; of the head, if only that trains."""
+    """Format the learning rate of each method, or of the head if only the head is trained."""
     methods = rates_by_method(rates)
     distinct = sorted(set(methods.values())) or [rates.get(HEAD, 0.0)]
     if len(distinct) == 1:
@@ -487,27 +487,27 @@ def _method_rates(rates: Mapping[str, float], digits: int = 1) -> str:
 
 
 def _own_head_rate(rates: Mapping[str, float]) -> float | None:
-    """Return the learning rate of the head, if it differs from that of the methods."""
+    """Return the learning rate of the head, if it differs from the methods' rate."""
     head, methods = rates.get(HEAD), set(rates_by_method(rates).values())
     return head if methods - {head} else None
 
 
 def peak_text(peaks: Mapping[str, float]) -> str:
-    """Write the peak learning rates of the parameter groups: "1.0e-03 (head 5.0e-03)"."""
+    """Format the peak learning rates of the parameter groups: "1.0e-03 (head 5.0e-03)"."""
     head = _own_head_rate(peaks)
     return _method_rates(peaks) + ("" if head is None else f" (head {head:.1e})")
 
 
 def rate_text(rates: Mapping[str, float]) -> str:
-    """Write the learning rates of the parameter groups: "1.00e-03  head 5.00e-03"."""
+    """Format the learning rates of the parameter groups: "1.00e-03  head 5.00e-03"."""
     head = _own_head_rate(rates)
     return _method_rates(rates, 2) + ("" if head is None else f"  {HEAD} {head:.2e}")
 
 
 def rates_by_method(rates: Mapping[str, float]) -> dict[str, float]:
-    """Return the learning rate of each method, from those of the parameter groups.
+    """Return the learning rate of each method, from the rates of the parameter groups.
 
-    It is that of the method's group without a factor: the rate that the recipe sets.
+    It is the rate of the method's group without a factor, as set by the recipe.
     """
     methods: dict[str, float] = {}
     for group, rate in rates.items():

@@ -2,18 +2,18 @@
 
 `torch.distributed.fsdp.fully_shard` divides each parameter along its first dimension over the N
 processes. A layer's parameters are gathered before its forward and its backward pass and released
-after it, so that a process holds 1 / N of the model and one or two whole layers; gradients are
+after it, so that a process holds 1 / N of the model and one or two whole layers. Gradients are
 averaged over the processes and divided in the same way. The optimizer steps on its own share.
 
 Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", section 3,
 https://arxiv.org/abs/2304.11277.
 
-Each process writes what it holds to files, and any number of processes reads them, sharded or not:
+Each process writes its share to files, and any number of processes can read them, sharded or not:
 
     <folder>/shard-<process>-model-<n>-of-<N>.safetensors
 
-torch.distributed.checkpoint writes and reads them, with the place of each part in its whole tensor
-in the header of a file.
+torch.distributed.checkpoint writes and reads them. The header of a file has the position of each
+part in its whole tensor.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import join_processes, own_device, process_count
 from adapterhub.methods.common.site_module import SharedModule
 
-OF_TENSORS, OF_OPTIMIZER = "tensors/", "optimizer/"  # the first parts of names in files
+OF_TENSORS, OF_OPTIMIZER = "tensors/", "optimizer/"  # prefixes of names in files
 
 
 def shard(adapter: Adapter) -> None:
-    """Shard a model and the adapter that is attached to it: each layer, then what is left.
+    """Shard a model and its attached adapter: each layer, then the rest.
 
     A model on the CPU moves to the device of this process layer by layer. Parameters that were
-    loaded in the dtype of their files are read from the disk only now: no process ever holds more
-    than its share and a layer.
+    loaded in the dtype of their files are read from the disk only now, so that a process never
+    holds more than its share and a layer.
 
-    Every process keeps a whole copy of what several layers share, which belongs to none of them;
-    the gradients of the copies are averaged. What an adapter has replaced in the backbone cannot
-    come back, so its memory is released. Its copies of parameters may be empty (`empty_copies`).
+    Every process keeps a whole copy of the parameters that several layers share, since they belong
+    to none of them; the gradients of the copies are averaged. Backbone modules replaced by an
+    adapter cannot be restored, so their memory is released. The adapter's copies of parameters may
+    be empty (`empty_copies`).
 
     Raises:
         ConfigError: the backbone's checkpoint is quantized in a way that cannot be sharded.
@@ -88,10 +89,10 @@ def shard(adapter: Adapter) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Release what a forward pass without a backward pass leaves whole: what is in no layer.
+    """Release parameters outside layers that a forward pass without a backward pass leaves whole.
 
-    FSDP2 keeps those parameters for the backward pass. Until then, a model that is read has
-    parameters that the optimizer does not train.
+    FSDP2 keeps those parameters for the backward pass. Until then, the model exposes parameters
+    that the optimizer does not train.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -110,20 +111,20 @@ def _check_codes(model: PreTrainedModel) -> None:
 
 
 def _holds(module: nn.Module, changed: OwnedParameter) -> bool:
-    """Return whether a copy that is not sharded yet is in a module."""
+    """Return whether a module contains an unsharded copy."""
     inside = any(changed.holders[0][0] is each for each in module.modules())
     return inside and not is_sharded(changed.own)
 
 
 def _layers(adapter: Adapter) -> list[nn.Module]:
-    """Return the layers of all stacks; one inside another is a part of it."""
+    """Return the layers of all stacks, excluding layers inside other layers."""
     paths = {path for paths in adapter.anatomy.layers.values() for path in paths}
     outer = [p for p in paths if not any(p.startswith(f"{other}.") for other in paths)]
     return [adapter.model.get_submodule(path) for path in sorted(outer)]
 
 
 def _common(model: PreTrainedModel, layers: list[nn.Module]) -> set[nn.Parameter]:
-    """Return the parameters that several layers have or read, or a layer and the rest."""
+    """Return the parameters shared by several layers, or by a layer and the rest."""
     inside = {id(module) for layer in layers for module in layer.modules()}
     rest = [module for module in model.modules() if id(module) not in inside]
     owned = [set(layer.parameters()) for layer in layers]
@@ -135,7 +136,7 @@ def _common(model: PreTrainedModel, layers: list[nn.Module]) -> set[nn.Parameter
 
 
 def _average_gradients(parameter: nn.Parameter) -> None:
-    """Average each gradient of a whole parameter over the processes, also when it trains later."""
+    """Average each gradient of a whole parameter over the processes, even if it trains later."""
     if parameter.is_floating_point():
         trains = parameter.requires_grad
         parameter.requires_grad_(True)
@@ -153,7 +154,7 @@ def _averaged(gradient: Tensor) -> Tensor:
 def share_state(
     state: Mapping[int, Mapping[str, Any]], params: Sequence[Tensor]
 ) -> dict[int, dict[str, Any]]:
-    """Divide the whole tensors of an optimizer's state, by number of parameter, as these are."""
+    """Divide the whole tensors of an optimizer's state, by parameter index, like the parameters."""
     return {
         number: {
             name: shared_like(params[number], value) if isinstance(value, Tensor) else value
@@ -164,7 +165,7 @@ def share_state(
 
 
 def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
-    """Scale the gradients to a norm of at most `limit`; return the norm that they had.
+    """Scale the gradients to a norm of at most `limit`; return their previous norm.
 
     g := g min(1, limit / |g|)    |g|: over the gradients of all parameters, in all processes
 
@@ -184,20 +185,20 @@ def clip_gradients(params: Sequence[Tensor], limit: float) -> Tensor:
 
 
 def _is_divided(tensor: Tensor) -> bool:
-    """Return whether each process holds other numbers of a tensor: not of a copy in each."""
+    """Return whether each process holds different elements of a tensor, not a copy."""
     placements: Any = getattr(tensor, "placements", ())
     return not all(placement.is_replicate() for placement in placements)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers are finite of what this process holds of a tensor."""
+    """Return whether this process's elements of a tensor are finite."""
     return bool(local(tensor).isfinite().all())
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
-    """Write tensors, of which this process may hold only a part; return the files that it wrote.
+    """Write tensors, possibly sharded over processes; return the files that this process wrote.
 
-    All processes must call this together, with the same names, for a folder that they share.
+    All processes must call this together, with the same names, for a shared folder.
 
     Raises:
         OSError: a process cannot write its part.
@@ -226,7 +227,7 @@ def described(folder: Path) -> dict[str, Tensor]:
 
 
 def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Read tensors into those given, in place: whole ones, or the part that this process holds.
+    """Read tensors into the given ones, in place: whole ones, or this process's part.
 
     With several processes, all must call this together.
 
@@ -236,7 +237,7 @@ def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
     state: dict[str, Any] = dict(into)
     reader = HuggingFaceStorageReader(str(folder))
     try:
-        with warnings.catch_warnings():  # that there is one process, where there is one
+        with warnings.catch_warnings():  # torch's note about a single process
             warnings.simplefilter("ignore", UserWarning)
             load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointException as error:
@@ -246,7 +247,7 @@ def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
 def split_training(
     training: dict[str, Any] | None,
 ) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
-    """Return a training state without the tensors that the optimizer keeps, and these by name."""
+    """Split a training state into a state without the optimizer's tensors, and these by name."""
     if training is None:
         return None, {}
     engine = training["engine"]
@@ -268,9 +269,9 @@ def split_training(
 def join_training(
     training: dict[str, Any], folder: Path, params: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Return a training state with the tensors that `split_training` took out of it.
+    """Join a training state with the tensors that `split_training` took out of it.
 
-    What has the shape of its parameter is sharded as that is.
+    Tensors with the shape of their parameter are sharded like it.
     """
     into = {
         name: _place_for(tensor, params[int(name.split("/")[1])])
@@ -295,7 +296,7 @@ def _place_for(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _first_os_error(error: CheckpointException) -> OSError:
-    """Return why a process could not write; the first reason, if several could not."""
+    """Return the first reason why a process could not write."""
     reasons = (pair[0] for pair in error.failures.values())
     found = [reason for reason in reasons if isinstance(reason, OSError)]
     return found[0] if found else OSError(str(error))

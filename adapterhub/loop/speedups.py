@@ -1,7 +1,7 @@
-"""Faster ways to compute what a model computes, each tried on the first batch before it is used.
+"""Faster ways to compute a model, each tried on the first batch before it is used.
 
-A speedup changes the model of a run, and undoes that at the end. It is used only if the first batch
-of the run has the same loss and gradients with it, and a batch of evaluation the same outputs.
+A speedup changes the model of a run, and undoes the change at the end. It is used only if it leaves
+the loss and gradients of the run's first batch unchanged, and the outputs of an evaluation batch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Undo: TypeAlias = Callable[[], None]
 
 
 class NotUsed(Exception):
-    """A speedup cannot be used, or would change what is computed."""
+    """A speedup cannot be used, or would change results."""
 
 
 class Trial(NamedTuple):
-    """The batches that a speedup is tried on: of training, and of evaluation."""
+    """The batches for trying a speedup: one of training, one of evaluation."""
 
     training: Sequence[Batch]
     evaluation: Sequence[Batch] = ()
@@ -44,31 +44,31 @@ class Trial(NamedTuple):
 
 
 class Speedup(ABC):
-    """A faster way to compute what the model of a run computes."""
+    """A faster way to compute the model of a run."""
 
     refusal = ""
-    """Begins the line that says why it is not used; empty: nothing is said."""
+    """Prefix of the line that reports why it is not used; "" reports nothing."""
     action = ""
-    """What is shown while it is tried, if that may take long."""
+    """Text to show during the trial, if that may take long."""
     trial: Trial | None = None
-    """What it is tried on; None: `patch` compares by itself."""
+    """The batches of the trial; None: `patch` itself compares results."""
 
     @abstractmethod
     def patch(self, engine: Engine) -> Undo | None:
-        """Change the model for the tensors that train now; return what undoes it.
+        """Change the model for the currently trained tensors; return the undo function.
 
         Returns:
-            What restores the model; None: nothing is changed for these tensors.
+            A function that restores the model; None: nothing is changed for these tensors.
 
         Raises:
-            NotUsed: it cannot be used in this run; the model is as before.
+            NotUsed: it cannot be used in this run; the model is unchanged.
         """
 
     def said(self) -> str:
-        """Return a line for the user, when the trial has shown no difference; empty: none.
+        """Return a line for the user after a trial without differences; "" for none.
 
         Raises:
-            NotUsed: the trial did not reach what was changed.
+            NotUsed: the trial did not reach the changed parts.
         """
         return ""
 
@@ -79,7 +79,7 @@ def first_reason(reasons: Mapping[str, bool]) -> str | None:
 
 
 class Speedups:
-    """The speedups of one run, each on top of those before it. Leaving undoes all."""
+    """The speedups of one run, each applied on top of those before it. Leaving undoes all."""
 
     def __init__(
         self, speedups: Iterable[Speedup] = (), note: Callable[[str], None] = lambda text: None
@@ -95,7 +95,7 @@ class Speedups:
         self._undo()
 
     def enter(self, engine: Engine) -> None:
-        """Use what changes no result. Called whenever other tensors train."""
+        """Apply speedups that change no result. Called whenever the trained tensors change."""
         self._undo()
         for speedup in list(self.speedups):
             try:
@@ -137,9 +137,9 @@ def _compare(
 def _found(compute: Callable[[], Results]) -> Results:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # compilers read what is deprecated
+            warnings.simplefilter("ignore")  # compilers read deprecated attributes
             return compute()
-    except Exception as error:  # of another library; the model as it is computed the batch
+    except Exception as error:  # from another library; the unchanged model works
         raise NotUsed(in_one_line(error)) from error
 
 
@@ -151,7 +151,7 @@ def _computations(engine: Engine, trial: Trial) -> Iterator[Callable[[], Results
 
 
 def _seeded(engine: Engine, compute: Callable[[Engine, Batch], Results], batch: Batch) -> Results:
-    """Compute with random numbers that are always the same; results are kept on the host."""
+    """Compute with fixed random numbers; results are kept on the host."""
     device = engine.device
     moved = {name: tensor.to(device) for name, tensor in batch.items()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -172,7 +172,7 @@ def _trained(engine: Engine, batch: Batch) -> Results:
 
 
 def _evaluated(engine: Engine, batch: Batch) -> Results:
-    """Return the outputs of a batch, as an evaluation computes them."""
+    """Return the outputs of a batch, computed as in an evaluation."""
     with evaluation_mode(engine.model), torch.inference_mode():
         output: Any = engine.model(**model_inputs(batch))
     return {
@@ -183,9 +183,9 @@ def _evaluated(engine: Engine, batch: Batch) -> Results:
 
 
 def with_and_without_padding(batch: Batch) -> list[Batch]:
-    """Return a batch as if no row, and as if the first row were padded, if it has a mask.
+    """Return a batch without padding, and one with its first row padded, if it has a mask.
 
-    A mask that hides nothing is left out by transformers, and layers are computed without it.
+    transformers drops a mask that hides nothing, and layers are then computed without it.
     """
     mask = batch.get("attention_mask")
     if mask is None or mask.ndim > 3 or mask.shape[-1] < 2:  # 3: the choices of multiple choice
@@ -197,14 +197,14 @@ def with_and_without_padding(batch: Batch) -> list[Batch]:
 
 
 def tolerance(model: nn.Module) -> float:
-    """Return by how much equal results may differ, relative to their size."""
+    """Return the allowed relative difference between equal results."""
     dtype, device = next((p.dtype, p.device) for p in model.parameters())
     dtype = getattr(model, "dtype", dtype)
     return 0.05 if dtype != torch.float32 or torch.is_autocast_enabled(device.type) else 1e-3
 
 
 def different_result(expected: Results, found: Results, within: float) -> str | None:
-    """Return what differs between two results; None if nothing does, as with equal infinities.
+    """Return the difference between two results; None if they match, with equal infinities.
 
     The tolerance `within` is relative to the largest value of a tensor.
     """
@@ -217,6 +217,6 @@ def different_result(expected: Results, found: Results, within: float) -> str | 
 
 
 def in_one_line(error: Exception) -> str:
-    """Return the beginning of an error, which may have many lines."""
+    """Return the beginning of an error, which may have many lines, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join([f"{type(error).__name__}:", *lines[:2]])

@@ -1,8 +1,8 @@
-"""What a run trains: the interface that the training loop needs, and an adapter behind it.
+"""The trainee of a run: the interface for the training loop, and its implementation for adapters.
 
 A stage depends only on the epoch, the evaluations and the share of the steps so far, so a resumed
-run continues in the stage where it stopped. A tensor whose stage has not begun has no gradient, and
-the optimizer does not change it, not even by weight decay.
+run continues in the stage where it stopped. A tensor whose stage has not begun has no gradient. The
+optimizer does not change it, not even by weight decay.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from adapterhub.methods.common.site_module import SiteModule
 from adapterhub.recipe.options import TrainOptions
 
 HEAD_LEARNING_RATE = 5e-3
-_ROUNDING = 1e-9  # of a share such as 3 / 7 * 7
+_ROUNDING = 1e-9  # for a share such as 3 / 7 * 7
 
 
 class Trainee(Protocol):
-    """A model whose output has a `loss`, and the tensors of it that train."""
+    """A model whose output has a `loss`, and its trained tensors."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -47,28 +47,28 @@ class Trainee(Protocol):
 
     @property
     def staged(self) -> bool:
-        """Whether `enter` ever changes which tensors train."""
+        """Whether `enter` ever changes the trained tensors."""
 
     def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
         """Set `requires_grad` for the current stage; return whether that changed any tensor.
 
         Called before the first step of a session, and after each step. The result must depend on
-        the arguments alone: `epoch` is the epoch of the next step, `improved` tells for each
-        evaluation so far whether it was better than those before, and `done` is the share of the
-        steps that are done.
+        the arguments alone. `epoch` is the epoch of the next step. `improved` lists for each
+        evaluation so far whether it was better than those before. `done` is the completed share of
+        the steps.
         """
 
     @property
     def by_share(self) -> str:
-        """The names of the methods that take part in the steps: by the share of the run done."""
+        """The names of the methods that take part in the steps, by the share of the run."""
 
     def penalty(self) -> torch.Tensor | None:
-        """Return what is added to the loss of a step; None: nothing."""
+        """Return the penalty to add to the loss of a step; None for none."""
 
     def stepped(self, done: float) -> None:
-        """Follow a step of the optimizer; gradients are still there.
+        """Update after a step of the optimizer; gradients still exist.
 
-        `done` is the share of the run that is done, this step included.
+        `done` is the completed share of the run, including this step.
         """
 
     def ready(self, done: float) -> bool:
@@ -117,7 +117,7 @@ class AdapterTrainee:
         return any(changed.stage for changed in self.adapter.changed)
 
     def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
-        """Enter the stage that each method's schedule prescribes."""
+        """Enter the stage required by each method's schedule."""
         return enter_stage(self.adapter, epoch, improved, done)
 
     @property
@@ -130,7 +130,7 @@ class AdapterTrainee:
         return penalty(self.adapter)
 
     def stepped(self, done: float) -> None:
-        """Let each method follow a step."""
+        """Update each method after a step."""
         stepped(self.adapter, done)
 
     def ready(self, done: float) -> bool:
@@ -154,10 +154,10 @@ def _learning_rate(method: Method | None, options: TrainOptions) -> float:
 
 
 def enter_stage(adapter: Adapter, epoch: int, improved: Sequence[bool], done: float = 0.0) -> bool:
-    """Make the parameters of all stages that have begun require a gradient, and no others.
+    """Make exactly the parameters of all begun stages require a gradient.
 
-    The one place where the schedules of methods become `requires_grad`. The arguments are those of
-    `Trainee.enter`. Returns whether this changed any parameter.
+    This is the only place where the schedules of methods become `requires_grad`. The arguments are
+    those of `Trainee.enter`. Returns whether this changed any parameter.
     """
     changed_any = False
     current = {
@@ -183,10 +183,10 @@ def stepping(adapter: Adapter) -> list[tuple[Method, list[SiteModule]]]:
 
 
 def check_whole(names: str) -> None:
-    """Refuse methods that take part in the steps of a run that divides the parameters.
+    """Check that no method takes part in the steps of a run that divides the parameters.
 
     Raises:
-        TrainingError: there are such methods, of these names.
+        TrainingError: such methods exist; the error names them.
     """
     if names:
         raise TrainingError(
@@ -197,14 +197,14 @@ def check_whole(names: str) -> None:
 
 
 def penalty(adapter: Adapter) -> torch.Tensor | None:
-    """Return the sum of the penalties of an adapter's methods; None: there is none."""
+    """Return the sum of the penalties of an adapter's methods; None without penalties."""
     found = (method.penalty(modules) for method, modules in stepping(adapter))
     penalties = [each for each in found if each is not None]
     return torch.stack(penalties).sum() if penalties else None
 
 
 def stepped(adapter: Adapter, done: float) -> None:
-    """Let the methods of an adapter follow a step of the optimizer."""
+    """Update the methods of an adapter after a step of the optimizer."""
     with torch.no_grad():
         for method, modules in stepping(adapter):
             method.stepped(modules, done)
@@ -216,17 +216,17 @@ def is_ready(adapter: Adapter, done: float) -> bool:
 
 
 def epochs_needed(adapter: Adapter) -> int:
-    """Return after how many epochs all stages of an adapter's methods have begun, at the least."""
+    """Return the smallest number of epochs until all stages of an adapter's methods have begun."""
     return max((needed for _, _, needed in _needs(adapter)), default=1)
 
 
 def _of_equal(count: int, done: float) -> int:
-    """Return the stage of `count` equal ones at a share of the run."""
+    """Return the current one of `count` equal stages at a share of the run."""
     return min(int(done * count + _ROUNDING), count - 1)
 
 
 def _last_stages(adapter: Adapter) -> Iterator[tuple[Method, int]]:
-    """Yield each method that trains backbone parameters, and the number of its last stage."""
+    """Yield each method that trains backbone parameters, and the index of its last stage."""
     for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
         yield method, max(c.stage for c in adapter.changed if c.method is method)
 
@@ -266,7 +266,7 @@ def unfreeze_all(adapter: Adapter) -> None:
 def stage(stage_schedule: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
     """Return the current stage, counted from 0; without a schedule there is one.
 
-    `improved` says for each evaluation so far whether it was better than those before.
+    `improved` lists for each evaluation so far whether it was better than those before.
     """
     if stage_schedule is None:
         return 0
@@ -276,7 +276,7 @@ def stage(stage_schedule: StageSchedule | None, epoch: int, improved: Sequence[b
 
 
 def plateaus(improved: Sequence[bool], patience: int) -> int:
-    """Count the plateaus: `patience` evaluations in a row without improvement are one."""
+    """Count the plateaus, each of `patience` consecutive evaluations without improvement."""
     count = stale = 0
     for better in improved:
         stale = 0 if better else stale + 1
@@ -287,11 +287,11 @@ def plateaus(improved: Sequence[bool], patience: int) -> int:
 
 @dataclass(frozen=True)
 class Standing:
-    """How an evaluation compares with those before it.
+    """The comparison of an evaluation with those before it.
 
-    `best`: it is the one to keep so far. `improved`: it is better than they are, in its metric or,
-    where that is equal, in its loss. The later one of two equal evaluations is kept, but is no
-    improvement.
+    `best`: it is the one to keep so far. `improved`: it is better than all earlier ones in its
+    metric or, if the metric is equal, in its loss. The later one of two equal evaluations is kept,
+    but is not an improvement.
     """
 
     best: bool
@@ -301,7 +301,7 @@ class Standing:
 def standings(scores: Sequence[tuple[float, float]], lower: bool) -> list[Standing]:
     """Compare each evaluation, a value of the metric and a loss, with those before it.
 
-    Equal values go to the lower loss, and equal losses to the later evaluation: a metric may have
+    Ties go to the lower loss, and ties of the loss to the later evaluation: a metric may have
     reached its maximum while the loss still falls. A value that is not finite is never the best; a
     loss that is not finite is the highest.
 

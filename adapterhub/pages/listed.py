@@ -81,7 +81,7 @@ def listing(
 ) -> ShownTable:
     """Return a table of versions; `root` is the path from the page to the root of the site.
 
-    `path_of` returns the path of a version's page, by default that of a file of the site.
+    `path_of` returns the path of a version's page, by default the path of a file of the site.
     """
     return ShownTable(_TITLES, [_cells(v, root, path_of or adapter_page_path) for v in versions])
 

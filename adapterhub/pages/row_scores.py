@@ -610,8 +610,8 @@ class Difference:
         low: the lower end of the 95 % interval.
         high: the upper end.
         p: the exact p-value of McNemar's test, for classes.
-        better: the examples on which only the second run is right.
-        worse: the examples on which only the first run is right.
+        better: the examples that only the second run gets right.
+        worse: the examples that only the first run gets right.
     """
 
     score: str

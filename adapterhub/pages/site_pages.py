@@ -108,7 +108,7 @@ def front_page(
         boards: titles, paths and remarks of leaderboards.
         rows: the address of the script with the rows; "" if a server searches.
         chosen: the form fields that are set.
-        choices: the values of the form fields; by default, those of the versions.
+        choices: the values of the form fields; by default, the values of the versions.
         count: the text about the number of versions shown.
         links: links to other pages of results.
         first: the commands that push a first adapter to an empty registry.

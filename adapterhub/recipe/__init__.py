@@ -1,4 +1,4 @@
-"""What a run is: its options, its recipe in YAML, and the folder that it is written to.
+"""The description of a run: its options, its recipe in YAML, and its output folder.
 
-Torch is not imported here. What makes the steps belongs in loop/.
+Torch is not imported here. The training steps belong in loop/.
 """

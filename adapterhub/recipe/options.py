@@ -1,19 +1,17 @@
-"""The options of a training run, and those that follow from the data where they are left open.
+"""The options of a training run, with defaults that follow from the data.
 
-Few rows need many passes, or the adapter is still near its start; many rows need few. What was
-measured, and on what, is in docs/guides/defaults.md.
+Few rows need many passes, or the adapter stays near its start; many rows need few.
+docs/guides/defaults.md describes the measurements behind the defaults.
 
-Learning-rate schedules: pure functions from the step to a multiplier of the peak rate.
+Learning-rate schedules are pure functions from the step to a multiplier of the peak rate.
 
 Step t counts from 0 to T - 1; from T on, the multiplier keeps its final value. During the W warm-up
 steps it rises as (t + 1) / (W + 1), so the first step already trains. (`transformers` starts at 0;
-its linear, cosine and constant schedules at step t + 1 of T + 1, with W + 1 warm-up steps, are
-these.)
+its linear, cosine and constant schedules at step t + 1 of T + 1, with W + 1 warm-up steps, are the
+same as these.)
 
-Several tasks in one run: their options, and the share of the steps that each of them gets.
-
-Each optimizer step trains on one task. Which one is drawn at random, in one of three proportions of
-Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), section 3.5.2:
+With several tasks in one run, each optimizer step trains on one task. The task is drawn at random,
+in one of three proportions by Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), section 3.5.2:
 
     size          examples-proportional mixing: task m has the share r_m = min(e_m, K) / sum of
                   min(e_n, K), where e are numbers of examples and K is `limit`
@@ -39,8 +37,8 @@ from adapterhub.errors import ConfigError, unknown
 from adapterhub.methods.common.base import Method
 
 MIXING_EXAMPLES = "size, size(limit=10000), equal or temperature(t=2)"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")  # it is a part of the names of tensors
-_DRAWS = 0x7A5C  # keeps the draws of tasks apart from the order of examples with the same seed
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")  # part of the names of tensors
+_DRAWS = 0x7A5C  # separates the draws of tasks from the order of examples with the same seed
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class BySize:
-    """Shares proportional to the numbers of examples, of at most `limit` each."""
+    """Shares proportional to the numbers of examples, up to `limit` each."""
 
     limit: int | None = option(None, "count at most this many examples of a task")
 
@@ -108,10 +106,10 @@ MIXINGS: dict[str, type[Mixing]] = {
 def parse_mixing(spec: object) -> Mixing:
     """Build a mixing from its spec: `size`, `temperature(t=2)` or {temperature: {t: 2}}.
 
-    None is `size`: options that a recipe does not use are null.
+    None means `size`, since unused options are null in a recipe.
 
     Raises:
-        ConfigError: the name or an option is unknown, or the spec is not of one mixing.
+        ConfigError: the name or an option is unknown, or the spec names several mixings.
     """
     spec = "size" if spec is None else spec
     parsed = parse_calls(spec, "mixing", MIXING_EXAMPLES) if isinstance(spec, str) else spec
@@ -134,14 +132,14 @@ def dump_mixing(mixing: Mixing) -> dict[str, Any]:
 
 
 def mixture_shares(mixing: Mixing, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return the share of the steps that each task gets; they add up to 1."""
+    """Return each task's share of the steps; the shares add up to 1."""
     rates = mixing.rates(list(sizes.values()))
     total = sum(rates)
     return {name: rate / total for name, rate in zip(sizes, rates, strict=True)}
 
 
 def draw_tasks(shares: Sequence[float], steps: int, seed: int, epoch: int) -> list[int]:
-    """Return the number of the task that each step of an epoch, counted from 0, trains on.
+    """Return the index of the task for each step of an epoch, counted from 0.
 
     The result depends on the arguments alone.
     """
@@ -153,10 +151,10 @@ def draw_tasks(shares: Sequence[float], steps: int, seed: int, epoch: int) -> li
 
 
 def check_task_names(names: Sequence[str]) -> None:
-    """Refuse names of tasks that cannot be a part of the names of tensors and metrics.
+    """Check that the names of tasks can be part of the names of tensors and metrics.
 
     Raises:
-        ConfigError: some are; all of them are listed.
+        ConfigError: some names cannot; all of them are listed.
     """
     if wrong := [repr(name)[:60] for name in names if not _NAME.fullmatch(name)]:
         raise ConfigError(
@@ -192,7 +190,7 @@ def schedule(name: str, total_steps: int, warmup: float | None = None) -> Multip
 
 
 def warmup_steps(name: str, total_steps: int, warmup: float | None) -> int:
-    """Return the number of warm-up steps, which are a fraction of all steps if below 1.
+    """Return the number of warm-up steps; an option below 1 is a fraction of all steps.
 
     None means 0.06, or 0.1 for "slanted", whose cut is rounded down as in its paper.
     """
@@ -200,7 +198,7 @@ def warmup_steps(name: str, total_steps: int, warmup: float | None) -> int:
         warmup = CUT_FRACTION if name == "slanted" else DEFAULT_WARMUP
     if warmup >= 1:
         return min(int(warmup), total_steps)
-    # 100 * 0.07 is 7.000000000000001: the small term keeps a whole product whole.
+    # 100 * 0.07 is 7.000000000000001: the small term keeps whole products whole.
     exact = total_steps * warmup
     return math.floor(exact + 1e-9) if name == "slanted" else math.ceil(exact - 1e-9)
 
@@ -233,7 +231,7 @@ def _slanted(step: int, total: int, cut: int) -> float:
         eta = eta_max (1 + p (ratio - 1)) / ratio
 
     Here cut / T replaces cut_frac, so that the decay ends at T. The two are equal where T cut_frac
-    is whole; elsewhere the equation as printed falls below zero before T.
+    is whole; elsewhere the printed equation falls below zero before T.
     """
     p = step / cut if step < cut else 1.0 - _progress(step, total, cut)
     return (1.0 + p * (RATIO - 1.0)) / RATIO
@@ -244,7 +242,7 @@ def _rise(step: int, warmup: int) -> float:
 
 
 def _progress(step: int, total: int, start: int) -> float:
-    """Return the fraction of the steps from `start` to `total` that are done, from 0 to 1."""
+    """Return the completed fraction of the steps from `start` to `total`, from 0 to 1."""
     return min(1.0, (step - start) / max(1, total - start))
 
 
@@ -261,7 +259,7 @@ Init: TypeAlias = Literal["eva", "eva-ranks", "lora-ga", "corda", "loftq"]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train. What is none by default follows from the data and the method.
+    """The options of training. Options that are None follow from the data and the method.
 
     Raises:
         ConfigError: some values are out of range; all of them are listed.
@@ -453,7 +451,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class RunOptions(TrainOptions):
-    """The options of one run: what depends on the data is chosen."""
+    """The options of one run, with all choices that depend on the data."""
 
     epochs: int = 3
     batch_size: int = 16
@@ -463,12 +461,12 @@ class RunOptions(TrainOptions):
 
 _MOST_EVALUATIONS = 10
 _EVALUATIONS_OF_LONG_RUNS = 5
-_LONG = 1_000  # steps: of a longer run, one evaluation per epoch may be too few
+_LONG = 1_000  # steps: in longer runs, one evaluation per epoch may be too few
 
 
 @dataclass(frozen=True)
 class RowsDefault:
-    """What suits data with up to `rows` rows: at least as many steps, and epochs."""
+    """The defaults for data with up to `rows` rows: at least as many steps, and epochs."""
 
     rows: float
     batch_size: int
@@ -488,9 +486,9 @@ TABLE = (
 def run_options(
     options: TrainOptions, methods: Sequence[Method], rows: int, least_epochs: int = 1
 ) -> RunOptions:
-    """Choose what the user left open, for so many rows an epoch.
+    """Choose the options left open by the user, for this number of rows per epoch.
 
-    The schedule is that of the methods; their stages need `least_epochs`.
+    The methods determine the schedule; their stages need `least_epochs`.
     """
     default = next(entry for entry in TABLE if rows <= entry.rows)
     batch_size = options.batch_size or default.batch_size
@@ -515,14 +513,14 @@ def steps_per_epoch(rows: int, batch_size: int, gradient_accumulation: int) -> i
 
 
 def usual_steps(options: TrainOptions, methods: Sequence[Method], rows: int) -> int:
-    """Return the optimizer steps that a run takes, unless the number of steps is given."""
+    """Return the usual number of optimizer steps of a run without a fixed number of steps."""
     chosen = run_options(options, methods, rows)
     per_epoch = steps_per_epoch(rows, chosen.batch_size, chosen.gradient_accumulation)
     return chosen.epochs * per_epoch
 
 
 def _eval_every(total: int, steps: int) -> Literal["epoch"] | int:
-    """Return how often to evaluate: each epoch, unless that is too often or too rarely."""
+    """Return the interval of evaluations: an epoch, unless that is too short or too long."""
     epochs = -(-total // steps)
     if epochs > _MOST_EVALUATIONS:
         return steps * -(-epochs // _MOST_EVALUATIONS)

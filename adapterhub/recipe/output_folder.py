@@ -1,14 +1,14 @@
-"""The output folder of a run: which folders are refused, its lock, and errors of writing in it.
+"""The output folder of a run: its checks, its lock, and its write errors.
 
 <output>/.lock            held by the process that trains; released by the system if it is killed
 <output>/recipe.yaml      written when every check has passed
-<output>/recipe.schema.json   for editors, which the first line of the recipe names
+<output>/recipe.schema.json   for editors; named in the first line of the recipe
 <output>/metrics.jsonl, timings.jsonl, tensorboard/
 <output>/predictions.jsonl, bag_of_words.json, report.html
-                          the predictions of the best step on the evaluation data, what a bag of
-                          words reaches there, and the report
+                          the predictions of the best step on the evaluation data, the score of a
+                          bag of words, and the report
 <output>/trackers.json    the ids of the run in experiment trackers
-<output>/rows/            the data, if they were given as objects of Python
+<output>/rows/            the data, if they were passed in as Python objects
 <output>/checkpoints/     last and best
 <output>/adapter/         the trained adapter
 """
@@ -36,9 +36,9 @@ from adapterhub.pages.row_scores import PREDICTIONS
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"
 _OUTPUTS = ("output", "output_dir")
-ROWS = "rows"  # a folder with the data of a run that were given as objects
-WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
-# What a run has written before its first checkpoint.
+ROWS = "rows"  # a folder with the data of a run, if they were passed in as objects
+WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than a thousandth
+# Files that a run writes before its first checkpoint.
 _BEFORE_CHECKPOINT = frozenset(
     {
         RECIPE,
@@ -60,7 +60,7 @@ _RESUMED_BY = ContextVar("resumed_by", default="run the same command with --resu
 
 @contextlib.contextmanager
 def resumed_by(command: str) -> Iterator[None]:
-    """Let the errors of a run inside name the command that continues it."""
+    """Add the command that continues a run to the errors inside the context."""
     token = _RESUMED_BY.set(command)
     try:
         yield
@@ -69,7 +69,7 @@ def resumed_by(command: str) -> Iterator[None]:
 
 
 def how_to_resume() -> str:
-    """Return what continues a run that was stopped."""
+    """Return the command that continues a stopped run."""
     return _RESUMED_BY.get()
 
 
@@ -81,9 +81,9 @@ def new_output(
     above: str = "runs",
     resume: bool = False,
 ) -> str | None:
-    """Return a new folder for what is trained on some data, or the newest one to resume.
+    """Return a new folder named after the training data, or the newest one to resume.
 
-    None if a recipe or an override names one, or if there is nothing to call it by.
+    Return None if a recipe or an override names a folder, or if the data have no name.
     """
     typed = {name.strip(): value for name, _, value in (word.partition("=") for word in words)}
     recipe = load_yaml(file) if file else {}
@@ -102,7 +102,7 @@ def new_output(
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError of writing into an OutputError.
+    """Convert an OSError of a write inside the context into an OutputError.
 
     Raises:
         OutputError: `path` cannot be written.
@@ -126,7 +126,7 @@ def _remedy(code: int | None) -> str:
 
 
 def check_output(output: Path, resume: bool) -> None:
-    """Refuse an unusable output folder before any work is done; change nothing.
+    """Check that an output folder is usable before any work is done; change nothing.
 
     Raises:
         OutputError: it contains a run already (without `resume`) or no run to resume, another
@@ -160,7 +160,7 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
         remove_unfinished(output)
         yield
     finally:
-        with contextlib.suppress(OSError):  # Windows does not delete a file that is open
+        with contextlib.suppress(OSError):  # Windows does not delete open files
             if created and os.listdir(output) == [LOCK]:
                 (output / LOCK).unlink()
                 output.rmdir()

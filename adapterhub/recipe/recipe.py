@@ -1,7 +1,8 @@
 """The recipe: everything that determines a training run, in one dataclass and one YAML file.
 
 `adapterhub recipe` prints one with a comment above each option. The first line of a recipe names
-the JSON schema of all methods and tasks, a file next to it, with which editors complete and check.
+the JSON schema of all methods and tasks. Editors use that file, next to the recipe, for completion
+and checks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from adapterhub.tasks import TASKS, parse_task
 SPECS = ("method", "task")
 REQUIRED = ("data.train", "output")
 _REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
-# Paths in `data`, of one machine; a share of test rows is known by their number.
+# Local paths in `data`; a share of test rows is identified by their number.
 DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target")
 
 
@@ -145,9 +146,9 @@ class Recipe:
 
     @property
     def adapter_name(self) -> str:
-        """The adapter's name, or that of the output folder, of characters that all programs take.
+        """The adapter's name, by default the name of the output folder, in portable characters.
 
-        A registry, a server's URL and `vllm serve --lora-modules NAME=FOLDER` are such programs.
+        It must be valid for a registry, a server's URL and `vllm serve --lora-modules NAME=FOLDER`.
         """
         if self.name is not None:
             return self.name
@@ -155,7 +156,7 @@ class Recipe:
         return plain.strip("-._")[:96] or "adapter"
 
     def of_task(self, name: str) -> Recipe:
-        """Return the recipe of one of `tasks` alone, without what watches the mean of all."""
+        """Return the recipe of one of `tasks` alone, without options on the mean of all tasks."""
         own = self.tasks[name]
         task = self.task if own.task is None else own.task
         train = replace(self.train, best_metric=None, patience=None)
@@ -166,8 +167,8 @@ class Recipe:
         return dump_yaml(to_dict(self))
 
 
-# Names that options have elsewhere: in transformers, peft and common scripts. An alias means the
-# same as its option, for every value.
+# Names of options elsewhere: in transformers, peft and common scripts. An alias means the same as
+# its option, for every value.
 ALIASES = {
     "lr": "train.learning_rate",
     "bs": "train.batch_size",
@@ -202,7 +203,7 @@ ALIASES = {
 }
 
 _LORA = "method='lora({})'"
-# What to type in place of a name whose values differ, or that belongs to a method: it is refused.
+# Replacements for names whose values differ, or that belong to a method; these names are refused.
 MEANINGS = {
     "rank": _LORA.format("rank=8"),
     "r": _LORA.format("rank=8"),
@@ -296,7 +297,7 @@ def read(
 
 
 def read_layers(layers: Iterable[Mapping[str, Any]]) -> Recipe:
-    """Build a recipe of layers of options under their own names; later ones override.
+    """Build a recipe from layers of options under their own names; later ones override.
 
     Raises:
         ConfigError: as in `read`.
@@ -305,7 +306,7 @@ def read_layers(layers: Iterable[Mapping[str, Any]]) -> Recipe:
 
 
 def _complete(recipe: Recipe) -> Recipe:
-    """Refuse a recipe in which required options are missing."""
+    """Check that a recipe has all required options."""
     if missing := _missing(recipe):
         raise ConfigError(
             "the recipe is incomplete",
@@ -316,7 +317,7 @@ def _complete(recipe: Recipe) -> Recipe:
 
 
 def _missing(recipe: Recipe) -> list[str]:
-    """List the required options that are not set: each of several tasks has data of its own."""
+    """List the missing required options; each of several tasks has its own data."""
     names = [name for name in REQUIRED if not (recipe.tasks and name.startswith("data."))]
     missing = [name for name in names if not attrgetter(name)(recipe)]
     without = [name for name, own in recipe.tasks.items() if not own.data.train]
@@ -348,19 +349,19 @@ def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _draft(data: dict[str, Any]) -> Recipe:
-    """Build a recipe of options under their own names."""
+    """Build a recipe from options under their own names."""
     _share_data(data)
     if data.get("from") is not None and "method" not in data:
-        data["method"] = None  # that of the adapter
+        data["method"] = None  # the task of the adapter
     return from_dict(Recipe, data, suggest=NAMES.suggest)
 
 
 def _share_data(data: dict[str, Any]) -> None:
-    """Give each of several tasks the options of `data` that hold for all of them."""
+    """Give each of several tasks the options of `data` that apply to all of them."""
     tasks, shared = data.get("tasks"), data.get("data")
     if not isinstance(tasks, Mapping) or not isinstance(shared, Mapping):
         return
-    own = {name for name in DATA_SOURCES if name != "test"}  # a share of each, or it is refused
+    own = {name for name in DATA_SOURCES if name != "test"}  # a share of each, or an error
     usual = {name: value for name, value in shared.items() if name not in own}
     data["tasks"] = {
         name: {**task, "data": merge_options(usual, task.get("data") or {})}
@@ -377,10 +378,10 @@ _GROUPS: dict[str, tuple[type, str]] = {
 
 
 def commented_recipe(recipe: Recipe) -> str:
-    """Return the recipe as YAML with all options, those of its methods and its task too.
+    """Return the recipe as YAML with all options, including the options of its methods and task.
 
     Raises:
-        ConfigError: an unknown method, task or option.
+        ConfigError: a method, task or option is unknown.
     """
     values = to_dict(recipe)
     help_texts = {option.name: option.help for option in options_of(Recipe)}
@@ -457,14 +458,14 @@ def _stage_schema(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_schema(folder: Path) -> None:
-    """Write the schema beside a recipe."""
+    """Write the schema next to a recipe."""
     registered = (*METHODS.imported().values(), *TASKS.values())
     replace_file(folder / SCHEMA, _schema_bytes(registered))
 
 
 @functools.cache
 def _schema_bytes(registered: tuple[type, ...]) -> bytes:
-    """Write the schema as JSON, once for the classes that are registered."""
+    """Serialize the schema as JSON, once for the registered classes."""
     text = json.dumps(recipe_schema(), ensure_ascii=False, separators=(",", ":"))
     return f"{text}\n".encode()
 

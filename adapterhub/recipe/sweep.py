@@ -1,14 +1,14 @@
-"""Recipes of several runs: stages, of which each may start from an earlier one, and sweeps.
+"""Recipes of several runs: stages, which may start from earlier ones, and sweeps.
 
     stages:
     - {name: domain, task: masked-lm, data: {train: reports.txt}}
     - {name: task, from: domain, task: classification, data: {train: train.tsv}}
 
-A stage has the options of the recipe around it and its own, which override them; a task or method
-of its own replaces the other one whole. Each stage is a run in a subfolder of the output, and its
-name stands for its adapter where a later stage refers to one.
+A stage has the options of the recipe around it. Its own options override them; its own task or
+method replaces the other one entirely. Each stage is a run in a subfolder of the output. In later
+stages, its name refers to its adapter.
 
-The runs of a sweep are every combination of the values that some options take.
+The runs of a sweep are every combination of the values of some options.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from adapterhub.recipe.recipe import NAMES, STAGES, Recipe, layered, read_layers
 
 REFERENCES = ("from", "on")  # the options that may name an earlier stage
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}")
-_RESERVED = ("adapter", "checkpoints", "tensorboard")  # folders of a run
+_RESERVED = ("adapter", "checkpoints", "tensorboard")  # folders in a run
 
 
 @dataclass(frozen=True)
 class StagedRecipe:
-    """The stages of a recipe, in order: by name, the recipe of each.
+    """The stages of a recipe, in order: the recipe of each stage by name.
 
     Attributes:
         output: the folder of all stages.
@@ -56,10 +56,11 @@ def read_staged(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> StagedRecipe | None:
-    """Read a recipe of stages; None if a recipe has none. Flags and overrides are for each stage.
+    """Read a recipe with stages; None without stages. Flags and overrides apply to each stage.
 
     Raises:
-        ConfigError: the stages are no list of recipes with different names, or a recipe is invalid.
+        ConfigError: the stages are not a list of recipes with different names, or a recipe is
+            invalid.
     """
     data = dict(load_yaml(path)) if path else {}
     if STAGES not in data:
@@ -75,7 +76,7 @@ def read_staged(
     for name, own in named.items():
         resolved, starts[name] = _resolved(layered([common, own, given]), stages, output)
         place = {"output": str(Path(output) / name)}
-        if name == [*named][-1] and resolved.get("name") is None:  # whose adapter is the run's
+        if name == [*named][-1] and resolved.get("name") is None:  # its adapter is that of the run
             place["name"] = Recipe(output=output).adapter_name
         try:
             stages[name] = read_layers([resolved, place])
@@ -90,10 +91,10 @@ def _written(
     named: Mapping[str, Mapping[str, Any]],
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the recipe with the options of the command line in each stage."""
+    """Return the recipe with the command-line options in each stage."""
     others = {key: value for key, value in given.items() if key != "output"}
     stages = [{"name": name, **layered([own, others])} for name, own in named.items()]
-    # YAML would refer to what several stages share.
+    # YAML would use references for values that several stages share.
     return copy.deepcopy({**common, "output": output}) | {STAGES: list(map(copy.deepcopy, stages))}
 
 
@@ -101,7 +102,7 @@ def _named(listed: object) -> dict[str, dict[str, Any]]:
     """Return the options of each stage by its name.
 
     Raises:
-        ConfigError: a stage is no mapping with a name of its own.
+        ConfigError: a stage is not a mapping with a unique name.
     """
     stages = listed if isinstance(listed, list) else []
     names = [stage.get("name") if isinstance(stage, Mapping) else None for stage in stages]
@@ -152,7 +153,7 @@ def _place(output: str, name: str) -> str:
 
 
 def without_places(staged: StagedRecipe, name: str) -> Recipe:
-    """Return the recipe of a stage without what depends on the output folder: paths and name."""
+    """Return the recipe of a stage without the parts that depend on the output folder."""
     recipe = staged.stages[name]
     names = {_place(staged.output, each): each for each in staged.starts[name]}
     start = recipe.from_ and names.get(recipe.from_, recipe.from_)
@@ -160,13 +161,13 @@ def without_places(staged: StagedRecipe, name: str) -> Recipe:
     return replace(recipe, output="-", name=None, from_=start, on=on)
 
 
-MOST_NAME = 120  # characters of a folder's name, which most file systems limit to 255 bytes
+MOST_NAME = 120  # characters in a folder name; most file systems limit it to 255 bytes
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep: its name, which is that of its folder, and its options as KEY=VALUE."""
+    """One run of a sweep: its name, which is also its folder, and its options as KEY=VALUE."""
 
     name: str
     words: tuple[str, ...]
@@ -210,7 +211,7 @@ def _option(word: str) -> tuple[str, list[str]]:
 
 
 def split_values(text: str) -> Iterator[str]:
-    """Yield the values of a list: split at commas that are outside of brackets and quotes."""
+    """Yield the values of a list, split at commas outside brackets and quotes."""
     depth, quote, value = 0, "", ""
     for character in text:
         if quote:
@@ -241,12 +242,12 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Replace what is awkward in the name of a file or in a shell."""
+    """Replace characters that are awkward in a file name or in a shell."""
     return re.sub(r"[^\w.=+-]+", "-", text, flags=re.ASCII).strip("-.") or "run"
 
 
 def _different(names: Sequence[str]) -> list[str]:
-    """Append a number to names that occur twice, for file systems that ignore case too."""
+    """Append numbers to duplicate names, ignoring case as some file systems do."""
     seen: dict[str, int] = {}
     result = []
     for name in names:

@@ -55,7 +55,7 @@ def activation_bytes(
 
 
 def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
-    """Estimate the peak bytes of evaluating a batch, without its logits: those of one layer."""
+    """Estimate the peak bytes of evaluating a batch, without its logits: the bytes of one layer."""
     with _train_mode(adapter):
         total = _extrapolated(adapter, rows, tokens, recomputed=False)
     return round(total / _layers(adapter))

@@ -120,7 +120,7 @@ class RunData:
 
 
 def read_data(recipe: Recipe) -> RunData:
-    """Read the examples of a recipe; hold out some rows without evaluation data.
+    """Read the examples of a recipe; hold out some if evaluation data are missing.
 
     Raises:
         ConfigError: an option needs an evaluation, which is off; or it is invalid or missing for a
@@ -146,7 +146,7 @@ def _read(recipe: Recipe) -> RunData:
 
 
 def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
-    """Choose a backbone: that of the adapter to start from or build on, or one for the task."""
+    """Choose the backbone of the adapter to start from or build on, or one for the task."""
     if trained := [name for name in (recipe.from_, *recipe.on) if name]:
         folder = pull(trained[0])
         backbone, place = backbone_of_adapter(folder, Saved.at(folder).manifest)[0], trained[0]
@@ -158,7 +158,7 @@ def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
 
 
 def _table_data(recipe: Recipe) -> RunData:
-    """Read the examples of a recipe into memory; hold out some without evaluation data."""
+    """Read the examples of a recipe into memory; hold out some if evaluation data are missing."""
     reader = _Reader(recipe.task, recipe.data)
     read = reader.read(recipe.data.train, "train")
     train = sample_rows(reader.task, read, recipe.data.rows, recipe.seed)
@@ -181,7 +181,7 @@ def _table_data(recipe: Recipe) -> RunData:
 
 
 def _streamed_text(recipe: Recipe) -> RunData:
-    """Open the raw text of a recipe as a stream; hold out some of it without evaluation data."""
+    """Stream the raw text of a recipe; hold out some of it if evaluation data are missing."""
     _check_stream_test(recipe)
     options, notes = recipe.data, []
     train = open_stream(str(options.train), options)

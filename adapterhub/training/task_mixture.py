@@ -183,7 +183,7 @@ class TaskMixture(Task):
         return loss
 
     def loss_items(self, train: Encoded) -> Items:
-        """Return the counter of the items of a batch, that of its task's loss."""
+        """Return the counter of the items of a batch, as defined by its task's loss."""
         rows = _of_tasks(train)
         items = {name: each.task.loss_items(each) for name, each in rows.items()}
         switch = next(iter(rows.values())).switch
