@@ -113,7 +113,7 @@ def write_checkpoint(
     The folder is created only if all of this succeeds.
 
     The outputs on the probe batch must equal the `expected` ones, by name. `tolerance` is the
-    largest difference, relative to the largest value of an output; the default depends on the dtype.
+    largest difference, relative to the largest value of an output; by default it follows the dtype.
 
     Raises:
         OutputError: the folder exists, or cannot be written.
