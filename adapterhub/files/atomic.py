@@ -34,9 +34,9 @@ except ImportError:  # Windows
 
 
 _LONGEST_LINE = 16 << 20  # bytes: a row of texts, labels and probabilities
-_PIECE = 1 << 22  # bytes of a large file that are in memory at a time
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)  # as `replace_file` names them
-_START = 1025  # bytes: a longer file is no pointer of git-lfs
+_PIECE = 1 << 22  # bytes of a large file held in memory
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)  # names used by `replace_file`
+_START = 1025  # bytes: a longer file is not a git-lfs pointer
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -202,9 +202,9 @@ def write_files(staged: Path, payload: Mapping[str, bytes | Iterable[bytes]]) ->
 def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace a file atomically: a crash leaves either the old or the new content.
 
-    The new content is first in a file of its own, `.NAME.XXXX.new`: another writer or a link that
-    waits there is never written to. A `private` one is never readable for others, not even before a
-    chmod. A killed process leaves that file (`finished_names`, `remove_unfinished`).
+    The new content is first in a separate file, `.NAME.XXXX.new`, so another writer's file or a
+    link is never written to. A `private` file is never readable for others, not even before a
+    chmod. A killed process leaves the new file (`finished_names`, `remove_unfinished`).
     """
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     mode = 0o600 if private else 0o666
@@ -223,30 +223,30 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def finished_names(folder: Path) -> list[str]:
-    """List a folder without the files that `replace_file` had not finished when it was killed."""
+    """List a folder without unfinished files of a killed `replace_file`."""
     return [name for name in os.listdir(folder) if not _UNFINISHED.fullmatch(name)]
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files that `replace_file` had not finished when its process was killed."""
+    """Remove unfinished files of a killed `replace_file`."""
     for path in (folder / name for name in os.listdir(folder) if _UNFINISHED.fullmatch(name)):
         with _try_lock(path) as acquired, contextlib.suppress(OSError):
-            if acquired:  # no process writes it
+            if acquired:  # not being written by a process
                 path.unlink()
 
 
 def sync_files(folder: Path) -> None:
-    """Wait until the disk has the files of `folder`, which other code wrote, and their names."""
+    """Flush the files of `folder`, written by other code, and their names to the disk."""
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with open(path, "rb+") as handle:  # Windows flushes no descriptor that is read-only
+        with open(path, "rb+") as handle:  # Windows cannot flush a read-only descriptor
             sync_file(handle)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames durable where the disk can: Windows, CIFS, sshfs and others cannot.
+    """Make renames durable if the disk supports it; Windows, CIFS, sshfs and others do not.
 
-    The files were synced before, so that without it a power cut may only bring older names back.
+    The files were synced before, so without it a power failure can only restore older names.
 
     Raises:
         OSError: the disk is full.
@@ -301,7 +301,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def is_plain_folder(path: Path) -> bool:
-    """Return whether a path is a folder itself, and not a link to one."""
+    """Return whether a path is a folder, and not a link to one."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):
@@ -346,10 +346,10 @@ def open_regular(
 
 
 def pieces_of(handle: BinaryIO, size: int, most: int = _PIECE) -> Iterator[bytes]:
-    """Yield the next bytes of an open file, some at a time: it may be larger than memory.
+    """Yield the next bytes of an open file in pieces, since it may be larger than memory.
 
     Raises:
-        UnreadableError: it has fewer.
+        UnreadableError: the file is shorter.
     """
     while size:
         try:
@@ -363,10 +363,11 @@ def pieces_of(handle: BinaryIO, size: int, most: int = _PIECE) -> Iterator[bytes
 
 
 def read_lines(path: Path, max_bytes: int) -> list[bytes]:
-    """Read the lines of a regular file; one longer than any that is written ends the reading.
+    """Read the lines of a regular file; stop at a line longer than any written one.
 
     Raises:
-        UnreadableError: the file or a line is too large, or the file is empty, missing or no file.
+        UnreadableError: the file or a line is too large, or the file is empty, missing or not
+            regular.
     """
     with open_regular(path, 1, max_bytes) as handle:
         lines: list[bytes] = []
@@ -396,7 +397,7 @@ def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) ->
 
 
 def check_sha256(found: str, expected: str | None, size: int) -> None:
-    """Compare the digest of a file with the one that is expected, unless that is None.
+    """Compare the digest of a file with the expected one, unless that is None.
 
     Raises:
         UnreadableError: they differ.

@@ -6,7 +6,7 @@
     <!-- /adapterhub -->         regenerated when the adapter is published
 
 Text outside these comments belongs to the author, and so do metadata fields that the manifest
-does not define. What the block quotes from the manifest is literal text or code, whatever it says.
+does not define. Quotes from the manifest in the block are always literal text or code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_LABELS = 20
 _MULTI_LABEL = "multi_label_classification"  # a problem type of transformers
 _SIGMOID = "the probability of each is the sigmoid of its logit."
 _MOST_RECIPE = 20_000
-_MOST_HEADS = 1_000  # characters of the description of several heads
+_MOST_HEADS = 1_000  # characters in the description of several heads
 _MOST_FACT = 100  # characters of a free value of the training record
 # On lines of their own: the code in a block may contain the comments too.
 _START_LINE, _END_LINE = (re.compile(rf"^{mark}[ \t]*$", re.M) for mark in (_START, _END))
@@ -47,7 +47,7 @@ _START_LINE, _END_LINE = (re.compile(rf"^{mark}[ \t]*$", re.M) for mark in (_STA
 class InPeft:
     """Whether peft can load the published repository.
 
-    `kind` is the task of the model that it is loaded on (a key of TASK_MODELS); `problems` lists
+    `kind` is the task of the model to load it on (a key of TASK_MODELS); `problems` lists
     the reasons why peft cannot load it.
     """
 
@@ -60,7 +60,7 @@ def card(
 ) -> str:
     """Return the card of an adapter, preserving the author's text of an `old` card.
 
-    `reference` is what to load the adapter by; `peft` is None if unknown (before publishing).
+    `reference` loads the adapter; `peft` is None if unknown (before publishing).
     """
     metadata, text = split_card(old)
     before, after = _around_block(text)
@@ -72,12 +72,12 @@ def card(
 
 
 def own_text(text: str) -> str:
-    """Return what the author wrote around the generated block of a card."""
+    """Return the author's text around the generated block of a card."""
     return "\n".join(part.strip() for part in _around_block(_split_front(text)[1])).strip()
 
 
 def without_comments(text: str) -> str:
-    """Remove HTML comments, in one pass: a hostile card may open very many."""
+    """Remove HTML comments in one pass, since a hostile card may open very many."""
     first, *parts = text.split("<!--")
     for part in parts:
         comment, end, rest = part.partition("-->")
@@ -86,7 +86,7 @@ def without_comments(text: str) -> str:
 
 
 def _around_block(text: str) -> tuple[str, str]:
-    """Split a card's text into what is before and after the generated block."""
+    """Split a card's text into the parts before and after the generated block."""
     start = _START_LINE.search(text)
     end = _END_LINE.search(text, start.end()) if start else None
     return (text[: start.start()], text[end.end() :]) if start and end else (text, "\n")
@@ -231,7 +231,7 @@ def _results(manifest: Manifest) -> Iterator[str]:
 
 
 def _is_test(name: str, manifest: Manifest) -> bool:
-    """Return whether a metric is of test rows, not of a task that is called test."""
+    """Return whether a metric belongs to test rows, not to a task called test."""
     return name.startswith(TEST) and TEST.rstrip("/") not in manifest.heads
 
 
@@ -245,8 +245,8 @@ def loading_lines(
 ) -> tuple[str, ...]:
     """Return the lines of Python that load an adapter.
 
-    `kind` is the task of its model, where the manifest does not say it; `registry` is where the
-    reference is found, if not in the reader's own registry.
+    `kind` is the task of its model, if not in the manifest; `registry` is the location of the
+    reference, if not the reader's own registry.
     """
     head = next(iter(manifest.heads), None)
     chosen = with_head(manifest, head)
@@ -284,7 +284,7 @@ def peft_lines(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the imports and the lines that load an adapter in peft from `source`, an expression.
 
-    `kind` is the task of the model that it is loaded on.
+    `kind` is the task of the model to load it on.
     """
     auto = backbone_auto_class(manifest, kind)
     outputs = len(manifest.labels) or 1
@@ -331,9 +331,9 @@ def _training(manifest: Manifest) -> Iterator[str]:
 
 
 def stretches_of(training: Mapping[str, Any]) -> list[str]:
-    """Name the steps after which a resumed run had other settings, with both values of each.
+    """List the steps where a resumed run changed settings, with both values of each setting.
 
-    Records of another form, by strangers, are left out.
+    Malformed records, by strangers, are skipped.
     """
     recorded, lines = training.get("stretches"), []
     for each in recorded if isinstance(recorded, list) else ():
@@ -347,18 +347,18 @@ def stretches_of(training: Mapping[str, Any]) -> list[str]:
 
 
 def started_from(manifest: Manifest) -> str:
-    """Name the adapter that the training started from; "" for a usual start."""
+    """Describe the adapter that the training started from; "" for a normal start."""
     return _origin_text(manifest.training.get("from"))
 
 
 def built_from(manifest: Manifest) -> list[str]:
-    """Name the adapters that were copied into one, such as a fusion."""
+    """List the adapters that were copied into one, such as a fusion."""
     copied = manifest.training.get("on")
     return list(filter(None, map(_origin_text, copied if isinstance(copied, list) else [])))
 
 
 def _origin_text(start: object) -> str:
-    """Write a record of another adapter, which may come from a stranger; "" if it is none."""
+    """Format a record of another adapter, possibly from a stranger; "" if it is malformed."""
     if not isinstance(start, dict):
         return ""
     name, version, digest = (

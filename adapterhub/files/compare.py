@@ -22,7 +22,7 @@ from adapterhub.files.tensors import TensorFile
 
 # Long, or compared by value; the method is in `methods`, with all its options.
 _LEFT_OUT = ("tensors", "files", "backbone.identity", "training.recipe.method")
-_CHUNK = 1 << 18  # values that are in memory at a time
+_CHUNK = 1 << 18  # values held in memory
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4",
           "I16": "<i2", "I8": "|i1", "U8": "|u1", "BOOL": "|u1"}  # fmt: skip
 
@@ -31,7 +31,7 @@ _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8",
 class TensorDifference:
     """A tensor of one or both adapters; its shape is None where it is missing.
 
-    `distance` is None unless both have it in the same shape.
+    `distance` is None unless both have the tensor in the same shape.
     """
 
     first: tuple[int, ...] | None
@@ -40,12 +40,12 @@ class TensorDifference:
 
 
 def manifest_differences(first: Manifest, second: Manifest) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ, as dotted paths, with both values; None where it is absent."""
+    """Return the differing fields, as dotted paths, with both values; None where absent."""
     return {path: (a, b) for path, (a, b) in differing_fields((first, second)).items()}
 
 
 def differing_fields(manifests: Sequence[Manifest]) -> dict[str, tuple[Any, ...]]:
-    """Return the fields that are not the same in all manifests, with the value in each."""
+    """Return the fields that differ between manifests, with the value in each."""
     flat = [dict(_flat("", _tree(manifest))) for manifest in manifests]
     paths = dict.fromkeys(path for fields in flat for path in fields)
     values = {path: tuple(fields.get(path) for fields in flat) for path in paths}
@@ -53,14 +53,14 @@ def differing_fields(manifests: Sequence[Manifest]) -> dict[str, tuple[Any, ...]
 
 
 def field_row(path: str, values: Iterable[Any], most: int) -> list[str]:
-    """Return a row of a table: a field as `train` takes it, and its values, cut at `most`."""
+    """Return a row of a table: a field in `train`'s form, and its values, truncated at `most`."""
     recipe, dot, option = path.partition("training.recipe.")
     typed = option if dot and not recipe and "." in option else path
     return [typed, *(value_text(value, most) for value in values)]
 
 
 def value_text(value: Any, most: int) -> str:
-    """Write the value of a field in at most so many characters, a digest by its start."""
+    """Format the value of a field in at most this many characters; truncate a digest."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -89,7 +89,7 @@ def tensor_differences(first: Saved, second: Saved) -> dict[str, TensorDifferenc
 
 
 def _numbers(file: TensorFile, name: str) -> Iterator[Any]:
-    """Yield the values of a tensor in double precision, some at a time."""
+    """Yield the values of a tensor in double precision, in pieces."""
     info = file.infos[name]
     dtype = np.dtype(_NUMPY[info.dtype])
     for piece in file.values(name, _CHUNK * dtype.itemsize):
@@ -97,7 +97,7 @@ def _numbers(file: TensorFile, name: str) -> Iterator[Any]:
 
 
 def _doubles(raw: Any, info: TensorInfo) -> Any:
-    """Convert stored values to doubles; numpy has no bf16, which is the upper half of a float."""
+    """Convert stored values to doubles; numpy lacks bf16, which is the upper half of a float."""
     if info.dtype == "BF16":
         raw = (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float64)

@@ -1,7 +1,7 @@
 """The manifest of a saved adapter (`adapter.json`): contents, backbone, training.
 
-The types of the fields have their limits, which hold in both directions: `to_json` refuses to write
-what `from_json` would refuse to read. The bytes are canonical (sorted keys, two spaces, LF, UTF-8,
+The limits in the types of the fields apply in both directions: `to_json` refuses to write values
+that `from_json` would refuse to read. The bytes are canonical (sorted keys, two spaces, LF, UTF-8,
 one newline at the end). The field `sha256` is the digest of the canonical bytes without that field,
 so any changed byte is detected. It protects against damage, not against forgery.
 
@@ -9,7 +9,7 @@ A reader ignores an unknown field that is null, false, "", [] or {}: a later ver
 a field where it has no effect. Any other unknown field raises "needs a newer adapterhub"; the field
 `requires` names the version.
 
-With one head alone, an adapter that has several is like any other:
+With one head selected, an adapter with several heads is like any other:
 
     heads.rte.classifier.weight   the tensor in the file
     head.classifier.weight        its name in the adapter with the head `rte` alone
@@ -36,10 +36,10 @@ from adapterhub.files.shown_table import ERRORS, TEST
 SCHEMA_VERSION = 1
 LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "wer", "cer"})
 """Metrics for which smaller values are better."""
-REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
-UNNAMED = "default"  # the name of an adapter that was given none
-FAMILY = "family"  # in `training`: the row of sites, if it is not that of the backbone's type
-HEAD_MODULES = "head_modules"  # in `training`: those that the caller named as a module's head
+REQUIRES = "0.1.0"  # the oldest adapterhub that can read files of this one
+UNNAMED = "default"  # the name of an unnamed adapter
+FAMILY = "family"  # in `training`: the row of sites, if not the backbone type's row
+HEAD_MODULES = "head_modules"  # in `training`: the caller's choice of a module's head
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
 MAX_HEADER_BYTES = 8 << 20
@@ -58,7 +58,7 @@ def _distinct(path: str, value: tuple[object, ...]) -> list[str]:
 
 def _small(path: str, value: object) -> list[str]:
     size = len(canonical_json({path: value}))
-    if size > MAX_METHODS_BYTES:  # ranks for every site of 100 layers take half of that
+    if size > MAX_METHODS_BYTES:  # ranks for all sites of 100 layers take half of that
         return [f"{path}: {size} bytes, more than {MAX_METHODS_BYTES}"]
     return []
 
@@ -150,9 +150,9 @@ class BackboneRef:
 
     `id` is a Hub id or a logical name, never a path; `revision` is the resolved commit, or None;
     `fingerprint` names the weights; `model_type` is the family. `dtype` and `quantization` record
-    how the backbone was loaded for training; they are not part of its identity. `identity` is what
-    a backbone is compared with, see `adapterhub.backbones.fingerprint`; files of other
-    libraries have none.
+    how the backbone was loaded for training; they are not part of its identity. `identity` is
+    compared with backbones, see `adapterhub.backbones.fingerprint`; files of other libraries lack
+    it.
     """
 
     id: BackboneId
@@ -165,7 +165,7 @@ class BackboneRef:
 
     @property
     def location(self) -> str:
-        """What to load it from: the id, or a folder if the id is a local name."""
+        """The source to load it from: the id, or a folder if the id is a local name."""
         local = re.fullmatch(r"([\w.-]+)--[0-9a-f]{12}", self.id)
         return f"path/to/{local[1]}" if local else self.id
 
@@ -174,10 +174,10 @@ class BackboneRef:
 class TaskHead:
     """The task head of an adapter.
 
-    `kind` is a task of `load_backbone`; `problem_type` is the one of transformers, which selects
-    the loss; `pooling` is what the head reads of each text, None for the choice of the model's
-    class; `activation` is the one between the two layers of a head that takes the place of that of
-    the model's class, "linear" if it has one layer, None for the head of the class.
+    `kind` is a task of `load_backbone`; `problem_type` is transformers' option that selects the
+    loss; `pooling` is the pooling in front of the head, None for the choice of the model's class;
+    `activation` is between the two layers of a head that replaces the head of the model's class,
+    "linear" if it has one layer, None for the head of the class.
     """
 
     kind: Word | None = None
@@ -212,7 +212,7 @@ class NewToken:
 class FoundationRef:
     """An adapter that this one was trained on, and is active above.
 
-    `digest` is the sha256 of its manifest, which has those of its tensors. `version` and
+    `digest` is the sha256 of its manifest, which has the sha256 of its tensors. `version` and
     `reference`, the text that finds it in a registry or on a hub, are None for a folder.
     """
 
@@ -245,11 +245,11 @@ class Manifest:
 
     `methods` is the normalised method spec, one `{name: {option: value}}` each, with all options;
     `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`, `processor`
-    that of its image processor or feature extractor; `training`
-    contains the recipe, the data hash and the seed; `on` lists the adapters below this one, which
-    gets their outputs; `tensors` and `files` (sha256 of the tensor file) are filled on saving. With
-    several `heads`, by name, `labels` and `head` are empty, and the tensors of a head are called
-    `heads.NAME.*`. `description`, `license`, `language` and `tags` are for registries.
+    the identity of its image processor or feature extractor; `training` contains the recipe, the
+    data hash and the seed; `on` lists the adapters below this one, which receives their outputs;
+    `tensors` and `files` (sha256 of the tensor file) are filled on saving. With several `heads`, by
+    name, `labels` and `head` are empty, and the tensors of a head are called `heads.NAME.*`.
+    `description`, `license`, `language` and `tags` are for registries.
     """
 
     schema_version: Annotated[int, schema.integer(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
@@ -280,7 +280,7 @@ class Manifest:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether the adapter was given no name: it has that of `attach`, perhaps with a number."""
+        """Whether the adapter has only the default name of `attach`, possibly with a number."""
         return re.fullmatch(rf"{UNNAMED}(-\d+)?", self.name) is not None
 
     @property
@@ -339,9 +339,9 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
     return manifest
 
 
-@lru_cache(maxsize=16)  # that of a pulled adapter is read for its entry, its check and its load
+@lru_cache(maxsize=16)  # a pulled adapter's is read for its entry, check and load
 def _parsed(data: bytes) -> tuple[Manifest | None, str, Sequence[str]]:
-    """Return the manifest, which release it needs if that is a newer one, and its problems."""
+    """Return the manifest, the release that it needs if newer, and its problems."""
     tree, offenders = schema.parse_object(data, MAX_MANIFEST_BYTES)
     if needed := _newer(tree):
         return None, needed, ()
@@ -357,7 +357,7 @@ def _parsed(data: bytes) -> tuple[Manifest | None, str, Sequence[str]]:
 
 
 def _newer(tree: Mapping[str, Any]) -> str:
-    """Return which later version a manifest needs, first: schema problems would be misleading."""
+    """Return the later version that a manifest needs; checked before misleading schema problems."""
     version, requires = tree.get("schema_version"), tree.get("requires")
     is_release = isinstance(requires, str) and re.fullmatch(_RELEASE, requires)
     if is_release and _release(str(requires)) > _release(__version__):
@@ -396,15 +396,15 @@ ONE_HEAD, SEVERAL_HEADS = "head.", "heads."
 
 
 def with_head(manifest: Manifest, head: str | None) -> Manifest:
-    """Return the manifest of the adapter with one of its heads alone.
+    """Return the manifest of the adapter with only one of its heads.
 
-    Its tensors have the names that they have with one head; `name_in_file` returns those in the
-    file. Without several heads, the manifest stays as it is.
+    Its tensors have the names for one head; `name_in_file` returns the names in the file. Without
+    several heads, the manifest is unchanged.
 
-    `head` is None if the adapter has one at most.
+    `head` is None if the adapter has at most one.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one.
+        ConfigError: the adapter has several heads and `head` is missing, or it lacks this head.
     """
     if head is None and not manifest.heads:
         return manifest
@@ -435,7 +435,7 @@ def without_heads(manifest: Manifest) -> Manifest:
 
 
 def only_head(manifest: Manifest) -> Manifest:
-    """Return the manifest of the adapter's head alone, with what it reads of the states."""
+    """Return the manifest of only the adapter's head, with its pooling of the states."""
     tensors = {n: t for n, t in manifest.tensors.items() if n.startswith(ONE_HEAD)}
     return replace(manifest, methods=({"head": {}},), tensors=tensors, tokens=(), on=())
 
@@ -454,7 +454,7 @@ def _few_heads(labels: Sequence[str]) -> str:
 
 
 def name_in_file(name: str, head: str | None) -> str:
-    """Return the name of a tensor in the file, from that in the adapter with one head alone."""
+    """Return the name of a tensor in the file, from its name in the adapter with one head."""
     if head is None or not name.startswith(ONE_HEAD):
         return name
     return f"{SEVERAL_HEADS}{head}.{name.removeprefix(ONE_HEAD)}"
@@ -492,7 +492,7 @@ def _training_of(training: Mapping[str, Any], head: str) -> dict[str, Any]:
 
 
 def _of_head(metrics: Mapping[str, Any], head: str) -> dict[str, Any]:
-    """Return what belongs to the metrics of one head, under their usual names."""
+    """Return the values for the metrics of one head, under their usual names."""
     found = {}
     for name, value in metrics.items():
         tested = TEST if name.startswith(TEST) and head != TEST.rstrip("/") else ""

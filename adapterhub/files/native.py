@@ -110,11 +110,11 @@ MAX_CARD_BYTES = 1 << 20
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
 FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, SIGNATURE_FILE, *PEFT_FILES})
-# The digests of peft's files, and the signatures of that list, by whoever signed the manifest.
+# The digests of peft's files, and the signatures of that list by the signers of the manifest.
 BESIDE_FILE, BESIDE_SIGNATURE = "beside.json", "beside.sig"
 BESIDE = (*PEFT_FILES, BESIDE_FILE, BESIDE_SIGNATURE)  # published with an adapter, never pulled
 ON_FOLDER = "on"  # copies of the adapters that this one was trained on
-_COPY_DIGITS = 16  # of the digest of one, in the name of its folder
+_COPY_DIGITS = 16  # characters of a digest in the name of its folder
 
 
 def write_adapter(
@@ -131,8 +131,8 @@ def write_adapter(
     Creates missing parent folders. An existing folder is replaced atomically, and only if it
     contains nothing but an adapter.
 
-    The card is generated from the manifest unless it is given. `beside` writes folders beside the
-    files, before they are in place.
+    The card is generated from the manifest by default. `beside` writes folders next to the files,
+    before they are moved into place.
 
     Raises:
         OutputError: the adapter is empty or not representable, or `folder` cannot be written; the
@@ -172,7 +172,7 @@ def check_writable(
     """Check that an adapter can be saved with tensors of these sizes, whatever their values.
 
     Returns:
-        The manifest as it is read from the bytes that would be written.
+        The manifest, as read from the bytes that would be written.
 
     Raises:
         OutputError: it cannot be saved; lists every problem.
@@ -191,15 +191,15 @@ def check_writable(
 def _described(
     manifest: Manifest, infos: dict[str, TensorInfo], sha256: str, card: str
 ) -> dict[str, bytes]:
-    """Return the manifest of tensors with this digest, and the card, which may be given."""
+    """Return the manifest of tensors with this digest, and the given or generated card."""
     filled = replace(manifest, tensors=infos, files={TENSORS_FILE: sha256})
     return {MANIFEST_FILE: to_json(filled), CARD_FILE: card_bytes(card or card_of(filled))}
 
 
 def replaceable(folder: Path) -> frozenset[str]:
-    """Return the names of what a new adapter may replace in a folder.
+    """Return the names of the entries that a new adapter may replace in a folder.
 
-    The folder of adapters below is among them unless it has anything else.
+    They include the folder of adapters below unless it has other contents.
     """
     on = folder / ON_FOLDER
     if not is_plain_folder(on):
@@ -222,7 +222,7 @@ def adapter_folder(folder: Path) -> Path:
     """Return the folder with the adapter's files, as `find_adapter`.
 
     Raises:
-        FileError: there is no adapter.
+        FileError: the folder does not contain an adapter.
     """
     if inner := find_adapter(folder):
         return inner
@@ -231,17 +231,17 @@ def adapter_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Saved:
-    """The adapter in a folder: its manifest, read once, and its other files when they are used.
+    """The adapter in a folder: its manifest, read once, and its other files, read when used.
 
-    Whoever got one loads, copies and signs the bytes that it verified: files that change afterwards
-    are refused, as they have not the digests of this manifest.
+    Loading, copying and signing use the verified bytes: files that change afterwards are refused,
+    since they do not match the digests of this manifest.
 
     Attributes:
         folder: its files.
-        manifest: what it is.
+        manifest: the manifest.
         digest: the sha256 of the manifest, which contains the sha256 of the tensors.
         data: the bytes of the manifest.
-        on: the adapters that it was trained on, once they are found.
+        on: the adapters that it was trained on, once found.
     """
 
     folder: Path
@@ -254,7 +254,8 @@ class Saved:
     def at(cls, folder: str | Path | Saved, sha256: str | None = None) -> Saved:
         """Read and verify the manifest of the adapter in `folder`; open no other file.
 
-        Its bytes must have the digest `sha256`, if given. What was read already is returned.
+        Its bytes must have the digest `sha256`, if given. A manifest that was already read is
+        reused.
 
         Raises:
             FileError: the manifest is missing or invalid, or the folder contains symbolic links.
@@ -282,7 +283,7 @@ class Saved:
         """Read the adapter of a folder, or of a training run's folder, as `at`.
 
         Raises:
-            FileError: there is no adapter, or its manifest is invalid.
+            FileError: the adapter is missing, or its manifest is invalid.
         """
         return cls.at(adapter_folder(expanded(folder)))
 
@@ -290,7 +291,7 @@ class Saved:
         """Open the tensor file; no value is read yet.
 
         Raises:
-            FileError: it is missing, or has other sizes or tensors than the manifest.
+            FileError: it is missing, or its sizes or tensors differ from the manifest.
         """
         return open_tensors(self.folder, self.manifest)
 
@@ -318,7 +319,7 @@ class Saved:
         return self
 
     def signatures(self) -> tuple[Signature, ...]:
-        """Read the signatures beside the manifest; empty if there is no such file.
+        """Read the signatures next to the manifest; empty if the file does not exist.
 
         Raises:
             FileError: the file is a link, too large, or not valid.
@@ -344,14 +345,13 @@ class Saved:
     def copy_to(self, target: Path, files: Mapping[str, bytes]) -> None:
         """Write a copy of the tensors into `target`, with the other files, given by name.
 
-        The bytes that are written are those that were verified, so the source may change at any
-        time.
+        The verified bytes are written, so the source may change at any time.
 
         Raises:
             FileError: the tensors do not match the manifest; `target` is then incomplete.
         """
         with self.open_tensors() as file:
-            file.check()  # before a file of holes takes space on the disk
+            file.check()  # before a sparse file takes space on the disk
             write_files(target, {**files, TENSORS_FILE: file.pieces()})
 
 
@@ -374,10 +374,10 @@ def _complete(manifest: Manifest, folder: Path) -> Manifest:
 
 @dataclass(frozen=True)
 class Foundation:
-    """An adapter that others were trained on, with its files here.
+    """An adapter that others were trained on, with local files.
 
     Attributes:
-        ref: what a manifest records of it.
+        ref: its record in a manifest.
         saved: its files, and the adapters that it was trained on itself.
     """
 
@@ -386,19 +386,19 @@ class Foundation:
 
 
 def copy_of(folder: Path, ref: FoundationRef) -> Path:
-    """Return where the folder of an adapter has the copy of one that it was trained on."""
+    """Return the path of the copy of an adapter that another one was trained on."""
     return folder / ON_FOLDER / ref.digest[:_COPY_DIGITS]
 
 
 def write_copies(folder: Path, foundations: Sequence[Foundation]) -> None:
-    """Write verified copies of adapters, and of those below them, into the folder of another one.
+    """Write verified copies of adapters, and of adapters below them, into the folder of another.
 
     Raises:
-        FileError: the files of one changed since they were found.
+        FileError: the files of an adapter changed since they were found.
     """
     for each in foundations:
         target = copy_of(folder, each.ref)
-        if target.exists():  # named twice
+        if target.exists():  # already written
             continue
         target.mkdir(parents=True)
         _write_copy(target, each)
@@ -406,10 +406,10 @@ def write_copies(folder: Path, foundations: Sequence[Foundation]) -> None:
 
 
 def check_foundations(saved: Saved) -> None:
-    """Check that the adapters which an adapter was trained on were found, in order.
+    """Check that all adapters which an adapter was trained on were found, in order.
 
     Raises:
-        FileError: others, or none.
+        FileError: they differ or are missing.
     """
     manifest = saved.manifest
     if tuple(each.ref.digest for each in saved.on) == tuple(ref.digest for ref in manifest.on):
@@ -423,14 +423,14 @@ def check_foundations(saved: Saved) -> None:
 
 
 def all_below(foundations: Sequence[Foundation]) -> Iterator[Foundation]:
-    """Yield adapters and those below them, the lowest of each first."""
+    """Yield adapters and the adapters below them, the lowest of each first."""
     for each in foundations:
         yield from all_below(each.saved.on)
         yield each
 
 
 def chain_text(foundations: Sequence[Foundation]) -> str:
-    """Name adapters with those below them: `domain@v1 (sha256 ...), which is on lang@v1 (...)`."""
+    """Describe adapters and their chains: `domain@v1 (sha256 ...), which is on lang@v1 (...)`."""
     texts = []
     for each in foundations:
         on = each.saved.on
@@ -440,7 +440,7 @@ def chain_text(foundations: Sequence[Foundation]) -> str:
 
 
 def copy_problems(saved: Saved) -> list[str]:
-    """List the copies that the folder of an adapter lacks, or that were altered."""
+    """List the copies that are missing in the folder of an adapter, or altered."""
     problems = []
     for ref in saved.manifest.on:
         copy = copy_of(saved.folder, ref)
@@ -454,7 +454,7 @@ def copy_problems(saved: Saved) -> list[str]:
 
 
 def _write_copy(target: Path, foundation: Foundation) -> None:
-    """Copy the files of an adapter, if they have the digests that are expected."""
+    """Copy the files of an adapter, if they have the expected digests."""
     saved = foundation.saved
     try:
         files = {MANIFEST_FILE: saved.data}

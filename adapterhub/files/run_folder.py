@@ -1,4 +1,4 @@
-"""The output folder of a training run: what is next to the adapter, or in its place."""
+"""The output folder of a training run: files next to the adapter, or instead of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from adapterhub.files.manifest import Manifest
 
 RECIPE_FILE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
-_MOST_LISTED = 8  # names in the description of a folder
+_MOST_LISTED = 8  # names listed in the description of a folder
 
 
 def no_adapter(folder: Path) -> FileError:
-    """Build the error for a folder without an adapter: what is there instead."""
+    """Build the error for a folder without an adapter, listing its contents."""
     expected = "the folder of an adapter, or the output folder of a finished run"
     if not is_folder(folder):
         exists = os.path.lexists(folder)
@@ -63,9 +63,9 @@ def backbone_of_adapter(
 ) -> tuple[str, str | None]:
     """Return the folder or Hub id of an adapter's backbone, and its revision.
 
-    The user's choice, otherwise the folder that was recorded for a local backbone, otherwise the
-    one in the recipe of the run that made the adapter, otherwise the id in the manifest, at its
-    commit. Folders that do not exist on this machine are passed over.
+    In this order: the user's choice, the recorded folder of a local backbone, the backbone in the
+    recipe of the adapter's run, or the id in the manifest, at its commit. Folders that do not exist
+    on this machine are skipped.
 
     `backbone` is the user's choice, if any.
     """

@@ -39,12 +39,12 @@ def canonical_json(tree: Mapping[str, Any]) -> bytes:
 
 
 def with_lf(data: bytes) -> bytes:
-    """Return a text with the line ends that it was written with, before git changed them."""
+    """Return a text with its original line ends, before git changed them."""
     return data.replace(b"\r\n", b"\n")
 
 
 def not_canonical(tree: Mapping[str, Any], data: bytes) -> str:
-    """Return what is wrong with the bytes of a file that was written as canonical JSON, or ""."""
+    """Describe the problem with the bytes of a file in canonical JSON; "" if there is none."""
     written = canonical_json(tree)
     if written == data:
         return ""
@@ -256,7 +256,7 @@ def _free_leaf(path: str, value: object) -> list[str]:
 
 
 def surrogate_problem(path: str, value: str) -> list[str]:
-    """Return one line if `value` cannot be encoded as UTF-8, else none."""
+    """Return one line if `value` cannot be encoded as UTF-8, otherwise none."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -273,14 +273,14 @@ _PATH = re.compile(
 
 
 def path_problem(path: str, value: str) -> list[str]:
-    """Return one line if `value` contains an absolute, home or Windows path, else none."""
+    """Return one line if `value` contains an absolute, home or Windows path, otherwise none."""
     if _PATH.search(value):
         return [f"{path}: {show(value)} contains an absolute path of one machine"]
     return []
 
 
 def name_problem(path: str, value: object) -> list[str]:
-    """Return one line if a value is no name of an adapter, else none."""
+    """Return one line if a value is not a valid adapter name, otherwise none."""
     if not isinstance(value, str) or not 0 < len(value) <= 200:
         return [f"{path}: {show(value)} is not a name of 1 to 200 characters"]
     if value != value.strip() or not value.isprintable():

@@ -1,11 +1,11 @@
-"""What is shown: a score with its error, and a table of texts.
+"""Display of scores with their errors, and of tables of texts.
 
-A score has the rows that it is of and its 95 % interval, as recorded and written:
+A score has its number of rows and its 95 % interval, as recorded and written:
 
     accuracy     0.7333 (0.61-0.83, n = 60)     with an en dash, where it can be printed
 
-A table is shown in Markdown and in HTML here, on a terminal by `cli/_format.py`. Titles and cells
-may be texts of others: each way to show them keeps them text.
+A table is rendered here in Markdown and HTML, and by `cli/_format.py` on a terminal. Titles and
+cells may be untrusted text: each form escapes them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from adapterhub.errors import counted, one_line, printable
 
 EN_DASH = "\N{EN DASH}"
 ERRORS = "errors"  # in the training record of a manifest: {metric: {n, low, high}}
-TEST = "test/"  # before the names of metrics of rows that chose nothing
+TEST = "test/"  # prefix of metrics on rows that were not used for selection
 _FEWEST_DIGITS, _MOST_DIGITS = 2, 4  # decimals of an interval
 
 
 @dataclass(frozen=True)
 class ScoreError:
-    """How sure a score is.
+    """The uncertainty of a score.
 
     Attributes:
         rows: the number of rows that it was computed from.
-        groups: the number of groups, such as queries, that they are of; None: each is its own.
-        low: the lower end of its 95 % interval; None if it has none.
+        groups: the number of groups, such as queries; None: each row is its own group.
+        low: the lower end of its 95 % interval; None if unknown.
         high: the upper end.
     """
 
@@ -43,7 +43,7 @@ class ScoreError:
 
     @property
     def interval(self) -> str:
-        """The interval in as many digits as it deserves; "" without one."""
+        """The interval, rounded to its significant digits; "" without one."""
         if self.low is None or self.high is None:
             return ""
         width = self.high - self.low
@@ -59,7 +59,7 @@ class ScoreError:
         return ", ".join(filter(None, (self.interval, number)))
 
     def record(self) -> dict[str, float]:
-        """Return what is recorded: {n, groups, low, high}, in six digits, where it is known."""
+        """Return the record: the known values of {n, groups, low, high}, in six digits."""
         counts = {"n": self.rows}
         counts |= {} if self.groups is None else {"groups": self.groups}
         if self.low is None or self.high is None:
@@ -69,12 +69,12 @@ class ScoreError:
 
 
 def score_text(value: str, error: ScoreError | None) -> str:
-    """Write a score with its error: "0.7333 (0.61-0.83, n = 60)"; alone if that is unknown."""
+    """Format a score with its error: "0.7333 (0.61-0.83, n = 60)"; only the score if unknown."""
     return f"{value} ({error})" if error else value
 
 
 def recorded_errors(records: object) -> dict[str, ScoreError]:
-    """Read the errors of scores, by metric; records of another form, by strangers, are left out."""
+    """Read the errors of scores, by metric; malformed records, by strangers, are skipped."""
     found = {}
     for name, record in records.items() if isinstance(records, Mapping) else ():
         rows, *ends = (_number(record, key) for key in ("n", "low", "high"))
@@ -99,19 +99,19 @@ _NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:\N{EN DASH}-]*")
 _MOST = 4000  # characters of one value: twice the longest description
 # Inline markup, HTML and entities; underscores inside a word are literal anyway (section 6.2).
 _INLINE = re.compile(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])")
-# What begins a heading, list, quote or rule, or underlines a heading, at the start of a line.
+# Markers at the start of a line: a heading, list, quote, rule or heading underline.
 _START = re.compile(r"[#+=:-]|\d+(?=[.)])")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell that is more than its text.
+    """A cell with more than its text.
 
     Attributes:
-        text: what is shown.
-        number: what its column is sorted by; None comes last.
-        markdown: what Markdown shows in place of the text, such as a link.
-        link: where the text leads in HTML: an address that is relative to the page.
+        text: the displayed text.
+        number: the sort key of its column; None comes last.
+        markdown: a replacement for the text in Markdown, such as a link.
+        link: the target of the text in HTML: an address relative to the page.
     """
 
     text: str
@@ -129,7 +129,7 @@ class ShownTable:
         rows: the cells of each row.
         numbers: whether the other columns are numbers, which are aligned on the right.
         title: the title of the table.
-        meanings: what each column means, in HTML; empty if none is explained.
+        meanings: the meaning of each column, in HTML; empty if none is explained.
         taken: the indices of the rows that are recommended.
     """
 
@@ -175,7 +175,7 @@ class ShownTable:
     def html(self, *, sortable: bool = False) -> str:
         """Return the table in HTML, without its title.
 
-        `sortable`: the page's script sorts it by the column that is clicked.
+        `sortable`: the page's script sorts it by the clicked column.
         """
         heads = "".join(map(_head, self.columns, self.meanings or [""] * len(self.columns)))
         rows = "\n".join(
@@ -221,7 +221,7 @@ def _in_html(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Escape a text of others for a paragraph, a heading or a table cell: one line, no markup."""
+    """Escape untrusted text for a paragraph, a heading or a table cell: one line, no markup."""
     line = _INLINE.sub(r"\\\g<0>", one_line(" ".join(text.split()), _MOST).replace("\x00", ""))
     if start := _START.match(line):
         end = start.end() if start.group().isdigit() else 0

@@ -3,18 +3,18 @@
     {"signatures": [{"digest": ..., "key": "ed25519:...", "name": "polite", "signature": ...,
                      "version": "v3"}], "version": 1}
 
-A signature says: the holder of this key calls the adapter whose manifest has this sha256 by this
-name and, unless `version` is null, this version. The manifest contains the sha256 of the tensors;
-the card is not covered. Signed are the bytes `adapterhub-signature-v1`, a line feed, and the
-canonical JSON of digest, name and version. The name prevents that an adapter is passed off as
-another one of the same signer, the version that an old one is passed off as a new one.
+A signature states that the holder of this key assigns this name and, unless `version` is null, this
+version to the adapter whose manifest has this sha256. The manifest contains the sha256 of the
+tensors; the card is not covered. The signed bytes are `adapterhub-signature-v1`, a line feed, and
+the canonical JSON of digest, name and version. The name prevents passing off an adapter as another
+one of the same signer; the version prevents passing off an old adapter as a new one.
 
-The file is canonical JSON of a closed schema. It is no part of a version: signatures may be added.
+The file is canonical JSON of a closed schema. It is not part of a version: signatures may be added.
 
 Keys are Ed25519, in files: a private key in PEM, a public key in one line, `ed25519:BASE64`. Base64
-is the one of URLs, without padding: it has no slash, so no key looks like a path. A private key is
-PKCS#8, optionally encrypted with a passphrase, and readable by its owner only. The id of a key, the
-start of its sha256, is for people; programs compare whole keys.
+is URL-safe and without padding: it does not contain slashes, so keys never look like paths. A
+private key is PKCS#8, optionally encrypted with a passphrase, and readable by its owner only. The
+id of a key, the start of its sha256, is only displayed; programs compare whole keys.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SMALL_ORDER = {
     0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
     0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
 }
-MAX_SIGNATURE_BYTES = 4 << 10  # for MAX_SIGNATURES of them, and names of 100 characters
+MAX_SIGNATURE_BYTES = 4 << 10  # room for MAX_SIGNATURES, with names of 100 characters
 MAX_SIGNATURES = 8
 _DOMAIN = b"adapterhub-signature-v1\n"
 
@@ -102,7 +102,7 @@ def parse_public_key(text: str) -> PublicKey:
     """Parse the line of a public key.
 
     Raises:
-        ConfigError: it is none, or one that anybody can sign for.
+        ConfigError: it is not a key, or a weak key that anyone can sign for.
     """
     if not re.fullmatch(KEY_PATTERN, text):
         raise ConfigError("not a public key", expected="ed25519: and 43 letters, digits, - and _")
@@ -130,7 +130,7 @@ def read_public_key(key: str | Path) -> PublicKey:
     """Read a public key from its file, or parse its text.
 
     Raises:
-        ConfigError: the text or the file holds no public key.
+        ConfigError: the text or the file does not contain a public key.
         FileError: the file cannot be read.
     """
     if str(key).startswith("ed25519:"):
@@ -149,12 +149,12 @@ def read_public_key(key: str | Path) -> PublicKey:
 def read_private_key(
     path: str | Path | PrivateKey, ask: Callable[[], str] | None = None
 ) -> PrivateKey:
-    """Read a private key; the passphrase is `$ADAPTERHUB_KEY_PASSPHRASE`, or what `ask` returns.
+    """Read a private key; the passphrase is `$ADAPTERHUB_KEY_PASSPHRASE`, or the result of `ask`.
 
-    A key is returned as it is.
+    A key is returned unchanged.
 
     Raises:
-        FileError: the file cannot be read, holds no Ed25519 key, or others can read it.
+        FileError: the file cannot be read, lacks an Ed25519 key, or is readable by others.
         ConfigError: the passphrase is missing or wrong, or cryptography is not installed.
     """
     if isinstance(path, PrivateKey):
@@ -178,7 +178,7 @@ def read_private_key(
 
 
 def write_key_pair(path: str | Path, passphrase: str | None = None) -> tuple[Path, PublicKey]:
-    """Create a key pair: the private key in `path`, the public key beside it in `.pub`.
+    """Create a key pair: the private key in `path`, the public key next to it in `.pub`.
 
     Returns:
         The file of the public key, and the key.
@@ -216,7 +216,7 @@ def _raw(text: str) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_file(path.resolve(), 1, _MAX_KEY_BYTES, None)  # one's own links are followed
+        return read_file(path.resolve(), 1, _MAX_KEY_BYTES, None)  # users' own links are followed
     except UnreadableError as error:
         raise FileError(f"{path}: {error}", expected="the file of a key") from None
 
@@ -271,7 +271,7 @@ def _ed25519() -> ModuleType:
 
 @dataclass(frozen=True, order=True)
 class Statement:
-    """What a signer says: the adapter with this digest has this name and version."""
+    """The statement of a signer: the adapter with this digest has this name and version."""
 
     digest: str
     name: str
@@ -294,7 +294,7 @@ class Signature:
 
     @property
     def signer(self) -> PublicKey:
-        """The key that the signature claims to be of."""
+        """The key that claims to have made the signature."""
         return PublicKey(self.key)
 
     @property
@@ -309,12 +309,12 @@ def _check_name(path: str, value: object) -> list[str]:
 
 @dataclass(frozen=True)
 class _Record:
-    """A signature as it is in a file."""
+    """A signature as stored in a file."""
 
     digest: Annotated[str, schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")]
     key: Annotated[str, key_problems]
     name: Annotated[str, _check_name]
-    # Of the last character, base64 decoders ignore four bits.
+    # Base64 decoders ignore four bits of the last character.
     signature: Annotated[str, schema.text(r"[A-Za-z0-9_-]{85}[AQgw]", "64 bytes in base64")]
     version: Annotated[str, schema.text(r"v[1-9][0-9]{0,8}", "a version, or null")] | None
 
@@ -346,7 +346,7 @@ def signatures_to_json(signatures: Iterable[Signature]) -> bytes:
     """Serialize signatures to the canonical bytes of `adapter.sig`.
 
     Raises:
-        OutputError: they are too many or too large.
+        OutputError: there are too many, or they are too large.
     """
     unique = {(s.key, s.statement): s for s in signatures}.values()
     trees = [{**asdict(s.statement), "key": s.key, "signature": s.signature} for s in unique]
@@ -382,7 +382,7 @@ def parse_signatures(data: bytes, source: str = SIGNATURE_FILE) -> tuple[Signatu
 
 
 def read_signatures(folder: Path) -> tuple[Signature, ...]:
-    """Read the signatures beside an adapter's manifest; empty if there is no such file.
+    """Read the signatures next to an adapter's manifest; empty if the file does not exist.
 
     Raises:
         FileError: the file is a link, too large, or not valid.

@@ -1,7 +1,7 @@
-"""The tensors of the native format: from and to bytes, and a file of them, read in pieces.
+"""The tensors of the native format: conversion to and from bytes, and reading a file in pieces.
 
 The format itself is described in `adapterhub.files.native`. A stranger's file may be as large as
-its manifest says, so that it is never in memory as a whole; all checks are made without torch.
+its manifest states, so it is never in memory as a whole. All checks run without torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TENSORS_FILE = "adapter.safetensors"
 COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 _ENTRY = {"dtype", "shape", "data_offsets"}
-# Of each dtype that may be infinite: the integers of its bits, and those of the exponent.
+# For each dtype that may be infinite: the integer dtype of its bits, and the exponent mask.
 _EXPONENTS = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
     "F32": ("<u4", 0x7F80_0000),
@@ -44,7 +44,7 @@ _EXPONENTS = {
 
 
 class TensorFile:
-    """The open tensor file of an adapter, with the sizes that its manifest and its header say.
+    """The open tensor file of an adapter, with the sizes in its manifest and header.
 
     Attributes:
         infos: the tensors by name.
@@ -63,16 +63,16 @@ class TensorFile:
         self._offsets = self._read_header(file.read(length))
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of the file, some at a time; what was yielded is right if this ends.
+        """Yield the bytes of the file in pieces; they are verified once the iteration ends.
 
         Raises:
-            FileError: it has not the digest of the manifest.
+            FileError: the digest differs from the manifest.
         """
         for _, piece in self._verified():
             yield piece
 
     def tensor_pieces(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each tensor's name with some of its bytes at a time, as `pieces`."""
+        """Yield each tensor's name with pieces of its bytes, as `pieces`."""
         return ((name, piece) for name, piece in self._verified() if name)
 
     def values(self, name: str, most: int) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ class TensorFile:
         """Check the digest of the file, and that all values are finite.
 
         Raises:
-            FileError: they are not; the error lists every such tensor.
+            FileError: a check fails; the error lists every such tensor.
         """
         bad: Counter[str] = Counter()
         for name, piece in self.tensor_pieces():
@@ -93,10 +93,10 @@ class TensorFile:
         self.refuse(bad)
 
     def refuse(self, bad: Mapping[str, int]) -> None:
-        """Refuse tensors with values that are not finite, given how many by name.
+        """Refuse tensors with non-finite values, given their counts by name.
 
         Raises:
-            FileError: there are some.
+            FileError: a count is positive.
         """
         lines = [
             not_finite(name, count, math.prod(self.infos[name].shape))
@@ -120,10 +120,10 @@ class TensorFile:
             check_sha256(digest.hexdigest(), self._sha256, self._size)
 
     def _read_header(self, data: bytes) -> dict[str, int]:
-        """Return where each tensor begins, from a header that agrees with the manifest.
+        """Return the start of each tensor, from a header that agrees with the manifest.
 
         Raises:
-            FileError: it does not; the error lists every difference.
+            FileError: the header differs; the error lists every difference.
         """
         header, problems = parse_object(data, len(data))
         metadata = header.pop("__metadata__", {})
@@ -183,7 +183,7 @@ def open_tensors(folder: Path, manifest: Manifest) -> Iterator[TensorFile]:
     """Open the tensor file of the adapter with this manifest; no value is read yet.
 
     Raises:
-        FileError: it is missing, or has other sizes or tensors than the manifest.
+        FileError: it is missing, or its sizes or tensors differ from the manifest.
     """
     declared = manifest.nbytes
     if problems := size_problems(declared):
@@ -207,13 +207,13 @@ def _damaged(folder: Path, problems: list[str]) -> FileError:
 
 
 def _begin(entry: Mapping[str, Any]) -> int:
-    """Return where the bytes of a tensor begin, by its entry in a header; -1 if that is broken."""
+    """Return the start of a tensor's bytes, by its entry in a header; -1 if the entry is broken."""
     offsets = entry["data_offsets"]
     return offsets[0] if isinstance(offsets, list) and offsets and type(offsets[0]) is int else -1
 
 
 def not_finite(name: str, bad: int, values: int) -> str:
-    """Say how many values of a tensor are not numbers."""
+    """Describe the number of non-finite values of a tensor."""
     return f"{name}: {bad} of {values} values are NaN or infinite"
 
 
@@ -249,7 +249,7 @@ def checked_copies(
 
 
 def checked_infos(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
-    """Return what a manifest has of tensors, which may be divided over processes.
+    """Return a manifest's entries for tensors, which may be sharded over processes.
 
     Raises:
         OutputError: they cannot be saved, whatever their values; lists every problem.
@@ -341,7 +341,7 @@ def verified_tensors(file: TensorFile) -> dict[str, torch.Tensor]:
     """Read the tensors of an open file, sorted by name.
 
     Raises:
-        FileError: the file has not the digest of its manifest, or values that are not finite.
+        FileError: the file does not match the digest of its manifest, or has non-finite values.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Adapters into the weights of their backbone, and several adapters into one.
+"""Merge adapters into the weights of their backbone, and combine several adapters into one.
 
 Nothing here trains.
 """

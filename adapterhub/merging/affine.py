@@ -4,10 +4,10 @@ If a site module f is affine in the host's input x and output y = W x + b, then 
 
     y' = f(x, W x + b) = W' x + b'       W'ᵀ = f(I, Wᵀ) - f(0, 0)       b' = f(0, b)
 
-No method implements W' and b': they are computed by calling the host's slot, which applies all
-active modules in their order, as in a forward pass. As x, it gets the unit vectors, the rows of I;
-as y, their products with W, the rows of Wᵀ. The outputs are the rows of W'ᵀ, plus the constant
-f(0, 0). Modules that change the input come first, x' = G x, which gives W' G.
+Methods do not implement W' and b': they are computed by calling the host's slot, which applies all
+active modules in order, as in a forward pass. Its x are the unit vectors, the rows of I; its y are
+their products with W, the rows of Wᵀ. The outputs are the rows of W'ᵀ, plus the constant f(0, 0).
+Modules that change the input come first, x' = G x, which gives W' G.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CHUNK = 2048  # unit vectors per call of the slot
 
 
 def merged_parameters(host: nn.Module, slot: nn.Module | None) -> dict[str, Tensor]:
-    """Compute the parameters with which a host replaces itself and its slot, in fp32, by name.
+    """Compute the parameters of a host merged with its slot, in fp32, by name.
 
     Raises:
-        MergeError: the result needs a bias, and the projection has none.
+        MergeError: the result needs a bias, but the projection lacks one.
     """
     if isinstance(slot, MatrixSlot | EmbeddingSlot):
         return _checked(host, slot, merged_matrices(host, slot))
@@ -49,7 +49,7 @@ def _checked(
     """Leave out new biases that are zero, and refuse others.
 
     Raises:
-        MergeError: the result needs a bias, and the host has none.
+        MergeError: the result needs a bias, but the host lacks one.
     """
     new = [name for name in merged if parameter_at(host, name) is None]
     if any(bool(merged[name].any()) for name in new):
@@ -75,7 +75,7 @@ def merged_names(site: Site) -> tuple[str, ...]:
 
 
 def merged_held_weights(host: nn.Module, slot: HeldWeightSlot) -> dict[str, Tensor]:
-    """Compute the weights that a host holds, with the active modules in them, in fp32."""
+    """Compute the weights of a host merged with the active modules, in fp32."""
     merged: dict[str, Tensor] = {}
     with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
         for name, weight in slot.weights(host, slot.keys).items():
@@ -93,13 +93,13 @@ def merged_held_weights(host: nn.Module, slot: HeldWeightSlot) -> dict[str, Tens
 
 
 def merged_weight_and_bias(host: nn.Module, slot: OutputSlot) -> tuple[Tensor, Tensor | None]:
-    """Compute the weight and bias with which a projection replaces itself and its slot, in fp32.
+    """Compute the weight and bias of a projection merged with its slot, in fp32.
 
     Returns:
         W': (d_out, d_in) and b': (d_out,); b' is None if the bias does not change.
 
     Raises:
-        MergeError: the result needs a bias, and the projection has none.
+        MergeError: the result needs a bias, but the projection lacks one.
     """
     with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
         weight, bias = read_weight(host), read_bias(host)

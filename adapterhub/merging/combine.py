@@ -1,7 +1,8 @@
-"""Combine several adapters into one new adapter: their task vectors, parameter by parameter.
+"""Combine several adapters into a new one, through their task vectors, parameter by parameter.
 
-The task vector of an adapter is what merging it would add to each parameter of the backbone, so
-every adapter that can be merged can be combined, whatever its methods. The result is stored as
+The task vector of an adapter is the change that merging it would add to each parameter of the
+backbone, so every adapter that can be merged can be combined, whatever its methods. The result is
+stored as
 
     a projection's weight   a low-rank update (`lora`) at the sites of the adapters: exact, with the
                             sum of their ranks, if all are low-rank and the combination is linear;
@@ -9,8 +10,8 @@ every adapter that can be merged can be combined, whatever its methods. The resu
                             share of energy. Without these, the whole weight
     all others              the parameter itself (biases, norms, whole weights)
 
-The head, with its labels, and newly initialized backbone parameters are those of one adapter: heads
-that were trained separately have no common start. It is the first one, if all have the same labels;
+The head with its labels, and newly initialized backbone parameters, come from one adapter, since
+separately trained heads lack a common start. It is the first adapter if all have the same labels;
 otherwise `head` must name one.
 """
 
@@ -42,43 +43,43 @@ from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.pissa import largest_components
 from adapterhub.methods.staged import Staged
 
-_LARGE, _ITERATIONS, _FIRST = 512, 8, 32  # of a randomized singular value decomposition
-_NAMED = 5  # parameters in an error
+_LARGE, _ITERATIONS, _FIRST = 512, 8, 32  # iterations of a randomized singular value decomposition
+_NAMED = 5  # parameters listed in an error
 RULES = ("linear", "ties", "dare", "dare-ties")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which of the singular values of an update are kept: all, so many, or the largest of a share.
+    """Selection of the singular values of an update: all, a number, or the largest of a share.
 
     Attributes:
-        rank: the most that are kept.
-        energy: the share of the sum of their squares that is kept, by the fewest that have it.
+        rank: the largest number of kept values.
+        energy: the share of the sum of squares to keep, with the fewest values.
     """
 
     rank: int | None = None
     energy: float | None = None
 
     def __bool__(self) -> bool:
-        """Return whether any may be left out."""
+        """Return whether any value may be dropped."""
         return self.rank is not None or self.energy is not None
 
     def size(self, values: Tensor, total: Tensor) -> int:
-        """Return how many are kept of these values, the largest first; at least one.
+        """Return the number of kept values, the largest first; at least one.
 
-        `total` is the sum of the squares of all.
+        `total` is the sum of the squares of all values.
         """
         size = len(values)
         if self.energy is not None:
             kept = values.double().square().cumsum(0)
-            most = torch.maximum(total, kept[-1])  # which both are rounded
+            most = torch.maximum(total, kept[-1])  # both are rounded
             size = int((kept < self.energy * most).sum()) + 1
         return max(min(size, self.rank or size, len(values)), 1)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How task vectors are combined; see `adapterhub.merging.combine`."""
+    """A rule to combine task vectors; see `adapterhub.merging.combine`."""
 
     how: str
     weights: tuple[float, ...]
@@ -111,7 +112,7 @@ class CombinedUpdates:
 
 @dataclass(frozen=True)
 class ProjectionUpdates:
-    """What the adapters change at one projection."""
+    """The changes of the adapters at one projection."""
 
     adapters: Sequence[Adapter]
     path: str
@@ -126,7 +127,7 @@ class ProjectionUpdates:
         return [placed for placed in adapter.placed if placed.site.host == self.path]
 
     def sites(self) -> list[Site]:
-        """List the sites to keep updates at: the whole projection if it is one, else its slices."""
+        """List the sites for updates: the whole projection if it is a site, or its slices."""
         placed = [placed for adapter in self.adapters for placed in self.placed(adapter)]
         sites = list({p.site.id: p.site for p in placed}.values())
         whole = [site for site in sites if site.part is None]
@@ -145,10 +146,9 @@ class ProjectionUpdates:
         return CombinedUpdates(deltas=biases) + self._stored(slices, rule.cut)
 
     def concatenated(self, rule: Rule) -> CombinedUpdates | None:
-        """Write the weighted sum of low-rank updates as one of the sum of their ranks, or fewer.
+        """Write the weighted sum of low-rank updates as one of the sum of their ranks, or less.
 
-        Returns:
-            None if there are other changes too.
+        Returns: None if there are other changes.
         """
         if rule.how != "linear" or self._weight_is_replaced():
             return None
@@ -177,7 +177,7 @@ class ProjectionUpdates:
     def task_vectors(self) -> dict[str, list[Tensor]]:
         """Compute the task vectors of weight, (d_out, d_in), and bias, in fp32.
 
-        Each adapter is active alone in turn; afterwards the last one is.
+        Each adapter is active alone in turn; the last one stays active.
         """
         host = self.host
         slot = host._modules[CHILD]
@@ -229,18 +229,18 @@ def combine(
             weight removes a task.
         density: the share of each task vector that ties and dare keep.
         rank: the largest rank of the updates of projections.
-        energy: the share of the squared singular values of each update that is kept, by the least
-            rank that has it; 1 keeps all of them.
-        seed: for the entries that dare drops.
+        energy: the share of the squared singular values of each update to keep, with the least
+            sufficient rank; 1 keeps all of them.
+        seed: the seed for the entries that dare drops.
         name: the new adapter's name.
         head: the adapter whose task, head and labels the new one gets; by default the first one,
             if all have the same labels.
 
     Raises:
         ConfigError: an unknown rule, or options out of range.
-        AttachError: a name that is not attached.
-        MergeError: an adapter that cannot be expressed as a change of weights or is on top of
-            others, or different heads.
+        AttachError: a name is not attached.
+        MergeError: an adapter cannot be expressed as a change of weights or is on top of others, or
+            heads differ.
     """
     adapters = _attached(model, names)
     owner = _owner_of_head(adapters, head)
@@ -256,27 +256,27 @@ def to_lora(
     energy: float | None = None,
     new_name: str = "converted",
 ) -> Adapter:
-    """Attach a LoRA that computes what an attached adapter does, and make it the active one.
+    """Attach a LoRA with the outputs of an attached adapter, and make it the active one.
 
         B A = dW
 
-    dW is what the adapter adds to the weight of a projection. Where its modules are products of low
-    rank already, B and A are these; otherwise, and for a smaller rank, they are the nearest ones.
-    `metadata.training["combined"]["lost"]` is the largest share of an update that was lost. So a
-    LoRA gets another rank, too.
+    dW is the change that the adapter adds to the weight of a projection. Where its modules are
+    already low-rank products, B and A are their factors; otherwise, and for a smaller rank, they
+    are the nearest ones. `metadata.training["combined"]["lost"]` is the largest lost share of an
+    update. This also changes the rank of a LoRA.
 
     Args:
-        model: the model that it is attached to.
+        model: the model with the adapter.
         name: the adapter.
         rank: the largest rank.
         energy: as in `combine`.
         new_name: the name of the LoRA.
 
     Raises:
-        ConfigError: a rank or an energy out of range.
-        AttachError: a name that is not attached.
-        MergeError: the adapter is no change of weights, changes more than the weights of
-            projections, or has no rank of its own and none was given.
+        ConfigError: a rank or an energy is out of range.
+        AttachError: the name is not attached.
+        MergeError: the adapter is not a change of weights, changes more than the weights of
+            projections, or lacks its own rank and `rank` is missing.
     """
     adapters = _attached(model, [name])
     rule = _rule("linear", None, 1.0, Cut(rank, energy), 0, 1)
@@ -307,7 +307,7 @@ def _attached_new(
 
 
 def _refuse_other_changes(adapter: Adapter, updates: CombinedUpdates) -> None:
-    """Refuse an adapter that no LoRA is equal to."""
+    """Refuse an adapter that is not equivalent to a LoRA."""
     weights = {f"{placed.site.host}.weight" for placed in adapter.placed}
     if others := sorted(updates.deltas.keys() - weights):
         raise MergeError(
@@ -355,7 +355,7 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
 
 
 def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
-    """Return the adapter whose head the result gets."""
+    """Return the adapter that provides the head of the result."""
     if head is not None:
         chosen = next((adapter for adapter in adapters if adapter.name == head), None)
         if chosen is None:
@@ -441,7 +441,7 @@ def _lost(change: Tensor, left: Tensor, right: Tensor) -> float:
 
 
 def _methods(adapters: Sequence[Adapter], updates: CombinedUpdates) -> tuple[Method, ...]:
-    """Return the methods that have the parameters of the result."""
+    """Return the methods for the parameters of the result."""
     first, anatomy = adapters[0], adapters[0].anatomy
     if all(a.methods == first.methods and not a.placed for a in adapters):
         return first.methods
@@ -480,7 +480,7 @@ def _fill(adapter: Adapter, owner: Adapter, updates: CombinedUpdates) -> None:
 def _metadata(
     adapters: Sequence[Adapter], owner: Adapter, rule: Rule, updates: CombinedUpdates
 ) -> AdapterMetadata:
-    """Extend the metadata of the head's owner by what was combined and how."""
+    """Extend the metadata of the head's owner by the combined adapters and the rule."""
     record = {
         "how": rule.how,
         "adapters": [adapter.name for adapter in adapters],
@@ -500,7 +500,7 @@ def _metadata(
 
 
 def trim(tau: Tensor, density: float) -> Tensor:
-    """Set all entries to 0 but the share `density` with the largest magnitudes."""
+    """Set all entries to 0 except the share `density` with the largest magnitudes."""
     count = int(density * tau.numel())
     mask = torch.zeros_like(tau).flatten()
     mask[tau.abs().flatten().topk(count).indices] = 1
@@ -570,8 +570,8 @@ def low_rank(delta: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     """Approximate a matrix by the nearest one of a rank, as a product (d_out, rank) (rank, d_in).
 
     These are the first singular components (Eckart & Young 1936); each factor gets the square root
-    of the singular values. Of a large matrix, few are found by a randomized method, in a fraction
-    of the time and nearly as near.
+    of the singular values. For few components of a large matrix, a randomized method is nearly as
+    close in a fraction of the time.
     """
     total = delta.double().square().sum()
     most = min(cut.rank or len(delta), *delta.shape)
@@ -590,12 +590,12 @@ def low_rank(delta: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
 
 
 def cut_product(left: Tensor, right: Tensor, cut: Cut) -> tuple[Tensor, Tensor, float]:
-    """Reduce a product B A to the rank that is kept, without computing it.
+    """Reduce a product B A to the kept rank, without computing it.
 
     left: (d_out, r), right: (r, d_in).
 
     Returns:
-        The factors, and the share of the product that is lost.
+        The factors, and the lost share of the product.
     """
     if not cut or (cut.energy is None and len(right) <= (cut.rank or 0)):
         return left, right, 0.0
@@ -606,6 +606,6 @@ def cut_product(left: Tensor, right: Tensor, cut: Cut) -> tuple[Tensor, Tensor, 
 
 
 def _factors(u: Tensor, s: Tensor, vh: Tensor, cut: Cut, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors of the components that are kept, of a matrix with this energy."""
+    """Return the factors of the kept components of a matrix with this energy."""
     size, root = cut.size(s, total), s.sqrt()
     return (u * root)[:, :size], (root[:, None] * vh)[:size]

@@ -1,9 +1,8 @@
 """Merge adapters into the weights of their backbone, and undo it.
 
 Affine site modules are merged into the weight of their host (`adapterhub.merging.affine`), in fp32,
-rounded once to the dtype of the weight. Parameters that an adapter trained in place of the
-backbone's replace these in every module that shares them, and the adapter's head replaces the
-model's head.
+rounded once to the dtype of the weight. Parameters trained instead of the backbone's replace them
+in every module that shares them, and the adapter's head replaces the model's head.
 
 Quantized weights are dequantized, merged and, only with `requantize`, quantized again. This rounds
 as coarsely as the first quantization, and may lose a small update.
@@ -12,9 +11,9 @@ Every merge is verified on a probe batch, before and after:
 
     max |logit difference| <= TOLERANCE[dtype] * max |logit|
 
-The tolerances are those of `adapterhub.backbones.same`. An update that is smaller than the
-rounding error of the weight is lost within the tolerance, so the difference is reported. After
-requantization it is only reported, since the dtype gives no bound.
+The tolerances are defined in `adapterhub.backbones.same`. An update smaller than the rounding error
+of the weight is lost within the tolerance, so the difference is reported. After requantization it
+is only reported, since the dtype does not give a bound.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class NewAttribute(NamedTuple):
 class MergedParameter:
     """The merged and the original parameter, and the modules that hold it.
 
-    `attributes` belong to a quantized parameter: its layer's quantization state.
+    `attributes` are the layer's quantization state of a quantized parameter.
     """
 
     merged: nn.Parameter
@@ -97,7 +96,7 @@ class MergedParameter:
 
 @dataclass(eq=False)
 class Merge:
-    """Adapters that were merged into a model, and all that is needed to undo it.
+    """Adapters that were merged into a model, with the state to undo the merge.
 
     Attributes:
         adapters: the adapters, in the order of merging.
@@ -105,7 +104,7 @@ class Merge:
         parameters: the merged parameters.
         attributes: the attributes that identify the model.
         head: the last adapter's head.
-        templates: the chat template of the adapters, of each tokenizer.
+        templates: the adapters' chat template for each tokenizer.
         differences: the largest absolute difference of each output after the merge.
         tolerances: the largest accepted differences.
     """
@@ -116,7 +115,7 @@ class Merge:
     attributes: tuple[NewAttribute, ...] = field(repr=False)
     head: AdapterHead | None = field(repr=False)
     templates: tuple[tuple[TokenizerSnapshot, str | None], ...] = field(default=(), repr=False)
-    scope: object = field(default_factory=object, repr=False)  # under which they are shown
+    scope: object = field(default_factory=object, repr=False)  # the name of the values in outputs
     differences: dict[str, float] = field(default_factory=dict)
     tolerances: dict[str, float] = field(default_factory=dict)
     patch: Patch = field(default_factory=Patch, repr=False)
@@ -127,7 +126,7 @@ class Merge:
         return max(self.differences.values(), default=math.nan)
 
     def apply(self) -> None:
-        """Give a model without adapters the merged weights and head, until `patch.undo`."""
+        """Set the merged weights and head on a model without adapters, until `patch.undo`."""
         for parameter in self.parameters:
             for module, name in parameter.holders:
                 self.patch.put(module._parameters, name, parameter.merged)
@@ -151,26 +150,26 @@ def merge(
 ) -> Merge:
     """Merge adapters into the weights of their backbone.
 
-    Afterwards the model is a plain one, to save, compile or serve. The original weights are kept
+    Afterwards the model is a plain model to save, compile or serve. The original weights are kept
     for `unmerge`.
 
     Args:
         model: the model that the adapters are attached to.
-        names: the adapters, in the order of merging; by default the active ones. Those that they
-            are on are merged before them.
+        names: the adapters, in the order of merging; by default the active ones. The adapters below
+            them are merged first.
         tolerance: the largest accepted difference of an output, relative to its largest value; by
-            default that of the dtype, and any finite difference with `requantize`.
+            default the tolerance of the dtype, and any finite difference with `requantize`.
         requantize: quantize the merged weights again; required for a quantized backbone.
-        batch: what the model is called with to verify the merge: a tensor, a tuple, or a mapping of
-            arguments; by default made for a model of transformers, if it reads a usual one. Without
-            a batch, others are not compared.
+        batch: the input to verify the merge: a tensor, a tuple, or a mapping of arguments;
+            generated by default for models of transformers with usual inputs. Other models are not
+            compared without a batch.
 
     Raises:
-        MergeError: an adapter that is not a change of weights (lists all such parts), a quantized
-            backbone without `requantize` or the reverse, or outputs that differ after the merge;
-            the model is unchanged.
-        AttachError: no such adapter, other adapters are attached, which depend on the weights, or
-            a route is open.
+        MergeError: an adapter is not a change of weights (lists all such parts), a backbone is
+            quantized without `requantize` or the reverse, or outputs differ after the merge; the
+            model is unchanged.
+        AttachError: an adapter does not exist, other attached adapters depend on the weights, or a
+            route is open.
     """
     state, adapters = _selected(model, names)
     refuse_in_route(state)
@@ -203,9 +202,9 @@ def merge(
 
 
 def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
-    """Return the outputs to compare with; {} if there are none, which a warning says.
+    """Return the outputs to compare with; {} with a warning if there are none.
 
-    A batch cannot be made for each model of transformers: some read videos, boxes or pairs.
+    A batch cannot be generated for all models of transformers: some read videos, boxes or pairs.
     """
     if Backbone.of(model).foreign and batch is None:
         return {}
@@ -213,7 +212,7 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
         return _outputs(model, batch)
     except (AdapterhubError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever a model raises about inputs that it does not know
+    except Exception as error:  # any error of a model about unknown inputs
         if batch is not None:
             raise
         warn_user(
@@ -226,17 +225,17 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
 
 
 def _outputs(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
-    """Return the outputs on a batch, by default on one that is made for a model of transformers."""
+    """Return the outputs on a batch, by default on a generated one for models of transformers."""
     return probe(model) if batch is None else outputs_on(Backbone.of(model).module, batch)
 
 
 def _warn_of_a_lost_update(
     merged: dict[str, Tensor], adapted: dict[str, Tensor], without: dict[str, Tensor]
 ) -> None:
-    """Warn if a merged model is nearer to the backbone than to its adapter.
+    """Warn if a merged model is closer to the backbone than to its adapter.
 
-    The weights of a quantized backbone are numbers of its codes: an update that is smaller than
-    half the distance of two codes is rounded away, and small updates everywhere are lost wholly.
+    The weights of a quantized backbone are indices of codes: an update smaller than half the
+    distance of two codes is rounded away, and small updates everywhere are lost completely.
     """
     for name, bare in without.items():
         moved = (merged[name] - bare).norm().item()
@@ -254,9 +253,9 @@ def _warn_of_a_lost_update(
 
 @contextmanager
 def _merged(state: ModelState, record: Merge, composition: Composition) -> Iterator[None]:
-    """Give a model its merged weights in place of the adapters; they stay unless an error occurs.
+    """Replace the adapters of a model by its merged weights, which stay unless an error occurs.
 
-    The tokenizer keeps what the adapters added. On an error, the composition is active again.
+    The tokenizer keeps the additions of the adapters. On an error, the composition is active again.
     """
     model = state.model
     try:
@@ -292,10 +291,10 @@ def unmerge(model: nn.Module) -> tuple[Adapter, ...]:
     """Undo the last merge: restore the original weights exactly, and reattach the adapters.
 
     Returns:
-        The adapters, which are attached and active.
+        The adapters, attached and active.
 
     Raises:
-        MergeError: nothing is merged, or the model was converted to another dtype since.
+        MergeError: nothing is merged, or the model has since been converted to another dtype.
         AttachError: adapters were attached to the merged model.
     """
     records = _records(model)
@@ -390,7 +389,7 @@ def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) ->
 
 
 def _refuse_pooling(adapters: Sequence[Adapter]) -> None:
-    """Refuse heads whose input a plain checkpoint would pool in another way."""
+    """Refuse heads whose input a plain checkpoint would pool differently."""
     if pooled := [adapter for adapter in adapters if adapter.pooling]:
         name = type(adapters[0].model).__name__
         raise MergeError(
@@ -403,7 +402,7 @@ def _refuse_pooling(adapters: Sequence[Adapter]) -> None:
 
 
 def _refuse_own_layers(adapters: Sequence[Adapter]) -> None:
-    """Refuse heads whose layers the class of the model does not have."""
+    """Refuse heads with layers that the class of the model lacks."""
     own = {a.name: activation_between(a.head.own) for a in adapters if a.head}
     if others := [f"{name!r}: {activation}" for name, activation in own.items() if activation]:
         raise MergeError(
@@ -456,7 +455,7 @@ def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
 def _swaps(adapters: Sequence[Adapter]) -> tuple[MergedParameter, ...]:
     """Compute the merged parameters. The adapters must be active."""
     model = adapters[0].model
-    swaps: dict[int, MergedParameter] = {}  # by the id of the parameter that is in the model now
+    swaps: dict[int, MergedParameter] = {}  # by the id of the parameter currently in the model
     for changed in (c for adapter in adapters for c in adapter.changed):
         tensor = changed.own.detach().to(changed.original.dtype)
         swaps[id(changed.own)] = _parameter_swap(tensor, changed.original, changed.holders)
@@ -477,7 +476,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[MergedParameter, ...]:
 def _widen(tokens: NewTokenRows, swaps: dict[int, MergedParameter]) -> None:
     """Put the rows of new tokens into the merged embedding and output layer.
 
-    `swaps` are the merged parameters, by the id of those in the model now; extended by these.
+    `swaps` are the merged parameters, by the id of the current ones; extended by these rows.
     """
     holders, done = parameter_holders(tokens.model), set[int]()
     for path, rows, scores in tokens.hosts():
@@ -502,7 +501,7 @@ def _widen(tokens: NewTokenRows, swaps: dict[int, MergedParameter]) -> None:
 
 
 def _vocabulary(adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
-    """Return the size of the vocabulary, and what has its size, with all new tokens."""
+    """Return the size of the vocabulary with all new tokens, and the attributes of that size."""
     narrow: dict[str, Any] = {}
     for tokens in (adapter.new_tokens for adapter in adapters if adapter.new_tokens):
         narrow = tokens.originals | narrow
@@ -561,7 +560,7 @@ def check_outputs(
     largest value of an output.
 
     Raises:
-        MergeError: a difference above its tolerance, or one that is not finite.
+        MergeError: a difference is above its tolerance, or not finite.
     """
     compared = same(expected, outputs, precision)
     if not compared:

@@ -1,14 +1,14 @@
-"""An adapter as a LoRA for vLLM, converted where it is none.
+"""Export of an adapter as a LoRA for vLLM, with conversion of other methods.
 
-LoRA, rsLoRA and PiSSA are copied, which needs no weights, also at routed experts. What changes a
-projection in another affine way, such as DoRA or IA3, becomes the closest LoRA of the server's
-rank, which loses a part:
+LoRA, rsLoRA and PiSSA are copied without loading weights, also at routed experts. Other affine
+changes of a projection, such as DoRA or IA3, become the closest LoRA of the server's rank, which
+loses a part:
 
     lost     ||W' - W - s B A|| / ||W' - W|| of the projection where it is largest
     missed   ||z - z'|| / ||z' - z0|| of the outputs for a probe: z with the LoRA, z' with the
              adapter, z0 without
 
-Everything else is refused, by the name of its method.
+Other methods are refused by name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from adapterhub.methods.common.spec import Spec
 from adapterhub.status import doing
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-MOST_LOST = 0.1  # of the update of a projection, by default
+MOST_LOST = 0.1  # share of the update of a projection, by default
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class VllmExport:
 
     Attributes:
         files: the LoRA.
-        lost: the share of the update of a projection that it could not keep, the largest one.
-        missed: the share of the change of the outputs that it misses.
-        template: the template of chats, if it is not the backbone's.
+        lost: the largest lost share of a projection's update.
+        missed: the missed share of the change of the outputs.
+        template: the chat template, if it differs from the backbone's.
     """
 
     files: PeftFiles
@@ -84,7 +84,7 @@ class VllmExport:
 
     @property
     def notes(self) -> list[str]:
-        """What whoever serves it has to know."""
+        """Notes for the operator of the server."""
         notes = []
         if self.lost:
             notes.append(
@@ -127,15 +127,15 @@ def in_vllm(
 
     Args:
         source: the adapter, or its folder.
-        backbone: where to find its backbone, if not where its run or its manifest says.
-        head: which head, of an adapter with several.
+        backbone: the location of its backbone, if not recorded in its run or manifest.
+        head: the head to export, of an adapter with several.
         max_rank: the server's `--max-lora-rank`.
         max_lost: the largest share of the update of a projection that may be lost.
 
     Raises:
-        MismatchError: vLLM cannot serve it, and every reason is listed; too much would be lost; or
-            the backbone is another one.
-        FileError: the folder has no valid adapter.
+        MismatchError: vLLM cannot serve it (lists every reason), too much would be lost, or the
+            backbone differs.
+        FileError: the folder lacks a valid adapter.
         BackboneError: the backbone cannot be loaded.
     """
     saved = Saved.at(source)
@@ -178,9 +178,9 @@ def in_vllm(
 def blocking_vllm(
     model: PreTrainedModel, method: Spec, max_rank: int = DEFAULT_RANK
 ) -> tuple[list[str], bool]:
-    """List the features of a method that vLLM does not serve, also converted, on a model.
+    """List the features of a method on a model that vLLM cannot serve, even converted.
 
-    The model may be without weights (`meta_model`), and is left as it was.
+    The model may lack weights (`meta_model`), and is restored afterwards.
 
     Returns:
         The reasons, and whether it is converted, with a loss that depends on the weights.
@@ -216,7 +216,7 @@ def _problems(adapter: Adapter) -> list[str]:
         for method in adapter.methods
         if any(part.trains_backbone for part in method.parts())
     ]
-    exact = _is_exact(adapter)  # a conversion has no weights that are not of projections
+    exact = _is_exact(adapter)  # a conversion only covers the weights of projections
     held = {
         f"{part.method.name} at {part.site.stack}.{part.site.role}"
         for part in adapter.export_source().parts
@@ -238,7 +238,7 @@ def _is_exact(adapter: Adapter) -> bool:
 
 
 def _converted(adapter: Adapter, rank: int) -> tuple[Adapter, float]:
-    """Attach the LoRA of a rank that is closest to an adapter; return it and what it misses."""
+    """Attach the LoRA of a rank that is closest to an adapter; return it and its missed share."""
     model, expected = adapter.model, probe(adapter.model)
     with disabled(model):
         bare = probe(model)
@@ -254,7 +254,7 @@ def _share(found: Tensor, expected: Tensor, bare: Tensor) -> float:
 
 
 def _biases(adapter: Adapter, converted: Adapter) -> Iterator[str]:
-    """Yield which methods change biases."""
+    """Yield the methods that change biases."""
     if changed := converted.changed:
         names = ", ".join(dict.fromkeys(placed.method.name for placed in adapter.placed))
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -262,7 +262,7 @@ def _biases(adapter: Adapter, converted: Adapter) -> Iterator[str]:
 
 
 def _has_stacked_experts(location: str, revision: str | None) -> bool | None:
-    """Return whether a checkpoint has no module for each expert; None if it has no weights."""
+    """Return whether a checkpoint lacks a module per expert; None if it lacks weights."""
     folder, _ = find_backbone(location, revision)
     try:
         files = weight_files(folder)
@@ -276,13 +276,13 @@ def _has_stacked_experts(location: str, revision: str | None) -> bool | None:
 
 
 def _named(adapter: Adapter, manifest: Manifest) -> ExportSource:
-    """Return what an exporter reads, with the backbone as the manifest names it."""
+    """Return the input of an exporter, with the backbone's name from the manifest."""
     backbone = manifest.backbone
     return replace(adapter.export_source(), backbone=backbone.id, revision=backbone.revision)
 
 
 def _own_template(manifest: Manifest, location: str, revision: str | None) -> str | None:
-    """Return the template of an adapter's chats, unless it is the backbone's."""
+    """Return the chat template of an adapter, unless it equals the backbone's."""
     if manifest.chat_template is None:
         return None
     folder, _ = find_backbone(location, revision)
