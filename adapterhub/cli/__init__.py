@@ -355,7 +355,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("env", "doctor", "version", "versions"), "adapterhub --version"),
     **dict.fromkeys(("plot", "log", "logs", "tensorboard", "monitor"), "adapterhub report RUN"),
 }
-"""Commands of other programs, each with its counterpart here, or a note that there is none."""
+"""Commands of other programs, each with its counterpart here, or a note that it is missing."""
 _GPU = "CUDA_VISIBLE_DEVICES=0 before the command; without it, a GPU that is there is used"
 OTHER_FLAGS = {
     **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda", "use-gpu", "gpu-id"), _GPU),

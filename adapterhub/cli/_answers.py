@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def is_picture(self) -> bool:
-        """Whether the output is an image file."""
+        """Return whether the output is an image file."""
         return (self.output or "").lower().endswith(".png")
 
     def check_use(self, task: Task, typed: bool) -> None:

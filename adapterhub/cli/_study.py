@@ -131,7 +131,7 @@ def report_study(folder: Path, output: Path | None = None) -> Path:
     The page is also written to `output`.
 
     Raises:
-        FileError: the study has no tested run, or a file is broken.
+        FileError: the study lacks a tested run, or a file is broken.
         OSError: a file cannot be written.
     """
     study = read_study(folder / STUDY)

@@ -206,8 +206,8 @@ def from_dict(
 def from_file(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[str]]:
     """Build a dataclass from the data of a file; return it, or None with a line for each problem.
 
-    A file has all fields, except those that `to_dict` omits. Other fields are ignored if they have
-    a neutral value (`is_neutral`), which a later version may write.
+    A file has all fields, except the ones that `to_dict` omits. Other fields are ignored if they
+    have a neutral value (`is_neutral`), which a later version may write.
 
     `data` may be an object of `cls`, to be checked before writing.
     """

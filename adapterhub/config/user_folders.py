@@ -52,7 +52,7 @@ def state_folder() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with `~` expanded, or unchanged if the user has no home folder."""
+    """Return a path with `~` expanded, or unchanged if the user lacks a home folder."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):

@@ -247,7 +247,7 @@ def chat_column(source: str, options: DataOptions, split: str) -> ColumnChoice:
 
 
 def instruction_columns(source: str, options: DataOptions, split: str) -> ColumnChoice | None:
-    """Return the columns of an instruction format, or None if the data has no such format.
+    """Return the columns of an instruction format, or None for data in other formats.
 
     Raises:
         DataError: the source cannot be read.

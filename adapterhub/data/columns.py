@@ -154,7 +154,7 @@ def choose_columns(
     """Infer the columns that the options do not name; without `labelled`, all but the label.
 
     Columns named by the options are used. In data to predict on without column names, the columns
-    are inferred again, since the options name those of the training data.
+    are inferred again, since the options name columns of the training data.
 
     Raises:
         DataError: the source cannot be read, or its columns are ambiguous.
@@ -474,7 +474,7 @@ def _typed(name: str, column: str | tuple[str, ...]) -> str:
 
 _SAMPLE = 1000  # cells
 _LONGEST_CLASS = 60  # characters
-_FEW = 20  # rows: fewer tell little about how often a value recurs
+_FEW = 20  # rows: fewer are too few to judge how often a value recurs
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 _CODE = re.compile(r"(?=.*\d)[\w:./-]+")
 _FILE = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
@@ -500,7 +500,7 @@ class ColumnProfile:
 
     @functools.cached_property
     def numeric(self) -> bool:
-        """Whether every cell is a number, perhaps with a decimal comma."""
+        """Return whether every cell is a number, perhaps with a decimal comma."""
         return bool(self.texts) and all(map(_NUMBER.fullmatch, self.texts))
 
     @functools.cached_property
@@ -510,23 +510,23 @@ class ColumnProfile:
 
     @property
     def is_string(self) -> bool:
-        """Whether every cell is a text, however short."""
+        """Return whether every cell is a text, however short."""
         return bool(self.values) and all(isinstance(value, str) for value in self.values)
 
     @property
     def is_words_or_names(self) -> bool:
-        """Whether the cells could be short texts, and not numbers, dates or codes such as user9."""
+        """Return whether the cells could be short texts, not numbers, dates or codes."""
         codes = sum(_is_address(t) or bool(_CODE.fullmatch(t)) for t in self.texts)
         return self.is_string and codes < 0.5 * len(self.texts) and not numbers_rows(self.name)
 
     @property
     def is_asking(self) -> bool:
-        """Whether the cells are short, mostly distinct texts that may be prompts."""
+        """Return whether the cells are short, mostly distinct texts that may be prompts."""
         return self.is_words_or_names and self.distinct > 0.5 * len(self.texts) > 1
 
     @property
     def is_message(self) -> bool:
-        """Whether the cells are messages."""
+        """Return whether the cells are messages."""
         return bool(self.values) and all(
             isinstance(v, dict)
             and (v.keys() >= {"role", "content"} or v.keys() >= {"from", "value"})
@@ -535,7 +535,7 @@ class ColumnProfile:
 
     @property
     def is_text(self) -> bool:
-        """Whether the cells look like texts: several words, and mostly distinct."""
+        """Return whether the cells look like texts: several words, and mostly distinct."""
         if not self.is_string or self.numeric or numbers_rows(self.name):
             return False
         words = statistics.fmean(len(text.split()) for text in self.texts)
@@ -547,7 +547,7 @@ class ColumnProfile:
 
     @property
     def could_be_class(self) -> bool:
-        """Whether the cells could be class names, given a matching column name."""
+        """Return whether the cells could be class names, given a matching column name."""
         if not self.texts:
             return False
         recurs = self.distinct <= max(2, len(self.texts) // 2)
@@ -561,7 +561,7 @@ class ColumnProfile:
 
     @property
     def is_class(self) -> bool:
-        """Whether the cells look like classes: few, short and recurring."""
+        """Return whether the cells look like classes: few, short and recurring."""
         if not self.could_be_class or numbers_rows(self.name) or self.is_text:
             return False
         few = self.distinct <= max(2, len(self.texts) // 5)
@@ -569,41 +569,41 @@ class ColumnProfile:
 
     @property
     def is_number(self) -> bool:
-        """Whether the cells are numbers to learn, not row numbers."""
+        """Return whether the cells are numbers to learn, not row numbers."""
         return self.numeric and self.distinct > 1 and not numbers_rows(self.name)
 
     @property
     def is_switch(self) -> bool:
-        """Whether the cells are 1 and 0, true and false or yes and no, but not row numbers."""
+        """Return whether the cells are two-valued: 1 and 0, true and false or yes and no."""
         states = {text.lower().removesuffix(".0") for text in self.texts}
         known = any(states <= pair for pair in ({"0", "1"}, {"true", "false"}, {"yes", "no"}))
         return bool(states) and known and not numbers_rows(self.name)
 
     @property
     def is_joined(self) -> bool:
-        """Whether the cells look like several labels each, whose parts recur in other cells."""
+        """Return whether the cells look like several labels each, which recur in other cells."""
         if not self.could_be_class or self.is_text or numbers_rows(self.name):
             return False
         return separator_of(self.texts) is not None
 
     @property
     def is_list(self) -> bool:
-        """Whether the cells are lists."""
+        """Return whether the cells are lists."""
         return bool(self.values) and all(isinstance(v, list | tuple) and v for v in self.values)
 
     @property
     def is_words(self) -> bool:
-        """Whether the cells are lists of texts."""
+        """Return whether the cells are lists of texts."""
         return self.is_list and all(isinstance(item, str) for v in self.values for item in v)
 
     @property
     def is_labels(self) -> bool:
-        """Whether the cells are lists of names or numbers."""
+        """Return whether the cells are lists of names or numbers."""
         return self.is_list and all(isinstance(i, str | int) for v in self.values for i in v)
 
     @property
     def is_choices(self) -> bool:
-        """Whether the cells are lists of choices: texts, perhaps with marks such as letters."""
+        """Return whether the cells are lists of choices: texts, possibly with marks."""
         return self.is_words or (bool(self.values) and all(
             marked_choices(v)
             or (isinstance(v, dict) and isinstance(v.get("text"), list) and "label" in v)
@@ -614,7 +614,7 @@ class ColumnProfile:
 
     @property
     def is_files(self) -> bool:
-        """Whether the cells are names of files, or files as the library datasets stores them."""
+        """Return whether the cells are file names, or files stored by the library datasets."""
         return bool(self.values) and all(
             {"bytes", "path"} <= v.keys() if isinstance(v, dict)
             else isinstance(v, str) and bool(_FILE.search(v))
@@ -623,12 +623,12 @@ class ColumnProfile:
 
     @property
     def is_tags(self) -> bool:
-        """Whether the cells are lists of BIO tags."""
+        """Return whether the cells are lists of BIO tags."""
         return self.is_words and all(BIO_TAG.fullmatch(tag) for tags in self.values for tag in tags)
 
     @property
     def is_answers(self) -> bool:
-        """Whether the cells are answers as in SQuAD: {text: [...], answer_start: [...]}."""
+        """Return whether the cells are answers as in SQuAD: {text: [...], answer_start: [...]}."""
         return bool(self.values) and all(
             isinstance(v, dict) and {"text", "answer_start"} <= v.keys() for v in self.values
         )

@@ -338,7 +338,7 @@ def read_delimited(
     """Read delimited text as a table.
 
     `kind` is "csv" or "tsv", or "text" for a name that implies neither. If the split is not
-    "train", the columns of the options are those of the training data. In data to predict on
+    "train", the options name columns of the training data. In data to predict on
     (PREDICT), a blank line is a row if the table has one column, otherwise a note.
 
     Raises:
@@ -394,8 +394,8 @@ def detect_dialect(
 ) -> Dialect:
     """Detect the dialect of a text where the options do not set it, as with a `delimiter` of None.
 
-    If the expected columns are those of other data (`recorded`), an ambiguous first line that does
-    not name them is data.
+    If the expected columns come from other data (`recorded`), an ambiguous first line that does not
+    name them is data.
     """
     delimiter = delimiter or find_delimiter(text, _USUAL.get(kind)) or ","
     quoted = options.quoted

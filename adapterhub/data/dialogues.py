@@ -2,7 +2,7 @@
 
     Human: Hi.  Assistant: Hello.                          HH-RLHF, Vicuna
     ### Instruction: ... ### Response: ...                 Alpaca, Guanaco
-    <|im_start|>user ... <|im_start|>assistant ...         what chat templates write
+    <|im_start|>user ... <|im_start|>assistant ...         output of chat templates
 
 Texts with a common beginning may share the first words of an answer, too. So a dialogue is split
 after the last answer mark that all texts share, not where they begin to differ.

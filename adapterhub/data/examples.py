@@ -457,7 +457,7 @@ def notes_on(
 ) -> tuple[str, ...]:
     """Return notes for the user on the data before training, at most five lines.
 
-    `labels` are the classes, or none if the task has no classes.
+    `labels` are the classes; empty for tasks without classes.
     """
     single = bool(labels) and all(isinstance(getattr(e, "label", None), str) for e in train)
     contents = [content_of(example) for example in train]

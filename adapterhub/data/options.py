@@ -13,7 +13,7 @@ from adapterhub.config.user_folders import is_there
 from adapterhub.errors import ConfigError, DataError, counted
 
 NO_GROUPS = "none"  # of data.group: rows are held out individually
-PREDICT = "predict"  # the split of data to predict on, in which each line gets a prediction
+PREDICT = "predict"  # the split of data to predict on: each line gets a prediction
 
 
 @dataclass(frozen=True)

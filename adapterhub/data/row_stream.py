@@ -1,4 +1,4 @@
-"""Stream any number of rows in blocks, one of which is in memory.
+"""Stream any number of rows in blocks, with one block in memory at a time.
 
 Sources are files, folders, URLs of buckets and datasets of the Hub. They are opened through
 `datasets`, which reads Parquet, JSON lines and CSV in pieces. Buckets are reached through obstore,
@@ -48,7 +48,7 @@ _ENDS = 1 << 16  # bytes of each end of a file that identify it, with its name a
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows in shards, each of which is read from its beginning.
+    """Rows in shards; each shard is read from its beginning.
 
     Attributes:
         location: the location given by the user.
@@ -56,7 +56,7 @@ class RowSource:
         columns: the names of the columns.
         sha256: identifies the shards: by name, size, beginning and end of each file; or by the
             revision of a Hub dataset.
-        features: the types of the columns that `datasets` knows.
+        features: the types of the columns, if `datasets` has them.
         data: the rows, a `datasets.IterableDataset`; for JSON lines, their texts.
         inner: the columns inside the objects of JSON lines, with their paths; None for Arrow.
         size: the bytes of local files; None for remote rows.

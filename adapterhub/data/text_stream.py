@@ -1,4 +1,4 @@
-"""Read raw text of any size from disk in pieces, only a few of which are in memory.
+"""Read raw text of any size from disk in pieces, with only a few in memory at a time.
 
 A document is a paragraph or a line of plain text, or a row of JSON lines or Parquet. A long one is
 read in several pieces. Opening a stream reads the file once, to check its encoding, to count the
@@ -42,7 +42,7 @@ _SUFFIXES = {".txt": "text", "": "text", ".jsonl": "jsonl", ".ndjson": "jsonl",
 
 @dataclass(frozen=True)
 class StreamedText(Example):
-    """A piece of a document; `ends` says whether the document ends with it."""
+    """A piece of a document; `ends` is true for the last piece."""
 
     ends: bool = True
 

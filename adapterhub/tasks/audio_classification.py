@@ -62,7 +62,7 @@ class AudioClassification(SoundTask, MediaClassification):
         return min(self.seconds, super().most_seconds(setting))
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
-        """Report the number of audio files of which only the beginning is read."""
+        """Report the number of audio files that are read only in part."""
         long = self.too_long(data.examples, data.setting)
         if not long:
             return ()

@@ -195,7 +195,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
     @property
     def streams(self) -> bool:
-        """Whether the data is raw text."""
+        """Return whether the data is raw text."""
         return self.data == "text"
 
     @property
@@ -214,7 +214,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
 
     @property
     def model_note(self) -> str:
-        """Whether the tokenizer's chat template formats the pairs."""
+        """Return whether the tokenizer's chat template formats the pairs."""
         return template_note(self.name) if self.data == "pairs" and self.template is None else ""
 
     # Examples
@@ -296,7 +296,7 @@ class CausalLM(FewShot, Generation, LearnsTokens):
         return Frame(begin, tuple(text_stops(setting.tokenizer)))
 
     def window_row(self, ids: list[int], starts: list[int], frame: Frame) -> Row:
-        """Return a window in which each token but the first is learned."""
+        """Return a window with all tokens but the first as labels."""
         return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
 
     def unlimited(self) -> CausalLM:
@@ -499,7 +499,7 @@ def _chat_tokens(
 ) -> Tokens:
     """Tokenize a chat by the tokenizer's template; the assistant's messages are labels.
 
-    The tokens are those of the text of the whole chat.
+    The whole chat is tokenized as one text.
     """
     if not tokenizer.chat_template:
         raise ConfigError(

@@ -191,7 +191,7 @@ class Embedding(Task):
 
     @property
     def scored(self) -> bool:
-        """Whether each pair has a score."""
+        """Return whether each pair has a score."""
         return self.loss_type in SCORED
 
     @property

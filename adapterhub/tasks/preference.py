@@ -90,7 +90,7 @@ class Preference(Generation, OfComparisons):
 
     @property
     def compares_with_reference(self) -> bool:
-        """Whether the loss reads the reference."""
+        """Return whether the loss reads the reference."""
         return self.loss_type != "orpo"
 
     # Examples

@@ -296,12 +296,12 @@ class TextToImage(MediaTask):
 
     @property
     def compares_with_reference(self) -> bool:
-        """Whether the backbone generates images before training."""
+        """Return whether the backbone generates images before training."""
         return bool(self.prior)
 
     @property
     def evaluates_with_reference(self) -> bool:
-        """Whether it also generates them for an evaluation: the prior is not part of the metric."""
+        """Return False: the prior is not part of the metric."""
         return False
 
     def with_reference(self, model: Any, data: Encoded, batch_size: int) -> Encoded:

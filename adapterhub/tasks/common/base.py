@@ -198,17 +198,17 @@ class Task(ABC):
 
     @property
     def packs(self) -> bool:
-        """Whether rows may be packed; only their first example then follows virtual tokens."""
+        """Return whether rows may be packed; virtual tokens then precede only the first example."""
         return False
 
     @property
     def streams(self) -> bool:
-        """Whether the task learns from raw text that is streamed from disk."""
+        """Return whether the task learns from raw text that is streamed from disk."""
         return False
 
     @property
     def varies(self) -> bool:
-        """Whether rows change with each epoch."""
+        """Return whether rows change with each epoch."""
         return type(self).vary is not Task.vary
 
     def recorded(self) -> Task:
@@ -217,7 +217,7 @@ class Task(ABC):
 
     @property
     def model_note(self) -> str:
-        """A note for the user on the options that `for_model` chose; "" if there is none."""
+        """A note for the user on the options that `for_model` chose, or ""."""
         return ""
 
     @property
@@ -338,7 +338,7 @@ class Task(ABC):
 
     @property
     def draws_shots(self) -> bool:
-        """Whether few-shot examples are to be drawn from the training rows."""
+        """Return whether few-shot examples are to be drawn from the training rows."""
         return False
 
     # Rows
@@ -419,12 +419,12 @@ class Task(ABC):
 
     @property
     def compares_with_reference(self) -> bool:
-        """Whether `with_reference` changes rows."""
+        """Return whether `with_reference` changes rows."""
         return False
 
     @property
     def evaluates_with_reference(self) -> bool:
-        """Whether `with_reference` also changes the rows of an evaluation."""
+        """Return whether `with_reference` also changes the rows of an evaluation."""
         return self.compares_with_reference
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
@@ -459,7 +459,7 @@ class Task(ABC):
 
     @property
     def predicts_next(self) -> bool:
-        """Whether each label is predicted from the position before it."""
+        """Return whether each label is predicted from the position before it."""
         return self.head in ("causal-lm", "image-text-to-text")
 
     def loss_items(self, train: Encoded) -> Items:
@@ -516,7 +516,7 @@ class Task(ABC):
 
     @property
     def evaluates_predictions(self) -> bool:
-        """Whether `evaluate` compares predictions with labels, in addition to token losses."""
+        """Return whether `evaluate` compares predictions with labels, not only token losses."""
         return True
 
     def compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:

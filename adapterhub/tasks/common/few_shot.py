@@ -57,7 +57,7 @@ class FewShot(Task):
 
     @property
     def draws_shots(self) -> bool:
-        """Whether examples are still to be drawn."""
+        """Return whether examples are still to be drawn."""
         return self.shots > 0 and not self.examples
 
     def shots_before(self, *texts: str) -> list[Shot]:

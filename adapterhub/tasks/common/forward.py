@@ -1,8 +1,8 @@
 """Batches of encoded rows by length, and a model's outputs for them.
 
 The processes of a run may divide the batches: each computes some, and all receive all results.
-Process p of N computes the batches p, p + N, ... The batches are those of a single process, so the
-results are the same.
+Process p of N computes the batches p, p + N, ... The batches do not depend on the number of
+processes, and neither do the results.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def each_batch(
 
 
 def without_gradients() -> AbstractContextManager[Any]:
-    """Return a context in which a model computes no gradients.
+    """Return a context that disables gradients.
 
     Sharded parameters are gathered into tensors that training reuses, so they must not be inference
     tensors.

@@ -49,7 +49,7 @@ class Compared(Prediction):
 
     @property
     def margin(self) -> float:
-        """The reward of the chosen response minus that of the rejected one."""
+        """The reward of the chosen response minus the reward of the rejected one."""
         return self.chosen - self.rejected
 
     @property
@@ -89,7 +89,7 @@ class OfComparisons(Task):
 
     @property
     def model_note(self) -> str:
-        """Whether the tokenizer's chat template formats the pairs."""
+        """Return whether the tokenizer's chat template formats the pairs."""
         return template_note(self.name) if self.data == "pairs" and self.template is None else ""
 
     @property

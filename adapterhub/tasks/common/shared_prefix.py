@@ -66,7 +66,7 @@ class SharedPrefix:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the cache is free of virtual tokens, which `generate` would miscount."""
+        """Return whether the cache is free of virtual tokens, which `generate` would miscount."""
         return bool(self.cache.get_seq_length() == self.length)
 
     def cached(self, rows: int) -> Any:
@@ -200,7 +200,8 @@ def _selected(cache: Any, rows: Tensor) -> Any:
 def _tried_cache(model: PreTrainedModel, ids: Sequence[int], length: int) -> Any:
     """Return the cache of the first tokens of a row; None if the model cannot continue from it.
 
-    The logits of the remaining tokens must equal those of the whole row, with padding after them.
+    The logits of the remaining tokens must equal the logits of the whole row, with padding after
+    them.
     """
     import torch  # slow to import
 
