@@ -98,7 +98,7 @@ class RecipeCommand(click.Command):
         self.sections = sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections."""
+        """Write the options under their sections."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         records = {o.name: o.get_help_record(ctx) or ("", "") for o in options}
         width = max(len(name) for name, _ in records.values())

@@ -163,7 +163,7 @@ def type_text(hint: object) -> str:
 
 
 class _Problems(list[str]):
-    """The problems of data.
+    """The problems found in data.
 
     `suggest` completes the line of an unknown option. `of_file` means that the data comes from a
     file, possibly of another version, or is the object to write.

@@ -574,7 +574,7 @@ class ColumnProfile:
 
     @property
     def is_switch(self) -> bool:
-        """Return whether the cells are two-valued: 1 and 0, true and false or yes and no."""
+        """Return whether the cells are 1 and 0, true and false or yes and no, not row numbers."""
         states = {text.lower().removesuffix(".0") for text in self.texts}
         known = any(states <= pair for pair in ({"0", "1"}, {"true", "false"}, {"yes", "no"}))
         return bool(states) and known and not numbers_rows(self.name)

@@ -338,8 +338,8 @@ def read_delimited(
     """Read delimited text as a table.
 
     `kind` is "csv" or "tsv", or "text" for a name that implies neither. If the split is not
-    "train", the options name columns of the training data. In data to predict on
-    (PREDICT), a blank line is a row if the table has one column, otherwise a note.
+    "train", the options name columns of the training data. In data to predict on (PREDICT), a
+    blank line is a row if the table has one column, otherwise a note.
 
     Raises:
         DataError: a row is malformed.

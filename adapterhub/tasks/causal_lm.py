@@ -5,9 +5,9 @@
     prediction   a generated response, or the continuation of a text
     metrics      loss and perplexity; with `generate` the exact match of responses
 
-The loss covers only the labelled tokens, each predicted from those before it. Short examples can be
-packed into one row: each keeps its own positions and attends only to itself (Krell et al. 2021,
-https://arxiv.org/abs/2107.02027).
+The loss covers only the labelled tokens, each predicted from the tokens before it. Short examples
+can be packed into one row: each keeps its own positions and attends only to itself (Krell et al.
+2021, https://arxiv.org/abs/2107.02027).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Multiple choice: the one of several texts that fits a text.
+"""Multiple choice: the best of several choices for a text.
 
     example      a text, the choices, and the index of the right one
     row          one (text, choice) pair per choice; `labels`: the index
@@ -89,7 +89,7 @@ class Choice(Prediction):
 @register_task
 @dataclass(frozen=True)
 class MultipleChoice(Task):
-    """The one of several texts that fits a text.
+    """The best of several choices for a text.
 
     Rows of `train.jsonl`:
 

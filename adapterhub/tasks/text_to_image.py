@@ -86,12 +86,12 @@ class TextToImage(MediaTask):
         2.png,a small blue circle
 
     Or a folder, `--train photos`: with such a table as photos/metadata.csv, with the caption of
-    photos/1.png in photos/1.txt, or with one prompt for all images, `--task
-    "text-to-image(prompt='a photo of sks dog')"`.
+    photos/1.png in photos/1.txt, or with one prompt for all images,
+    `--task "text-to-image(prompt='a photo of sks dog')"`.
 
-    Images are scaled so that the shorter side fits, and center-cropped. The pipeline must be a
-    folder of diffusers, `--backbone FOLDER`, with a UNet, or with a transformer of Stable Diffusion
-    3, Flux or PixArt.
+    Images are scaled so that the shorter side fits, and center-cropped. The backbone must be
+    a diffusers pipeline, `--backbone FOLDER`, with a UNet, or with a transformer of Stable
+    Diffusion 3, Flux or PixArt.
 
     Prior preservation (DreamBooth): with `prior='a photo of a dog'`, the backbone generates
     `prior_pictures` images of that prompt before training, and each row is trained together with
@@ -316,7 +316,7 @@ class TextToImage(MediaTask):
         return _mean_loss
 
     def loss_items(self, train: Encoded) -> Items:
-        """Count rows."""
+        """Return a function that counts rows."""
         return batch_rows
 
     # Predictions

@@ -407,7 +407,7 @@ class Task(ABC):
         return pad(rows, setting.tokenizer, self.padding_side(setting))
 
     def padding_side(self, setting: Setting) -> str:
-        """Return the padding side of rows: the tokenizer's."""
+        """Return the padding side of rows, by default the tokenizer's."""
         return str(setting.tokenizer.padding_side)
 
     def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:

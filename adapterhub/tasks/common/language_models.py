@@ -291,7 +291,7 @@ class Generation:
         return self
 
     def endless_note(self, setting: Setting) -> tuple[str, ...]:
-        """Return a warning line if generation will not stop after an answer, else ""."""
+        """Return a warning line if generation will not stop after an answer."""
         if self.stops(setting):
             return ()
         return (
