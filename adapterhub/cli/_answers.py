@@ -127,7 +127,7 @@ class Shape:
 def answers(
     opened: Predictor, examples: Sequence[Any], how: HowToWrite | None, **empty: Any
 ) -> list[Prediction]:
-    """Return a prediction for each example; `how` is given for tasks that generate.
+    """Return a prediction for each example; `how` is only set for tasks that generate.
 
     `empty` is the argument of `Predictor.predict_examples` for empty inputs.
     """

@@ -164,7 +164,7 @@ class OneClass(Task):
         return classification_metrics([str(e.label) for e in examples], classes)
 
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
-        """Return the two classes, and the probability of the predicted one."""
+        """Return the true and the predicted class, and the probability of the latter."""
         assert isinstance(prediction, Scored)
         label, predicted = str(example.label), prediction.label
         score, texts = prediction.scores[predicted], self.shown(example)
@@ -274,7 +274,7 @@ class Regression(OfTexts):
         return regression_metrics([float(e.label or 0.0) for e in examples], values)
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the two numbers."""
+        """Return the label and the predicted number."""
         assert isinstance(prediction, Number)
         label = float(example.label or 0.0)
         return {"texts": self.shown(example), "label": label, "prediction": prediction.value}

@@ -224,7 +224,7 @@ def by_length(
     *,
     even: bool = False,
 ) -> Iterator[list[int]]:
-    """Yield the row indices of each batch, short rows first, so that little is padded.
+    """Yield the row indices of each batch, short rows first, to minimize padding.
 
     Progress is shown to the user if the work takes long.
 

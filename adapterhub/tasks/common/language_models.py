@@ -53,7 +53,7 @@ class Writing:
 
     Attributes:
         max_new_tokens: the longest text, in tokens.
-        temperature: divides the logits of the tokens that are sampled; 0 takes the most probable.
+        temperature: divides the logits before sampling; 0 selects the most probable token.
         top_p: samples from the most probable tokens whose total probability reaches this value.
         beams: the number of beams of the search.
 
@@ -247,7 +247,7 @@ _BatchLoss = tuple[float, int, _RowLosses]
 
 @dataclass(frozen=True)
 class Generation:
-    """Options of generation: greedy search or beam search."""
+    """Generation options: greedy search or beam search."""
 
     printed_fields: ClassVar[tuple[str, ...]] = ("generated",)
 

@@ -41,7 +41,7 @@ def tags_line(
     names: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> str:
-    """Return tokens with the names of their tags, as token/TAG; ignored ones have none.
+    """Return tokens with the names of their tags, as token/TAG; ignored tokens lack a tag.
 
     `tags` are indices of names; negative ones are ignored.
     """

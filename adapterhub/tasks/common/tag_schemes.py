@@ -1,4 +1,4 @@
-"""Schemes of tags: how the tags of words form entities, in data as they are published.
+"""Tag schemes: the ways that tags of words form entities in published data.
 
     bio      B-x begins an entity, I-x continues it (IOB2)
     iob1     I-x, and B-x if an entity follows another one of its kind
