@@ -76,7 +76,7 @@ class BackboneError(AdapterhubError):
 
 
 class SiteError(AdapterhubError):
-    """A site that the backbone lacks or that the method does not support."""
+    """A site that is missing from the backbone or unsupported by the method."""
 
 
 class AttachError(AdapterhubError):
@@ -104,7 +104,7 @@ class RegistryError(AdapterhubError):
 
 
 class NotPublishedError(RegistryError):
-    """An adapter, or a version of it, that a store does not have."""
+    """An adapter or a version that a store lacks."""
 
 
 class YankedError(RegistryError):

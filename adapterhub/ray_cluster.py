@@ -35,7 +35,7 @@ def share_out(nodes: Iterable[Mapping[str, Any]], workers: int | None) -> list[W
     By default, each GPU gets one worker; without GPUs, every `CPUS` CPUs of a node get one.
 
     Raises:
-        ConfigError: the cluster does not have CPUs for all workers.
+        ConfigError: the cluster has too few CPUs or GPUs for the workers.
     """
     found = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
     cpus = {node: int(resources.get("CPU", 0)) for node, resources in found.items()}

@@ -221,7 +221,7 @@ class StatusBar(Display):
 def display_for_terminal(*, stages: bool = True) -> Display:
     """Return the display of a command: on a terminal a spinner or bar, elsewhere plain lines.
 
-    `stages` is whether plain lines tell the stages, too.
+    `stages`: whether plain lines include the stages.
     """
     if sys.stderr is not None and sys.stderr.isatty():
         return StatusBar()
@@ -243,7 +243,7 @@ def _new_progress() -> Any:
     )
 
     class Counted(ProgressColumn):
-        """A column that stages, whose length is unknown, do not have."""
+        """A column that is left empty for stages, whose length is unknown."""
 
         def __init__(self, column: ProgressColumn) -> None:
             super().__init__()

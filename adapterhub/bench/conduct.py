@@ -34,7 +34,7 @@ class CellEngine(Protocol):
     """Runs cells that do not depend on each other."""
 
     def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
-        """Yield the record of each cell when it has ended.
+        """Yield the record of each cell when it ends.
 
         A cell is taken from `cells` only when it can begin at once.
         """
@@ -49,7 +49,7 @@ class LocalEngine:
         self.contexts, self.loader, self.work = contexts, loader, work
 
     def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
-        """Yield the record of each cell when it has ended."""
+        """Yield the record of each cell when it ends."""
         for cell in cells:
             yield run_cell(cell, self.contexts[cell.task], self.loader, self.work)
 

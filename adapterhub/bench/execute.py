@@ -59,7 +59,7 @@ class TaskData:
     notes: tuple[str, ...]
 
     def of(self, rows: int, seed: int) -> RunData:
-        """Return the data of a run with some number of training rows, drawn by its seed."""
+        """Return the data of a run with `rows` training rows, drawn by its seed."""
         return replace(self.run, train=sample(self.run.train, rows, seed), notes=())
 
     @cached_property

@@ -35,7 +35,7 @@ STARTING = 600.0  # seconds until a worker responds; a busy or growing cluster t
 
 
 class BenchWorker:
-    """Runs cells in a process of a node; a Ray actor."""
+    """A Ray actor that runs cells in a process of a node."""
 
     def __init__(
         self, contexts: dict[str, TaskContext], work: Path, threads: int, driver: tuple[str, str]
@@ -128,7 +128,7 @@ class RayEngine:
                 signal.signal(signal.SIGTERM, self.handler)
 
     def run(self, cells: Iterable[Cell]) -> Iterator[CellRecord]:
-        """Yield the record of each cell when it has ended; take the next one when a worker is free.
+        """Yield the record of each cell when it ends; take the next one when a worker is free.
 
         Raises:
             BackboneError: a node cannot run the cells.

@@ -352,7 +352,7 @@ def rates_chart(task: TaskResult, method: str) -> str | None:
 
 
 def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the mean of the values at each place, in the order of the places."""
+    """Return the mean of the values at each x, in the order of x."""
     values: dict[float, list[float]] = {}
     for place, value in points:
         values.setdefault(place, []).append(value)

@@ -1,4 +1,4 @@
-"""A file with the rows of a table and their predictions: CSV, TSV, JSON lines or Parquet."""
+"""Files of table rows with their predictions: CSV, TSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 

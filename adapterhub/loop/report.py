@@ -182,7 +182,7 @@ class PlainLines(Notes):
             self.note(f"resumed after step {done} of {total}")
 
     def left(self, seconds: float | None) -> None:
-        """Keep the time left for the next line."""
+        """Store the time left for the next line."""
         self.seconds_left = seconds
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:

@@ -232,7 +232,7 @@ def _last_stages(adapter: Adapter) -> Iterator[tuple[Method, int]]:
 
 
 def _needs(adapter: Adapter) -> Iterator[tuple[Method, int, int]]:
-    """Yield (method, its last stage, the epochs until that has begun)."""
+    """Yield each method, its last stage, and the epochs until that stage begins."""
     for method, last_stage in _last_stages(adapter):
         schedule = method.stage_schedule()
         by_epochs = schedule is not None and not schedule.equal

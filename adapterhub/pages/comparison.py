@@ -176,7 +176,7 @@ def _number(value: float | None, form: str, unit: float = 1) -> TableCell:
 
 
 def _chart_groups(runs: Sequence[RunFiles], names: Sequence[str]) -> Iterator[ChartGroup]:
-    """Yield loss, metrics and rates; then speed and memory."""
+    """Yield the charts of loss, metrics and rates, then of speed and memory."""
     metrics = list(dict.fromkeys(n for run in runs for e in run.evaluations for n in e["metrics"]))
     learning = {
         "Training loss": [points_by_step(run.training, lambda line: line["loss"]) for run in runs]

@@ -310,7 +310,7 @@ def _macro_f1(sums: Numbers) -> Numbers:
 
 
 def _class_sums(sums: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return the right rows and, by class, all rows, the true rows and the predicted rows."""
+    """Return the right rows by class, the total rows, and the true and predicted ones by class."""
     right, true, given = np.split(sums, 3, axis=-1)
     return right, true.sum(-1), true, given
 

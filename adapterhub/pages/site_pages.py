@@ -213,7 +213,7 @@ def leaderboard_page(
 def compare_page(
     place: SitePlace, title: str, subtitle: str, versions: Sequence[PublishedVersion]
 ) -> str:
-    """Return a page with adapters side by side, each in a column."""
+    """Return a page that compares adapters side by side, one per column."""
     entries = [version.entry for version in versions]
     facts = {
         "version": [entry.version for entry in entries],
@@ -246,7 +246,7 @@ def compare_page(
 
 
 def adapter_page(place: SitePlace, name: PublishedName, about: AdapterLinks) -> str:
-    """Return the page of a name for one backbone."""
+    """Return the page of an adapter name for one backbone."""
     version = name.current
     entry, manifest = version.entry, version.manifest
     card = own_text(version.card)

@@ -64,7 +64,7 @@ class BySize:
         _check_limit(self.limit)
 
     def rates(self, sizes: Sequence[int]) -> list[float]:
-        """Return the unnormalized shares of tasks with so many examples."""
+        """Return the unnormalized shares of tasks with these numbers of examples."""
         most = self.limit or max(sizes)
         return [float(min(size, most)) for size in sizes]
 
@@ -82,7 +82,7 @@ class ByTemperature:
             raise ConfigError(f"t is {self.t}", expected="a number from 1")
 
     def rates(self, sizes: Sequence[int]) -> list[float]:
-        """Return the unnormalized shares of tasks with so many examples."""
+        """Return the unnormalized shares of tasks with these numbers of examples."""
         return [rate ** (1 / self.t) for rate in BySize(self.limit).rates(sizes)]
 
 
@@ -91,7 +91,7 @@ class Equally:
     """The same share for each task."""
 
     def rates(self, sizes: Sequence[int]) -> list[float]:
-        """Return the unnormalized shares of tasks with so many examples."""
+        """Return the unnormalized shares of tasks with these numbers of examples."""
         return [1.0] * len(sizes)
 
 

@@ -290,7 +290,7 @@ def read(
     """Read a recipe. Flags override the file, and words such as `train.epochs=1` override both.
 
     Raises:
-        ConfigError: unknown options (with what to type instead), values of a wrong type, or a
+        ConfigError: unknown options (with replacements), values of a wrong type, or a
             required option is missing.
     """
     return _complete(read_draft(path, overrides, flags))
@@ -447,7 +447,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _stage_schema(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a stage: a name, and options as in the recipe around it."""
+    """Return the schema of a stage: a name, and the options of a recipe."""
     properties = {name: {"$ref": f"#/properties/{name}"} for name in options if name != "output"}
     return {
         "type": "object",

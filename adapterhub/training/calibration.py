@@ -67,7 +67,7 @@ from adapterhub.tasks.common.losses import model_inputs
 ROWS = 256  # rows read per run
 _RHO = 2  # maximum rank of a site after eva-ranks, relative to before; 2 in the paper
 _DAMPING = 0.01  # stacks whose attention mask gives the padding
-_WITH_TEXT = ("encoder", "decoder", "language")  # stacks whose padding the attention mask tells
+_WITH_TEXT = ("encoder", "decoder", "language")  # stacks whose mask gives the padding
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class BackboneLoader:
         return fit_rows(data, setting, chosen, trained)
 
     def release(self, model: PreTrainedModel) -> None:
-        """Take back the backbone of a run that has ended."""
+        """Release the backbone of a finished run."""
 
 
 @dataclass
@@ -332,7 +332,7 @@ class SharedLoader(BackboneLoader):
     latest: tuple[str, RunData] | None = None
 
     def data(self, recipe: Recipe) -> RunData:
-        """Return the latest run's data if the sources are equal, or read them.
+        """Return the latest run's data if their settings are equal, or read them.
 
         Raises:
             ConfigError: an option of the recipe does not fit the data.
@@ -379,7 +379,7 @@ class SharedLoader(BackboneLoader):
         return replace(rows, train=train, evaluation=evaluation, test=test)
 
     def release(self, model: PreTrainedModel) -> None:
-        """Detach the adapter of a run that has ended, restoring the loaded backbone."""
+        """Detach the adapter of a finished run, restoring the loaded backbone."""
         if adapters(model):
             detach(model)
 

@@ -416,7 +416,7 @@ def _previews(encoded: Encoded, count: int) -> list[RowPreview]:
 
 
 def _length(row: Row, rows: list[Row], encoded: Encoded) -> str:
-    """Describe the length of a row, and its padding in a batch of some rows."""
+    """Describe the length of a row, and its padding in a batch."""
     task, setting = encoded.task, encoded.setting
     length, longest = len(row["input_ids"]), max(task.row_lengths(each)[0] for each in rows)
     side = task.padding_side(setting)

@@ -123,8 +123,8 @@ def read_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe; hold out some if evaluation data are missing.
 
     Raises:
-        ConfigError: an option needs an evaluation, which is off; or it is invalid or missing for a
-            stream.
+        ConfigError: an option needs an evaluation, which is missing; or it is invalid or missing
+            for a stream.
         DataError: the data is missing or broken, or does not fit the task.
     """
     data = _read(recipe)
@@ -313,7 +313,7 @@ def check_options(recipe: Recipe, data: RunData) -> None:
     """Check that the data allow the training options.
 
     Raises:
-        ConfigError: a metric is unknown, or an option needs an evaluation, which is off.
+        ConfigError: a metric is unknown, or an option needs an evaluation, which is missing.
     """
     if not data.evaluation:
         _check_no_evaluation(recipe)
