@@ -1,4 +1,4 @@
-"""What is computed, one file per method; one that registers a method is all a new one needs.
+"""Adapter methods, one file each; a new method only needs a file that registers it.
 
 The docstring of a file becomes the page of its method: the equation first, then symbols and
 choices, a paragraph `Parameters: ...`, and the source last. `common/` holds

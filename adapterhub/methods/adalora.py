@@ -10,11 +10,11 @@ importance of component i, from running means of |w dL/dw| and of their deviatio
     I_i = S(E_i) + mean_j S(A_ij) + mean_j S(B_ji),   S = mean * deviation      (equations 7 to 11)
 
 After each step the components of all sites with the largest I stay, and E of the others is zero.
-How many falls from `rank` to `target` for each site on average, as the cube of what is left of the
-time between the first `warmup` of a run and its last `final`, where they no longer change. The
-penalty that keeps A and B orthogonal is the mean of ||A Aᵀ - I|| and ||Bᵀ B - I|| over the sites,
-times `orthogonality`, as in the authors' code. Files have all components, also those that are zero,
-and no `target`: an adapter that is loaded keeps its components.
+How many falls from `rank` to `target` for each site on average, as the cube of the remaining share
+of the time between the first `warmup` of a run and its last `final`, where they no longer change.
+The penalty that keeps A and B orthogonal is the mean of ||A Aᵀ - I|| and ||Bᵀ B - I|| over the
+sites, times `orthogonality`, as in the authors' code. Files have all components, including zeros,
+and no `target`: a loaded adapter keeps its components.
 
 Parameters: rank (d_in + d_out + 1) per site.
 
@@ -146,7 +146,7 @@ class AdaLoRA(RankMethod):
             module.E.mul_(own)
 
     def budget(self, first: int, sites: int, done: float) -> int:
-        """Return how many of the `first` components stay at a share of the run."""
+        """Return the number of the `first` components kept at a share of the run."""
         last = min((self.target or 0) * sites, first)
         left = max(0.0, 1 - (done - self.warmup) / (1 - self.final - self.warmup))
         return int(last + (first - last) * left**3 + _ROUNDING)

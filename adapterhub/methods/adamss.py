@@ -5,10 +5,10 @@
     x: (..., d_in)    V: (d_in + 1, k), fixed; (d_in, k) without a bias b
     A_c: (rank, k)    B_c: (size of the cluster, rank), zero
 
-The clusters are those of the rows of U, (d_out, k), by k-means, and are in the file. A_c are the
+The rows of U, (d_out, k), are clustered by k-means; the clusters are in the file. A_c are the
 first right singular vectors of the rows of its cluster. B is zero at first, so the initial update
 is zero. V is not in the file: each loading decomposes W again, exactly and in fp64, so the backbone
-must be loaded in the same precision. With `stored` it is: what an import brings. All clusters stay
+must be loaded in the same precision. With `stored` it is, as for imports. All clusters stay
 in training; the paper also fixes the less important ones.
 
 Parameters: rank (d_out + clusters k) per site, k = components, at most min(d_in, d_out).
@@ -44,8 +44,9 @@ def clustered(
 ) -> tuple[Tensor, Tensor]:
     """Return the number of the cluster of each row of [W, b], as the authors compute it: (d_out,).
 
-    The SVD is a randomized one, so that the clusters are those of peft on this processor: others
-    round otherwise, and get other components and clusters. The components, (k, width), tell which.
+    The SVD is randomized, so that the clusters equal peft's on this processor. Other processors
+    round differently and get other components and clusters, which the components, (k, width),
+    reveal.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -78,7 +79,7 @@ class ClusteredUpdate(OutputModule):
 
     @property
     def limit(self) -> int:
-        """What all places are below: the number of clusters."""
+        """The upper bound of all places: the number of clusters."""
         return len(self.A)
 
     @torch.no_grad()
@@ -150,5 +151,5 @@ class AdaMSS(RankMethod):
         return rank * (site.d_out + clusters * components)
 
     def _sizes(self, site: Site) -> tuple[int, int]:
-        """Return the clusters and components of a site, which has no more."""
+        """Return the clusters and components of a site, which is the maximum."""
         return min(self.clusters, site.d_out), min(self.components, site.d_in, site.d_out)

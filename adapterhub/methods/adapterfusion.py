@@ -10,8 +10,8 @@
 Q, b, K and V train. The adapters are copied when the fusion is attached, and saved with it: its
 folder is complete, and later changes of the adapters do not affect it. They must adapt the same
 sites, with methods that map (x, y) to y' and train no backbone parameters. Their task heads are not
-used. The paper's penalty that keeps V near the identity is left out: V is initialized there, and
-the learning rate is small. b is not in the paper.
+used. The paper's penalty that keeps V near the identity is omitted: V is initialized there, and the
+learning rate is small. b is not in the paper.
 
 Parameters: 3 d² + d per site.
 
@@ -42,7 +42,7 @@ from adapterhub.methods.common.spec import dump_methods, parse_methods
 class FusionLayer(OutputModule):
     """The map (x, y) -> y + V sum_n s_n (m_n(x, y) - y)."""
 
-    source = "output"  # the query is of y; x is only passed on to the members
+    source = "output"  # the query reads y; x is only passed to the members
 
     def __init__(self, members: Sequence[OutputModule], width: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class FusionLayer(OutputModule):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d) -> y' like y."""
         updates = torch.stack([member(x, y) - y for member in self.members], dim=-2)
-        # qᵀ (K u) = (Kᵀ q)ᵀ u, and V sum_n = sum_n V: one product each in place of N.
+        # qᵀ (K u) = (Kᵀ q)ᵀ u, and V sum_n = sum_n V: one product each instead of N.
         query = F.linear(y, cast(self.query.weight, y), cast(self.query.bias, y))
         probe = F.linear(query, cast(self.key.weight, y).T)
         share = (updates * probe[..., None, :]).sum(-1).softmax(-1)

@@ -1,4 +1,4 @@
-"""aLoRA: a LoRA that applies only from its invocation on.
+"""aLoRA: a LoRA that applies only after its invocation.
 
     y_t = W x_t                t < t0                                             (section 3)
     y_t = W x_t + s B A x_t    t >= t0,   s = alpha / rank
@@ -6,13 +6,13 @@
     x: (tokens, d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero
     t0: where the last occurrence of the invocation tokens begins; none: the backbone alone
 
-What a decoder computes of the text in front of the invocation, its keys and values too, is to the
-bit what the backbone computes, so that several adapters continue from one cache. In `generate` the
-invocation is looked for in its input; what follows it in a cache stays invoked. Without invocation
-tokens the adapter applies from the last token of the prompt on: in `generate` that of its input, in
-training the one before the first token that is learned.
+For the text before the invocation, a decoder's outputs, keys and values are bit-identical to the
+backbone's, so that several adapters can continue from one cache. In `generate` the invocation is
+searched in its input; tokens that follow it in a cache stay invoked. Without invocation tokens, the
+adapter applies from the last token of the prompt on: in `generate` the last input token, in
+training the token before the first learned one.
 
-An encoder, in which all tokens see all, has no such cache; there only the tokens from the
+An encoder, where all tokens see each other, lacks such a cache; there, only the tokens from the
 invocation on are changed.
 
 Parameters: rank (d_in + d_out) per site.
@@ -51,7 +51,7 @@ class InvokedLoRALayer(LoRALayer):
         return y if some is None else torch.where(some, super().forward(x, y), y)
 
     def factors(self) -> None:
-        """Return None: some tokens are not changed, so this is no change of the weight."""
+        """Return None: some tokens are not changed, so this is not a change of the weight."""
 
 
 @register_method

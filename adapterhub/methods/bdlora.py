@@ -5,10 +5,10 @@
 
     x: (..., d_in)    A_i: (rank / n, d_in / n)    B_i: (d_out / n, rank / n)    n: blocks
 
-With n devices of tensor parallelism, each has its own block and its part of the other factor: what
-is split by rows of features (attn.o, ffn.down) has a block-diagonal A, all others a block-diagonal
-B, so the LoRA needs no communication. B is zero at first, so the initial update is zero; A is
-Kaiming-uniform. It is a LoRA with zeros, and is exported as one.
+With n devices of tensor parallelism, each has its own block and its part of the other factor:
+projections split by input features (attn.o, ffn.down) have a block-diagonal A, all others a
+block-diagonal B, so the LoRA does not need communication. B is zero at first, so the initial update
+is zero; A is Kaiming-uniform. It is a LoRA with zeros, and is exported as one.
 
 Parameters: rank (d_in / n + d_out) per site in `rows`, rank (d_in + d_out / n) at others.
 
@@ -54,7 +54,7 @@ class BlockFactors(FactorModule):
         self.scale, self.blocks, self.rows = scale, blocks, rows
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Return s B: (d_out, rank) and A: (rank, d_in), with zeros outside of the blocks."""
+        """Return s B: (d_out, rank) and A: (rank, d_in), with zeros outside the blocks."""
         if self.rows:
             return self.scale * self.B, on_diagonal(self.A, self.blocks)
         return self.scale * on_diagonal(self.B, self.blocks), self.A

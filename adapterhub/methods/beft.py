@@ -5,8 +5,8 @@
     x: (..., d_in)    y, b: (..., d_out)    b0: the bias of the projection, if there is one
 
 b is zero at first, so nothing changes. Where the projection has a bias, b is merged into it;
-elsewhere there is no place for it, and merging is refused. It costs nothing, also in a batch of
-many adapters. bitfit trains the biases that a backbone has, all or some.
+otherwise merging is refused. It costs nothing, even in a batch of many adapters. bitfit trains the
+biases that a backbone has, all or some.
 
 Parameters: d_out per site.
 

@@ -25,7 +25,7 @@ from adapterhub.errors import SiteError
 from adapterhub.methods.common.base import Layers, Unfreezing, register_method
 from adapterhub.methods.common.projections import in_layers
 
-# Others with such names are not added to an output: those that select experts, or time steps.
+# Other parameters with such names are not added to an output: they select experts, or time steps.
 _BIAS = re.compile(r"(^|\.)((q|k|v|in_proj|dense)_)?bias$")
 
 

@@ -3,12 +3,12 @@
     y = s * (W R x) + b,   R^T = B_m ... B_1                                      (section 3)
 
     x: (..., d_in)    s: (d_out,), one    B_i: blocks of `block`, rotations of permuted features
-    Q: (m, d_in / size, size (size - 1) / 2), what is above the diagonals, zero
+    Q: (m, d_in / size, size (size - 1) / 2), the entries above the diagonals, zero
 
 In factor i, a block has features that are 2^(i-1) half blocks apart, so that with m factors any
 feature can reach 2^m others, as in a butterfly network. Blocks of B_i are (I + Q) (I - Q)^-1. Q is
-zero and s one at first, so nothing changes. Blocks are of the largest size up to `block` that
-divides d_in, 2^(m-1) times. It is computed as s * (y - b + W (R x - x)) + b, so W is read in each
+zero and s one at first, so nothing changes. Blocks have the largest size up to `block` that divides
+d_in, 2^(m-1) times. The output is computed as s * (y - b + W (R x - x)) + b, so W is read in each
 call.
 
 Parameters: m d_in (size - 1) / 2 + d_out per site.
@@ -91,7 +91,7 @@ class BOFT(ProjectionMethod):
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> ButterflyRotation:
         """Return the rotations of one site."""
-        weight_at(site, anatomy)  # that each forward pass reads
+        weight_at(site, anatomy)  # read in each forward pass
         return ButterflyRotation(site, self._block(site), self.factors)
 
     def size(self, site: Site, rank: int) -> int:

@@ -77,7 +77,7 @@ def stack_networks(modules: Sequence[SiteModule | None]) -> RowStack | None:
 
 
 def _settings(network: Bottleneck) -> tuple[object, ...]:
-    """Return what all networks of a stack share."""
+    """Return the settings shared by all networks of a stack."""
     plain = {k: str(v) for k, v in vars(network.activation).items() if not k.startswith("_")}
     return network.source, type(network.activation), *sorted(plain.items())
 
@@ -88,7 +88,7 @@ def _run_networks(
     """Compute y + s up(f(down(source))), like y, with tensors of `Bottleneck.scaled`, stacked.
 
     x: (networks, tokens, d_in), y: (networks, tokens, d_out). The input of the network is y with
-    the source `output`, else x.
+    the source `output`, otherwise x.
     """
     down, down_bias, up, up_bias = tensors
     read = y if source == "output" else x
@@ -99,7 +99,7 @@ def _run_networks(
 class Bottleneck(OutputModule):
     """The map (x, y) -> y + s up(f(down(source))).
 
-    The source is y (`output`) or x, as which the hook passes what `OutputModule.source` selects.
+    The source is y (`output`) or x; the hook passes the states of `OutputModule.source` as x.
     """
 
     stack = staticmethod(stack_networks)
@@ -143,7 +143,7 @@ class Bottleneck(OutputModule):
         return self.up.weight, self.up.bias
 
     def scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the weight and bias of down, and those of up, times s: (size, d) and (d,) each."""
+        """Return the weights and biases of down, and of up times s: (size, d) and (d,) each."""
         down, (weight, bias) = self.down, self.up_parameters()
         return down.weight, down.bias, self.scale * weight.T, self.scale * bias
 

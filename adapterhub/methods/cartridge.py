@@ -1,14 +1,15 @@
-"""Cartridge: a prefix that starts from a document, and learns to stand for it.
+"""Cartridge: a prefix that is initialized from a document and learns to represent it.
 
     attention(Q, [P_k; K], [P_v; V])                                              (section 3)
 
     P_k, P_v: (length, d_kv), the keys and values of the first tokens of `text`
     K, V: (tokens, d_kv)    d_kv: key-value heads times head size
 
-Tokens count their positions from after the prefix, so that the adapted decoder at first computes
-what it computes behind the first `length` tokens of the document. The first token, on which much
-of attention rests, does not train. Without `text` the prefix is drawn from N(0, 0.02²). The paper
-trains on conversations about the document, with the answers of the model that reads all of it.
+Tokens count their positions from the end of the prefix, so that the initial outputs of the adapted
+decoder equal its outputs behind the first `length` tokens of the document. The first token, which
+receives much of the attention, does not train. Without `text` the prefix is drawn from N(0, 0.02²).
+The paper trains on conversations about the document, with the answers of a model that reads the
+whole document.
 
 Parameters: 2 (length - frozen) d_kv per site.
 

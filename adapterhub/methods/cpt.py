@@ -1,13 +1,14 @@
-"""CPT, "context-aware prompt tuning": virtual tokens that stay near those of examples.
+"""CPT, "context-aware prompt tuning": virtual tokens that stay near the tokens of examples.
 
     stack([P; E(tokens)]),   |P_i - P0_i| <= epsilon sqrt(d / 2048),   for each virtual token i
 
     P: (length, d)    P0: the embeddings of `text`, where P starts    E: the frozen embedding
 
-The examples are the `text`: write them as the task writes its rows, and take the length of their
-tokens. After each step of the optimizer, a change that is too long is shortened to its bound, so
-that the prompt does not overfit to a few rows. The loss is that of the task: the paper also learns
-the labels of the examples, and does not change them. Files contain P, as those of `prompt` do.
+The examples are the `text`: format them like the rows of the task, and set the length to their
+number of tokens. After each step of the optimizer, a change that is too long is shortened to its
+bound, so that the prompt does not overfit to a few rows. The loss is the task's loss; the paper
+also learns the labels of the examples, and does not change them. Files contain P, like the files of
+`prompt`.
 
 Parameters: length d.
 
@@ -31,7 +32,7 @@ from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 
 class BoundedPrompt(VirtualTokens):
-    """Returns the prompt P, which stays near P0."""
+    """Return the prompt P, which stays near P0."""
 
     start: Tensor
 
@@ -51,7 +52,7 @@ class BoundedPrompt(VirtualTokens):
 @register_method
 @dataclass(frozen=True)
 class CPT(Prompt):
-    """Virtual tokens that stay near those of examples."""
+    """Virtual tokens that stay near the tokens of examples."""
 
     name = "cpt"
     paper = "Blau et al. 2024, https://arxiv.org/abs/2410.17222"
@@ -63,11 +64,11 @@ class CPT(Prompt):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""
-        site = self.site(anatomy)  # refuses what embeds no tokens
+        site = self.site(anatomy)  # refuses inputs without token embeddings
         yield Placement(site, BoundedPrompt(self._initial(anatomy), self.counts_padding))
 
     def stepped(self, modules: Sequence[BoundedPrompt], done: float) -> None:
-        """Shorten what is longer than its bound."""
+        """Shorten vectors that are longer than their bounds."""
         for module in modules:
             module.bound(self.epsilon * (module.prompt.shape[1] / 2048) ** 0.5)
 

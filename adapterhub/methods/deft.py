@@ -1,4 +1,4 @@
-"""DEFT: a subspace of the outputs of a projection is removed, and written again.
+"""DEFT: a subspace of the outputs of a projection is removed and replaced.
 
     y = (I - P f(P)^T) W x + s P R x + b
 
@@ -6,7 +6,7 @@
 
 With `basis: qr` the columns of P are made orthonormal and f is the identity. R is f(P)^T W / s at
 first, so the initial update is zero; P is normal with a deviation of 0.02. With
-`writes: false` there is no R: the subspace is only removed, as in PaRa, also at first. f(P)^T W is
+`writes: false`, R is omitted: the subspace is only removed, as in PaRa, even initially. f(P)^T W is
 computed in each call, at the cost of rank tokens: merge before serving.
 
 Parameters: rank (d_in + d_out) per site; without R, rank d_out.
@@ -62,7 +62,7 @@ class ReplacedSubspace(WeightFactors):
 @register_method
 @dataclass(frozen=True)
 class DEFT(RankMethod):
-    """Subspaces of the outputs of projections, removed and written again."""
+    """Subspaces of the outputs of projections, removed and replaced."""
 
     name = "deft"
     paper = "Kumar et al. 2025, https://arxiv.org/abs/2509.22793"

@@ -5,7 +5,7 @@
 In an encoder-decoder the decoder's layers are above the encoder's. Modules above the layers (a
 final norm, a pooler) train; embeddings, below them, do not.
 
-Parameters: those of the trained layers and of the modules above them.
+Parameters: the parameters of the trained layers and of the modules above them.
 
 Lee et al. 2019, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning",
 https://arxiv.org/abs/1911.03090; training a quarter of the layers comes close to training all of

@@ -1,4 +1,4 @@
-"""GLoRA: a weight and a bias that are scaled, and shifted, by matrices, vectors or numbers.
+"""GLoRA: a weight and a bias are scaled and shifted by matrices, vectors or numbers.
 
     y = (W + W * A + B) x + b + b * D + E + W C
 
@@ -6,8 +6,8 @@
 
 Each of A to E is a product of `rank`, a vector, a number, or absent (none): A and B have one form,
 `weights`, C has `prompt`, and D and E have `biases`. One factor of a product is Kaiming-uniform;
-everything else is zero at first, so the initial update is zero. Where a projection has no bias, C,
-D and E are left out. W is read in each call: merge before serving.
+everything else is zero at first, so the initial update is zero. Where a projection lacks a bias, C,
+D and E are omitted. W is read in each call: merge before serving.
 
 Parameters: by default 2 rank (d_in + d_out) per site, and rank (d_in + 1) + 2 with a bias.
 
@@ -48,7 +48,7 @@ class Support(nn.Module):
             self.value = nn.Parameter(torch.zeros((rows, 1) if form == "vector" else 1))
 
     def forward(self) -> Tensor:
-        """Return the matrix, or what is broadcast to it."""
+        """Return the matrix, or a tensor that broadcasts to it."""
         return self.left @ self.right if self.value is None else self.value
 
 

@@ -2,12 +2,12 @@
 
     logits = W h + b,   W and b trained
 
-    h: (batch, d), what the head reads of each text    W: (labels, d)    b: (labels,)
+    h: (batch, d), the input of the head for each text    W: (labels, d)    b: (labels,)
 
-The head is that of the model's class: some classes have another layer before W. It trains with
-every method; here nothing else does.
+The head is defined by the model's class: some classes have another layer before W. It trains with
+every method; here it is the only part that trains.
 
-Parameters: none of the backbone, only the head's.
+Parameters: only the head's, none of the backbone.
 
 Devlin et al. 2019, "BERT", section 5.3 (feature-based approach), https://arxiv.org/abs/1810.04805;
 the term is from Alain & Bengio 2017, https://arxiv.org/abs/1610.01644.

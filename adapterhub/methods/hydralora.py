@@ -1,4 +1,4 @@
-"""HydraLoRA: a low-rank update with several second factors, which each token weighs.
+"""HydraLoRA: a low-rank update with several second factors, weighted by each token.
 
     y = W x + s sum_e p_e B_e A x,   p = softmax(G x),   s = alpha / rank
 
@@ -60,7 +60,7 @@ class WeighedHeads(OutputModule):
 @register_method
 @dataclass(frozen=True)
 class HydraLoRA(RankMethod):
-    """Low-rank updates with several second factors, which each token weighs."""
+    """Low-rank updates with several second factors, weighted by each token."""
 
     name = "hydralora"
     paper = "Tian et al. 2024, https://arxiv.org/abs/2404.19245"

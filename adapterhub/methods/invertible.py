@@ -1,4 +1,4 @@
-"""Invertible adapters: the states behind the embeddings are changed, and changed back at the end.
+"""Invertible adapters: the states behind the embeddings are changed, and restored at the end.
 
     y1 = x1 + f(x2)    y2 = x2 + g(y1)        behind the embeddings               (section 3.3)
     x2 = y2 - g(y1)    x1 = y1 - f(x2)        in front of the output layer: the inverse
@@ -7,12 +7,12 @@
     f, g: up(relu(down)), from one half to the other, with a hidden layer of half its width
 
 This is additive coupling, which is invertible for any f and g (NICE). The output layer of a
-language model scores states against its table of tokens, often that of the embeddings: where these
-are changed, the same network undoes it. A model without an output layer has the first part alone,
-so a file fits both: an adapter trained on masked tokens is used below a classifier.
+language model scores states against its table of tokens, often the table of the embeddings, so the
+same network reverts their change. A model without an output layer has only the first part, so a
+file fits both: an adapter trained on masked tokens is used below a classifier.
 
-`undone=False` leaves the change there, as the library `adapters` does with the model classes of
-transformers (its own, with flexible heads, undo it).
+`undone=False` keeps the change there, like the library `adapters` with the model classes of
+transformers (its own classes, with flexible heads, revert it).
 
 Of two stacks the encoder's embeddings are changed, and the states that the decoder's output layer
 reads. up is zero at first, so the states are unchanged. They are as wide as the embeddings, also
@@ -88,7 +88,7 @@ class Coupling(SharedModule):
 
 
 class CoupledStates(InputModule):
-    """Changes the states behind the embeddings."""
+    """Change the states behind the embeddings."""
 
     def __init__(self, coupling: Coupling) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class CoupledStates(InputModule):
 
 
 class RestoredStates(InputModule):
-    """Applies the inverse of a coupling that another site has, in front of the output layer."""
+    """Apply the inverse of another site's coupling in front of the output layer."""
 
     def __init__(self, coupling: Coupling) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class RestoredStates(InputModule):
     def forward(self, x: Tensor) -> Tensor:
         """Restore states. x: (..., d) -> x' like x."""
         (coupling,) = self.shared
-        device = coupling.f.up.bias.device  # that of the embeddings, if a model is on several
+        device = coupling.f.up.bias.device  # the device of the embeddings, if a model is on several
         return coupling.inverse(x.to(device)).to(x.device)
 
 

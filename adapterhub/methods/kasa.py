@@ -5,9 +5,9 @@
 
     x: (..., d_in)    A, A0: (rank, d_in)    E: (rank,)    B, B0: (d_out, rank)
 
-B is zero at first, so the outputs are those of W without its r smallest components, which are
-saved with the adapter; A is Kaiming-uniform and E normal. Added to the loss, as a mean over the
-sites, is beta sum E² + gamma (||A A^T - I|| + ||B^T B - I||) (equations 9 to 11).
+B is zero at first, so the outputs equal W without its r smallest components, which are saved with
+the adapter; A is Kaiming-uniform and E normal. The term beta sum E² + gamma (||A A^T - I|| + ||B^T
+B - I||), as a mean over the sites, is added to the loss (equations 9 to 11).
 
 Parameters: rank (d_in + d_out + 1) per site.
 
@@ -65,7 +65,7 @@ class ReplacedComponents(FactorModule):
 @register_method
 @dataclass(frozen=True)
 class KaSA(RankMethod):
-    """Updates in the form of an SVD, in place of the smallest components of the weight."""
+    """Updates in the form of an SVD that replace the smallest components of the weight."""
 
     name = "kasa"
     paper = "Wang et al. 2024, https://arxiv.org/abs/2412.06071"

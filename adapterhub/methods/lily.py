@@ -1,13 +1,13 @@
-"""Lily: low-rank updates whose factors layers share, and whose second factors tokens weigh.
+"""Lily: low-rank updates with factors shared by layers, and second factors weighted by each token.
 
     y = W x + s sum_e p_e B_e A x,   p = softmax(G A x)
 
     x: (..., d_in)    A: (rank, d_in), one for `layers_of_a` layers    G: (heads, rank), per site
     B_e: (d_out, rank), zero, one set for all layers
 
-What is shared, is so by the sites of one role and size, in one stack. All B are zero at first, so
-the initial update is zero; A and G are Kaiming-uniform. p is of each token: the authors' code takes
-its mean over a batch, so that a row depends on the others. With one head there is no difference.
+Factors are shared by the sites of one role and size, in one stack. All B are zero at first, so
+the initial update is zero; A and G are Kaiming-uniform. Each token has its own p; the authors' code
+takes its mean over a batch, so that a row depends on the others. With one head, both are the same.
 
 Parameters: heads rank per site, rank d_in for each A, heads rank d_out for each set of B.
 
@@ -70,7 +70,7 @@ def _group(site: Site, rank: int) -> _Group:
 @register_method
 @dataclass(frozen=True)
 class Lily(RankMethod):
-    """Low-rank updates whose factors layers share, and whose second factors tokens weigh."""
+    """Low-rank updates with factors shared by layers, and second factors weighted by each token."""
 
     name = "lily"
     paper = "Zhong et al. 2024, https://arxiv.org/abs/2407.09946"
@@ -102,7 +102,7 @@ class Lily(RankMethod):
             yield Placement(site, module)
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum heads rank, and what the first sites have that share a factor."""
+        """Sum heads rank, and the sizes of shared factors at their first sites."""
         total = 0
         for site, rank, number in self._numbered(anatomy):
             total += self.heads * rank

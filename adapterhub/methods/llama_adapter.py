@@ -2,12 +2,12 @@
 
     o' = o + g softmax(s q (W_k P + b_k)ᵀ) (W_v P + b_v)                (section 3.2, equation 6)
 
-    o: what a query q attends to among the tokens    s: the scale of the attention
+    o: the attention of a query q over the tokens    s: the scale of the attention
     P: (length, d), N(0, 1)    g: a number, 0    W_k, b_k, W_v, b_v: the frozen projections
 
-The prompt of a layer is projected by that layer's own keys and values. Its softmax is one of its
-own, so that the weights among the tokens stay as they are; the prompt has no positions and is never
-masked, nor in the KV cache. The paper adapts the topmost layers, `layers: top 30` of 32. Its code
+The prompt of a layer is projected by that layer's own keys and values. It has a separate softmax,
+so that the weights among the tokens are unchanged. The prompt has no positions, is never masked,
+and is not in the KV cache. The paper adapts the topmost layers, `layers: top 30` of 32. Its code
 has a gate for each head, tanh(g); this is the gate of the paper and of peft.
 
 Parameters: length d + 1 per site.
@@ -35,7 +35,7 @@ from adapterhub.methods.common.site_module import ApartKeyValueModule
 
 
 class GatedPrompt(ApartKeyValueModule):
-    """Projects P to keys and values, and multiplies these by g."""
+    """Project P to keys and values, and multiply these by g."""
 
     def __init__(self, length: int, projections: tuple[Site, Site]) -> None:
         super().__init__()

@@ -4,8 +4,8 @@
 
     x: (..., d_in)    A: (rank, d_in), Kaiming-uniform, fixed    B: (d_out, rank), zero
 
-B is zero at first, so the initial update is zero. Only B trains: what the backward pass needs of a
-site is A x, with rank numbers for each token, in place of x. A is saved with the adapter.
+B is zero at first, so the initial update is zero. Only B trains: the backward pass of a site only
+needs A x, with rank numbers for each token, instead of x. A is saved with the adapter.
 
 Parameters: rank d_out per site.
 

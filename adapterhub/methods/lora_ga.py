@@ -6,14 +6,14 @@
     W: (d_out, d_in)    A, A0: (rank, d_in)    B, B0: (d_out, rank)    y0: the host's output
 
 A and B are initialized as A0 and B0, so the initial update is zero. The first step then changes W
-as nearly as a product of this rank can to how full fine-tuning would. s is 1 by default, as in
-peft; the paper has alpha / sqrt(rank) with alpha = 16. A gradient with fewer than 2 r components
-gives B the last r of them. The paper subtracts s B0 A0 from W; here W is unchanged, and s B0 A0 x
-is subtracted from the output, as in PiSSA. A0 and B0 are saved with the adapter.
+as closely to full fine-tuning as a product of this rank can. s is 1 by default, as in peft; the
+paper has alpha / sqrt(rank) with alpha = 16. If a gradient has fewer than 2 r components, B gets
+the last r of them. The paper subtracts s B0 A0 from W; here W is unchanged, and s B0 A0 x is
+subtracted from the output, as in PiSSA. A0 and B0 are saved with the adapter.
 
-The gradient is that of the first training rows: `adapterhub train` computes it before the first
-step (`train.init`), `ah.calibrate` in Python. Without it, A0 and B0 are those of LoRA, and B0 is
-zero.
+The gradient is computed on the first training rows: by `adapterhub train` before the first step
+(`train.init`), or by `ah.calibrate` in Python. Without it, A0 and B0 are initialized as in LoRA,
+and B0 is zero.
 
 Parameters: rank (d_in + d_out) per site.
 

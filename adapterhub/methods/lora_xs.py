@@ -11,8 +11,8 @@ LoRA-XS trains R, TinyLoRA a few numbers for the whole model, in the paper as fe
 reinforcement learning. R and v are zero at first, so the initial update is zero. P
 has normal numbers of deviation 1 / sqrt(rank), computed from the seed and the site. A0 and B0 are
 saved with the adapter, since another decomposition of W may have other signs; with `stored: false`
-they are not, and each loading decomposes W again, exactly and in fp64: then the file has what
-trains, and the backbone must be loaded in the same precision.
+they are not, and each loading decomposes W again, exactly and in fp64. The file then has only
+trained values, and the backbone must be loaded in the same precision.
 
 Parameters: rank² per site for LoRA-XS; `numbers` in all for TinyLoRA.
 

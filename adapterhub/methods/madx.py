@@ -7,10 +7,10 @@
     down: d -> size, up: size -> d, both with bias
 
 A composition of `invertible` and `pfeiffer`. A language adapter is trained on text of one language
-by masked or causal language modeling. A task adapter is trained on top of it (`on`), and for
-another language the one below is exchanged.
+by masked or causal language modeling. A task adapter is trained on top of it (`on`), and another
+language replaces the one below.
 
-Parameters: those of `invertible`, and 2 d size + size + d per layer.
+Parameters: as for `invertible`, plus 2 d size + size + d per layer.
 
 Pfeiffer et al. 2020, "MAD-X: An Adapter-Based Framework for Multi-Task Cross-Lingual Transfer",
 sections 3.1 and 3.3, https://arxiv.org/abs/2005.00052.

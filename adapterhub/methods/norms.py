@@ -4,7 +4,7 @@
 
     x, y: (batch, tokens, d)    g, b: (d,), trained
 
-These are the norms in the layers and outside of them (after the embeddings, the final one).
+These are the norms in the layers and outside them (after the embeddings, the final one).
 
 Parameters: the sizes of g and b.
 
@@ -41,7 +41,7 @@ class Norms(Unfreezing):
         """Return the parameters of the selected norms.
 
         Raises:
-            SiteError: there are none.
+            SiteError: the model lacks such norms.
         """
         paths = norm_parameters(anatomy)
         selected = in_layers(anatomy, paths, self.layers, outside=self.outside)

@@ -3,7 +3,7 @@
     y = W R x + b,   R = diag(R_1, ..., R_n),   R_i^T = (I + Q_i) (I - Q_i)^-1       (section 3.2)
 
     x: (..., d_in)    R_i: (size, size), orthogonal    Q_i: (size, size), skew-symmetric
-    Q: (n, size (size - 1) / 2), what is above the diagonals, zero    n = d_in / size
+    Q: (n, size (size - 1) / 2), the entries above the diagonals, zero    n = d_in / size
 
 Q is zero at first, so nothing changes. Rotations keep the angles between the weights of output
 features. By default the inverse is the first `terms` of its series (OFTv2), exact for `terms: 0`;

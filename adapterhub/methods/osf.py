@@ -1,4 +1,4 @@
-"""OSF: the smaller components of the weight train, orthogonal to the larger ones, which stay.
+"""OSF: the smaller components of the weight train, orthogonal to the larger ones, which are fixed.
 
     W = U S V^T = U_h S_h V_h^T + U_0 S_0 V_0^T
     y = W x + (U S V - U_0 S_0 V_0) x
@@ -6,11 +6,10 @@
 
     x: (..., d_in)    U: (d_out, r)    S: (r,)    V: (r, d_in), with the gradients dU' and dV'
 
-A share `kept` of the components, those with the largest singular values, stays as it is, and what
-trains keeps out of their directions: tasks that are learned one after the other forget less. U, S
-and V are U_0, S_0 and V_0 at first, so nothing changes. Those of W are not in the file: each
-loading decomposes W again, exactly and in fp64, so the backbone must be loaded in the same
-precision.
+A share `kept` of the components, with the largest singular values, is fixed, and training avoids
+their directions, which reduces forgetting between tasks learned one after the other. U, S and V are
+U_0, S_0 and V_0 at first, so nothing changes. The components of W are not in the file: each loading
+decomposes W again, exactly and in fp64, so the backbone must be loaded in the same precision.
 
 Parameters: r (d_in + d_out + 1) per site, r = (1 - kept) min(d_in, d_out).
 
@@ -56,7 +55,7 @@ class LowComponents(FactorModule):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y.
 
-        Apart, both products round equally and cancel exactly at first.
+        Computed separately, both products round equally and cancel exactly at first.
         """
         left, right = self.trained()
         current = F.linear(F.linear(x, cast(right, x)), cast(left, x))
@@ -68,7 +67,7 @@ class LowComponents(FactorModule):
         u: Tensor = self.U
         v: Tensor = self.V
         if torch.is_grad_enabled():
-            # What is subtracted is zero; its gradient is the part in the kept directions.
+            # The subtracted part is zero; its gradient is the part in the kept directions.
             u = u - self.left_kept @ (self.left_kept.T @ (u - u.detach()))
             v = v - (v - v.detach()) @ self.right_kept.T @ self.right_kept
         return u * self.S, v

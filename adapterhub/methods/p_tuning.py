@@ -10,7 +10,7 @@
 The LSTM is the paper's encoder, the MLP a cheaper one. Adapter files contain a plain prompt,
 without the network.
 
-Parameters: during training length d, and those of the network, in which each matrix has a bias;
+Parameters: during training length d and the network, where each matrix has a bias;
 afterwards length d.
 
 Liu et al. 2021, "GPT Understands, Too", section 3.2, https://arxiv.org/abs/2103.10385.
@@ -36,7 +36,7 @@ Encoder = Literal["mlp", "lstm"]
 
 
 class PromptEncoder(EmbeddingModule):
-    """Computes the prompt h(P)."""
+    """Compute the prompt h(P)."""
 
     def __init__(
         self,

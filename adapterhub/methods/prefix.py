@@ -1,4 +1,4 @@
-"""Prefix tuning: learned keys and values in front of those of every attention.
+"""Prefix tuning: learned keys and values in front of the keys and values of every attention.
 
     attention(Q, [P_k; K], [P_v; V])                                             (section 4.1)
 
@@ -8,9 +8,8 @@
 The prefix has no positions, is never masked, and is not in the KV cache. With `positions: true`
 tokens count their positions from after the prefix, as in implementations that cache it. For
 relative positions, `positions: keys` does so only for keys, as in other implementations. With
-rotary positions, and no positions of its own, the prefix has those of tokens start behind padding
-on the left, as `generate` counts them; a model that counts them itself (RoFormer) refuses that
-padding.
+rotary positions and a prefix without positions, the positions of tokens start behind padding on the
+left, as `generate` counts them; a model that counts them itself (RoFormer) refuses that padding.
 With `reparametrize` a network computes the prefix during training:
 
     [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)
@@ -20,9 +19,9 @@ With `reparametrize` a network computes the prefix during training:
 P', W and b are shared by the layers; each site has its own W_site and b_site. Adapter files contain
 a plain prefix, without the network.
 
-With `text`, P_k and P_v are what the bare decoder computes for the first `length` tokens of a text.
-With `positions: true` too, the adapted decoder at first computes what it computes behind this text.
-The first `frozen` tokens do not train.
+With `text`, P_k and P_v are the keys and values of the bare decoder for the first `length` tokens
+of a text. If also `positions: true`, the initial outputs of the adapted decoder equal its outputs
+behind this text. The first `frozen` tokens do not train.
 
 Parameters: 2 (length - frozen) d_kv per site. With `reparametrize`, during training: length d_kv +
 middle (d_kv + 1) for each kind of attention (self, cross) in each stack, and 2 d_kv (middle + 1)
@@ -72,7 +71,7 @@ def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
 
 
 def _prefixes(stacked: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Return keys and values (2, prefixes, longest, d_kv), and which are not padding, if any is."""
+    """Return keys and values (2, prefixes, longest, d_kv), and a mask if there is padding."""
     return stacked.permute(2, 0, 1, 3), None if own is None else own > 0
 
 
@@ -136,7 +135,7 @@ class SharedTrunk(SharedModule):
 
 
 class ReparametrizedKeyValues(KeyValueModule):
-    """Computes P_k and P_v, stacked, by the network."""
+    """Compute P_k and P_v, stacked, with the network."""
 
     def __init__(
         self,
@@ -233,7 +232,7 @@ class Prefix(Method):
         """Yield one prefix per selected attention.
 
         Raises:
-            ConfigError: `text` has fewer tokens than `length`, or there is no tokenizer.
+            ConfigError: `text` has fewer tokens than `length`, or the tokenizer is missing.
             SiteError: `positions` is set for a stack that does not support it, or `text` for one
                 without a cache.
         """

@@ -6,10 +6,10 @@
     repeated up to the length    E: the frozen embedding
 
 In an encoder-decoder the prompt is in front of the encoder's input, and the decoder attends to it.
-Where a row has padding on the left, the prompt comes behind it, next to the text. With
-`counts_padding` it comes in front of the padding, which counts as text: in positions, and where a
-classifier reads the last token. That is how peft computes. Packed rows, masks that cannot be
-extended and caches that were filled without the prompt are refused.
+In a row with padding on the left, the prompt follows the padding, next to the text. With
+`counts_padding` it precedes the padding, which counts as text, in positions and where a classifier
+reads the last token, as in peft. Packed rows, masks that cannot be extended and caches that were
+filled without the prompt are refused.
 
 Parameters: length d.
 

@@ -9,8 +9,8 @@
 
 If d_out is the smaller size, D is the transpose. l is zero at first, so the initial update is zero.
 A and B have uniform numbers of deviation 1, are computed from the seed, and are shared by all
-sites: of the largest sizes, and cut for each. With `stored` they are in the file: what an import
-brings. D has full rank, so each call costs up to two products with W: merge before serving.
+sites: of the largest sizes, and cut for each. With `stored` they are in the file: as for imports. D
+has full rank, so each call costs up to two products with W: merge before serving.
 
 Parameters: n (rank + d) per site.
 

@@ -7,13 +7,13 @@
     h, h': (tokens, d), the output of a layer    W, P, R: (rank, d)    b: (rank,)
 
 In the subspace of R the state becomes W h + b; outside of it, h stays. R is L⁻¹ P with a trained P
-of full rank and L Lᵀ = P Pᵀ: Gram-Schmidt. At first the edit is none: W = R, or P (direft: W = 0),
-and b = 0. With `init: paper`, W and b are those of a linear layer.
+of full rank and L Lᵀ = P Pᵀ: Gram-Schmidt. The initial edit is zero: W = R, or P (direft: W = 0),
+and b = 0. With `init: paper`, W and b are initialized like a linear layer.
 
-The edit is of the output of a layer, at the first and the last tokens of the prompt: `f1+l1` are
-one of each. The prompt is what comes before the first token that is learned, and in `generate` its
-input; a model that writes no text has whole texts. With `shared`, one edit is for both. An edit is
-applied once, when the prompt is read: further tokens cost what they cost without it.
+The output of a layer is edited at the first and the last tokens of the prompt: `f1+l1` are one of
+each. The prompt is the text before the first learned token, and in `generate` its input; models
+that do not generate use whole texts. With `shared`, one edit is used for both. An edit is applied
+once, when the prompt is read: further tokens cost the same as without it.
 
 Parameters: rank (2 d + 1) per edit.
 
@@ -47,7 +47,7 @@ _POSITIONS = re.compile(r"(?:f([1-9]\d*))?\+?(?:l([1-9]\d*))?")
 
 
 def token_sets(positions: str) -> tuple[TokenSet, ...]:
-    """Return the sets of tokens that `f2+l3` means: the first two, and the last three.
+    """Parse sets of tokens: `f2+l3` is the first two, and the last three.
 
     Raises:
         ConfigError: another form.
@@ -106,7 +106,7 @@ def _like_linear(weight: Tensor) -> None:
 class StateEdit(OutputModule):
     """Edits of the first and the last tokens of each prompt: one for both, or one for each.
 
-    No set has a token where another has none: both are of the prompt.
+    If one set is empty, so is the other: both belong to the prompt.
     """
 
     source = "output"
@@ -120,8 +120,8 @@ class StateEdit(OutputModule):
     def forward(self, x: Tensor, y: Tensor, *chosen: Tensor | None) -> Tensor:
         """Edit the output of a layer.
 
-        x, y: (batch, tokens, d); chosen: (batch, tokens, 1) of each set, None where it has no
-        token -> y' like y. A token in both sets is one of the last.
+        x, y: (batch, tokens, d); chosen: (batch, tokens, 1) of each set, None for an empty set ->
+        y' like y. A token in both sets counts as one of the last.
         """
         some = [mask for mask in chosen if mask is not None]
         if not some:

@@ -6,9 +6,9 @@
     y, y': (..., d_out)    t, u: angles, zero    a, c: scales, one    g: the size of a group
 
 Features are in groups of `group`, and feature i of a group's first half is paired with the same one
-of its second half. A pair has one angle and one scale (`variant: 1`), each feature has (2), or each
-entry of the 2 x 2 matrix (4). At first, nothing changes. The cost is that of a few vectors, also in
-a batch of many adapters.
+of its second half. One angle and one scale are used for each pair (`variant: 1`), for each feature
+(2), or for each entry of the 2 x 2 matrix (4). At first, nothing changes. The cost is a few
+vectors, also in a batch of many adapters.
 
 Parameters: d_out per site; 2 d_out with variant 2, 4 d_out with variant 4.
 
@@ -70,7 +70,7 @@ class PairRotation(OutputModule):
         self.group = group
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        """Return what is kept of each feature and added of the other: (groups, 2, group / 2)."""
+        """Return the factors of each feature and of its partner: (groups, 2, group / 2)."""
         cos, sin = self.angle[:, 0].cos(), self.angle[:, -1].sin()
         size = (-1, 2, -1)
         return (self.scale[:, 0] * cos).expand(size), (self.scale[:, -1] * sin).expand(size)

@@ -2,9 +2,9 @@
 
     theta trains if its name matches one of `names`; all other parameters are frozen
 
-Training only the embeddings transfers a model to another language or vocabulary; other names give
-any selective fine-tuning. A tied parameter trains once, for all its uses; with `untied` each
-name selects one use, which gets a copy of its own.
+Training only the embeddings transfers a model to another language or vocabulary; with other names,
+any parameters can be selected. A tied parameter trains once, for all its uses; with `untied` each
+name selects one use, which gets a separate copy.
 
 Parameters: the sizes of the selected ones.
 
@@ -51,7 +51,7 @@ class SelectedParameters(Unfreezing):
         """Return the named parameters.
 
         Raises:
-            SiteError: names that match no parameter of the backbone.
+            SiteError: a name does not match any parameter of the backbone.
         """
         parameters = anatomy.parameters(every_use=self.untied)
         path_of = {anatomy.key(path): path for path in parameters}

@@ -4,11 +4,11 @@
 
     x: (..., d_in)    S: (d_out, d_in), zero but at n fixed places    n = rank (d_in + d_out)
 
-The places are drawn from a seed, or are those of the largest or smallest weights (`places: largest`
-or `smallest`, which files then contain). S is zero at first, so the initial update is zero. It has
-as many parameters as a LoRA of that rank, and the rank of S is not limited. With a `share`, n is
-that share of all entries: `shira(places=largest, share=0.01)` is Super tuning, and with a `lora`
-beside it Supra.
+The places are drawn from a seed, or belong to the largest or smallest weights (`places: largest` or
+`smallest`, which files then contain). S is zero at first, so the initial update is zero. It has as
+many parameters as a LoRA of that rank, and the rank of S is not limited. With a `share`, n is that
+share of all entries: `shira(places=largest, share=0.01)` is Super tuning, and Supra with an
+additional `lora`.
 
 Parameters: rank (d_in + d_out) per site, at most d_in d_out; or share d_in d_out.
 

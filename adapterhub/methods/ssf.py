@@ -4,9 +4,9 @@
 
     y, y': (..., d_out)    a: (d_out,), one    c: (d_out,), zero
 
-At first, nothing changes. The shift is left out where the projection has no bias, so that the
-adapter can always be merged into weight and bias. The cost is that of two vectors, also in a batch
-of many adapters.
+At first, nothing changes. The shift is omitted where the projection lacks a bias, so that the
+adapter can always be merged into weight and bias. The cost is two vectors, even in a batch of many
+adapters.
 
 Parameters: 2 d_out per site with a bias, d_out per other site.
 

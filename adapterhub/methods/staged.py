@@ -5,11 +5,11 @@
 
 An entry of `groups` is a word (`top 2`: the top two layers and all above them; `norms`,
 `embeddings`, `everything`, `head`), a pattern over parameter names (`encoder.*.attn.*`), or several
-of these joined by `+`. A parameter belongs to the first group that contains it; parameters in no
-group stay frozen. The task head trains in every stage, so `[head, everything]` is linear probing
-followed by full fine-tuning.
+of these joined by `+`. A parameter belongs to the first group that contains it; parameters outside
+all groups stay frozen. The task head trains in every stage, so `[head, everything]` is linear
+probing followed by full fine-tuning.
 
-Parameters: those of the groups.
+Parameters: the parameters of the groups.
 
 Kumar et al. 2022, "Fine-Tuning can Distort Pretrained Features and Underperform
 Out-of-Distribution", section 3, https://arxiv.org/abs/2202.10054.
@@ -61,7 +61,7 @@ class StagedUnfreezing(Unfreezing):
         return StageSchedule(None if self.every == "plateau" else self.every, self.patience)
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
-        """Return the stage from which each backbone parameter trains, by path."""
+        """Return the first stage that trains each backbone parameter, by path."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""SVFT: sparse updates of the singular values of the weight, and of what is beside them.
+"""SVFT: sparse updates of the singular values of the weight, and of entries next to them.
 
     W = U S V^T,   y = W x + U M V^T x
 
@@ -6,10 +6,10 @@
     k = min(d_in, d_out)
 
 M has its diagonal and `band` diagonals on either side of it, and is zero at first, so the initial
-update is zero. U and V are those of another decomposition on each loading, exactly and in fp64,
-with the same signs; so the backbone must be loaded in the same precision. With `stored` they are in
-the file, which is then larger than the weights. Each call costs up to two products with W: merge
-before serving.
+update is zero. U and V are decomposed again on each loading, exactly and in fp64, with the same
+signs, so the backbone must be loaded in the same precision. With `stored` they are in the file,
+which is then larger than the weights. Each call costs up to two products with W: merge before
+serving.
 
 Parameters: k + band (2 k - band - 1) per site.
 
@@ -50,7 +50,7 @@ class BandedCore(CoreUpdate):
 
     @property
     def limit(self) -> int:
-        """What all places are below."""
+        """The upper bound of all places."""
         return len(self.A0) ** 2
 
     def core(self) -> Tensor:

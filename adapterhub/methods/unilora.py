@@ -5,9 +5,9 @@
     x: (..., d_in)    A: (rank, d_in)    B: (d_out, rank)    v: (numbers,)
     n_j: how often v_j is taken
 
-Which number of v is taken is fixed: each equally often, in an order that is computed from the seed.
-With `stored` the file has it: what an import brings. v is uniform within 0.02, so the update is
-small at first, not zero.
+The choice of the number of v is fixed: each equally often, in an order that is computed from the
+seed. With `stored` the file has it: as for imports. v is uniform within 0.02, so the update
+is small at first, not zero.
 
 Parameters: `numbers` in all.
 
@@ -61,7 +61,7 @@ class TakenFactors(FactorModule):
 
     @property
     def limit(self) -> int:
-        """What all places are below."""
+        """The upper bound of all places."""
         return len(self.shared[0].v)
 
     def factors(self) -> tuple[Tensor, Tensor]:

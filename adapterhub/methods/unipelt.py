@@ -91,7 +91,7 @@ class GatedUpdate(OutputModule):
 
 
 class GatedKeyValues(GatedKeyValueModule):
-    """Returns prefix keys and values, and their gates."""
+    """Return prefix keys and values, and their gates."""
 
     def __init__(self, prefix: KeyValueModule, gate: Gate) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class UniPELT(Method):
             )
 
     def parts(self) -> tuple[Method, ...]:
-        """Return those of the three methods that have sites."""
+        """Return the methods, of the three, that have sites."""
         lora = tuple(s for s in self.sites if _kind(s) not in ("kv", *SUBLAYERS))
         kv = tuple(s for s in self.sites if _kind(s) == "kv")
         sublayers = tuple(s for s in self.sites if _kind(s) in SUBLAYERS)

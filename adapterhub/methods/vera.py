@@ -7,8 +7,8 @@
 
 b is zero at first, so the initial update is zero. A and B are uniform within sqrt(6 / d_in) and
 sqrt(6 / rank). They are computed from the seed and the site, and are not in files. With `stored`,
-one A and B for all sites are in the file, of the largest sizes of all sites and cut for each: what
-an import brings.
+one A and B for all sites are in the file, of the largest sizes of all sites and cut for each: as
+for imports.
 
 Parameters: rank + d_out per site.
 
@@ -70,7 +70,7 @@ class VeRA(AtExperts, RankMethod):
     stored: bool = option(False, "one pair of matrices for all sites, in the file")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """Yield one update per selected projection, with matrices of its own unless `stored`."""
+        """Yield one update per selected projection, with separate matrices unless `stored`."""
         ranks = self.ranks_by_site(anatomy)
         sizes = max(ranks.values()), max(s.d_in for s in ranks), max(s.d_out for s in ranks)
         shared = self._fixed("vera", *sizes) if self.stored else None

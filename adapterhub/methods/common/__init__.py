@@ -1,1 +1,1 @@
-"""What methods share: their base classes, specs, placement, tensor operations and experts."""
+"""Shared code of methods: base classes, specs, placement, tensor operations and experts."""

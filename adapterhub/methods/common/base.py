@@ -2,7 +2,7 @@
 
 Methods and options have other names elsewhere, in peft, adapters and common scripts. An alias of an
 option means the same as the option, for every value, and is accepted by each method that has the
-option. The other names are refused, and the error prints what to type instead.
+option. The other names are refused, with an error that suggests the option.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ALIASES = {
 }
 ALIASES = {alias: option for option, names in _ALIASES.items() for alias in names.split()}
 
-# For each name: the option that it is about ("" for none), and what to type. {sites} are the
+# For each name: its option ("" for none), and the suggestion. {sites} are the
 # default sites of the method.
 _MEANINGS = {
     "target_modules": ("sites", "sites=[{sites}]"),
@@ -106,7 +106,7 @@ METHOD_MEANINGS = {name: text for names, text in _MEANT.items() for name in name
 
 @lru_cache(maxsize=256)
 def option_names(cls: type[Any]) -> OptionNames:
-    """Return the names of a method's options, with those of other libraries."""
+    """Return the names of a method's options, including names from other libraries."""
     own = OptionNames(cls, {}, {})
     sites = ", ".join(getattr(cls, "sites", ()))
     meanings = {
@@ -122,7 +122,7 @@ def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> 
     """Build a dataclass of a method's options; names of other libraries are accepted.
 
     Raises:
-        ConfigError: unknown options, with what to type instead, or invalid values.
+        ConfigError: unknown options, with suggestions, or invalid values.
     """
     kind: Any = cls  # mypy does not take a type variable for hashable
     names = option_names(kind)
@@ -130,7 +130,7 @@ def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> 
 
 
 def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:
-    """Build the error for an unknown method: what the name means, or the nearest."""
+    """Build the error for an unknown method, with the meaning of the name, or the nearest one."""
     meaning = METHOD_MEANINGS.get(name.lower().replace("_", "-"), "")
     if meaning:
         return ConfigError(f"unknown method {name!r}: {meaning}", hint="adapterhub methods")
@@ -165,10 +165,10 @@ class Unfrozen:
 
 @dataclass(frozen=True)
 class StageSchedule:
-    """When the next stage of a method begins.
+    """Schedule of the stages of a method.
 
-    After every `epochs` epochs; if that is None, after `patience` consecutive evaluations without
-    a new best result; `equal` stages divide the steps of the run among them.
+    A stage begins after every `epochs` epochs or, without these, after `patience` consecutive
+    evaluations without a new best result; `equal` stages share the steps of the run.
     """
 
     epochs: int | None = 1
@@ -182,7 +182,7 @@ PlanStep = Placement | Unfrozen
 class TrainedSource(NamedTuple):
     """A trained adapter that another one is built from: its methods, and its tensors by file name.
 
-    The names are those of adapter files: `encoder.0.attn.q.lora.A`.
+    The names are the ones in adapter files: `encoder.0.attn.q.lora.A`.
     """
 
     name: str
@@ -194,7 +194,7 @@ class Method(ABC):
     """The base class of all methods: a subclass is a frozen dataclass of options.
 
     Attributes:
-        name: the name that it is registered under.
+        name: the registered name.
         paper: authors, year and URL.
         summary: one line for `adapterhub methods`.
         start: the outputs of the adapted backbone before training: equal to the backbone's
@@ -203,8 +203,9 @@ class Method(ABC):
         schedule: the default learning rate schedule, if the paper prescribes one.
         data_start: the default start from the data (`train.init`), if the method needs one.
         trains_backbone: whether the plan unfreezes backbone parameters (`Unfreezing`).
-        sized_by: the option that the number of parameters grows with, if there is one.
-        training_options: the options that decide how it trains, not what a trained one computes.
+        sized_by: the option that determines the number of parameters, if any.
+        training_options: the options that affect training, but not the outputs of a trained
+            adapter.
     """
 
     name: ClassVar[str]
@@ -228,7 +229,7 @@ class Method(ABC):
 
     @classmethod
     def example(cls) -> Method:
-        """Return the method with options that work on any backbone; by default the defaults."""
+        """Return the method with options that work on any backbone; by default with defaults."""
         return cls()
 
     def decomposes_again(self) -> bool:
@@ -236,7 +237,7 @@ class Method(ABC):
         return False
 
     def sources(self) -> tuple[str, ...]:
-        """Return the trained adapters that this method still has to be built from.
+        """Return the trained adapters that are still needed to build this method.
 
         Returns:
             Names of attached adapters, or folders; () for most methods, and after `built_from`.
@@ -244,7 +245,7 @@ class Method(ABC):
         return ()
 
     def with_sources(self, sources: Sequence[str]) -> Method | None:
-        """Return the method with the adapters that it is built from; None if it needs none."""
+        """Return the method with the adapters that it is built from; None if not needed."""
         return None
 
     def built_from(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:
@@ -281,21 +282,21 @@ class Method(ABC):
         return sum(part.count(anatomy) for part in self.parts())
 
     def penalty(self, modules: Sequence[Any]) -> Tensor | None:
-        """Return what is added to the loss of a step; None: nothing.
+        """Return the term added to the loss of a step, or None.
 
-        `modules` are those of this method at all of its sites.
+        `modules` are the modules of this method at all of its sites.
         """
         return None
 
     def stepped(self, modules: Sequence[Any], done: float) -> None:  # noqa: B027
         """Change the modules after a step of the optimizer; their gradients are still there.
 
-        `done` is the share of the run that is done, this step included. What is remembered for the
-        next step is a buffer of a module, so that a run that was killed continues to the byte.
+        `done` is the completed share of the run, including this step. State for later steps is in
+        buffers of modules, so that an interrupted run resumes bit-identically.
         """
 
     def ready(self, done: float) -> bool:
-        """Return whether an evaluation at this share of a run may be the best one."""
+        """Return whether an evaluation at this share of a run may count as the best one."""
         return True
 
     @classmethod
@@ -316,7 +317,7 @@ class Method(ABC):
 
 
 class Unfreezing(Method):
-    """The base class of methods that train backbone parameters in place of new modules."""
+    """The base class of methods that train backbone parameters instead of new modules."""
 
     trains_backbone = True
 
@@ -328,7 +329,7 @@ class Unfreezing(Method):
         """Return the paths of the parameters to train; implement either this or `plan`.
 
         Raises:
-            SiteError: the backbone has none of them.
+            SiteError: the backbone lacks all of them.
         """
         raise NotImplementedError(f"{self.name} has neither paths nor a plan")
 
@@ -348,7 +349,7 @@ def method_modules() -> tuple[str, ...]:
 
 
 class MethodRegistry(MutableMapping[str, type[Method]]):
-    """The methods by name. Their modules import torch, so they are imported on the first look."""
+    """The methods by name. Their modules import torch, so they are imported on first use."""
 
     def __init__(self) -> None:
         self._registered: dict[str, type[Method]] = {}
@@ -356,7 +357,7 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
 
     def _all(self) -> dict[str, type[Method]]:
         if not self._complete:
-            own = dict(self._registered)  # of the caller, who may replace one of ours
+            own = dict(self._registered)  # from the caller, who may replace one of ours
             for module in method_modules():
                 importlib.import_module(f"{_METHODS}.{module}")
             self._registered |= own
@@ -364,7 +365,7 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
         return self._registered
 
     def imported(self) -> dict[str, type[Method]]:
-        """Return the methods that are registered so far, without importing others."""
+        """Return the methods registered so far, without importing others."""
         return dict(self._registered)
 
     def __repr__(self) -> str:
@@ -399,7 +400,7 @@ def register_method(cls: M) -> M:
 
 
 def method_class(name: str) -> type[Method]:
-    """Return the method that is registered under a name.
+    """Return the method registered under a name.
 
     Raises:
         ConfigError: no such method; the error suggests the nearest and lists all.

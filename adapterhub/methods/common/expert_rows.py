@@ -1,7 +1,7 @@
-"""How the rows of a product are distributed over experts: each row is computed by one of them.
+"""Distribution of the rows of a product over experts: each row is computed by one of them.
 
 transformers multiplies by the weights of experts in several ways. Modules at these sites compute
-their own products in the same way, so that a row costs what its own expert costs:
+their own products in the same way, so that a row only costs one expert:
 
     OneExpert     rows of a single expert, in a loop over experts
     RowsByIndex   expert `numbers[i]` computes row i, with a copy of its matrix
@@ -93,7 +93,7 @@ class SortedRows(ExpertRows):
 
 @dataclass(frozen=True)
 class EveryExpert(ExpertRows):
-    """Each expert has rows of its own, in a dimension in front."""
+    """Each expert has separate rows, in a leading dimension."""
 
     def product(self, x: Tensor, weights: Tensor) -> Tensor:
         """Multiply in one batched product."""

@@ -4,9 +4,9 @@
 
     e: the expert that a row x is computed by    W_e, D_e: (d_out, d_in)    l: (experts, d)
 
-D_e is what a module of the method adds at a projection. Its parameters are those of one expert,
-stacked: A of a LoRA is (experts, rank, d_in). With `shared`, one update, or one l, serves all
-experts: (rank, d_in), (d,).
+D_e is the matrix that a module of the method adds at a projection. Its parameters are those of one
+expert, stacked: A of a LoRA is (experts, rank, d_in). With `shared`, one update, or one l, serves
+all experts: (rank, d_in), (d,).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PER_EXPERT = "updates of routed experts: one for each, or one shared by all of a
 
 
 def matrices_of(site: Site, experts: PerExpert) -> int:
-    """Return how many updates a site gets: one for each of its experts, or one."""
+    """Return the number of updates at a site: one for each of its experts, or one."""
     count = site.held.experts if site.held else None
     return count if count and experts == "each" else 1
 
@@ -63,9 +63,9 @@ def refuse_unused(method: str, experts: PerExpert, sites: tuple[Site, ...]) -> N
 class ExpertsUpdate(ExpertsModule):
     """The map (x, y) -> y + D_e x, with the D_e of a module of a projection for each expert.
 
-    It has the attributes of such a module: under the same names its parameters, stacked, and what
-    is fixed, which all experts have in common. Other rows than those of a single expert are
-    multiplied by the `factors` of the modules, or else by their D_e, computed in each call.
+    It has the attributes of such a module: its stacked parameters under the same names, and the
+    fixed values shared by all experts. Rows of several experts are multiplied by the `factors` of
+    the modules, or by their D_e, computed in each call.
     """
 
     affine = True
@@ -158,8 +158,8 @@ def _of_rows(scale: Tensor, rows: ExpertRows) -> Tensor:
 class AtExperts(ProjectionMethod):
     """A mixin: updates also of weights of experts, as in `class LoHa(AtExperts, RankMethod)`.
 
-    For methods whose modules compute y + D x, with a D of parameters and fixed numbers alone. The
-    sites that it adds are those that a user names.
+    For methods whose modules compute y + D x, where D depends only on parameters and fixed numbers.
+    It adds only sites that a user names.
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = ("linear", "weight")
@@ -177,14 +177,14 @@ class AtExperts(ProjectionMethod):
             yield Placement(site, self.of_experts(site, build))
 
     def of_experts(self, site: Site, build: Callable[[], SiteModule]) -> SiteModule:
-        """Return the module of a site, made of those of its experts if it has some."""
+        """Return the module of a site, built from its experts' modules if it has experts."""
         if not (site.held and site.held.experts):
             return build()
         modules: Any = [build() for _ in range(matrices_of(site, self.experts))]
         return ExpertsUpdate(modules, each=self.experts == "each")
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum the numbers of the sites: those of a matrix, for each expert."""
+        """Sum the numbers of the sites: one matrix for each expert."""
         ranks = self.ranks_by_site(anatomy).items()
         return sum(matrices_of(s, self.experts) * self.size(s, rank) for s, rank in ranks)
 

@@ -107,7 +107,7 @@ class PlacedNumbers(nn.Module):
 
     @property
     def limit(self) -> int:
-        """What all places are below."""
+        """The upper bound of all places."""
         return math.prod(self.shape)
 
     def matrix(self) -> Tensor:

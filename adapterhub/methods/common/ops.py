@@ -10,15 +10,15 @@ Modules whose output is affine in x and y have one form, LoRA, VeRA, DoRA and IA
 
     A: (rank, d_in)    B: (d_out, rank)    c, t: (d_out,), None for zeros
 
-While nobody changes such modules, the rows of a batch are one product, whatever their methods are.
+While such modules are constant, the rows of a batch are one product, whatever their methods.
 
 Other modules add D x to the output of a projection: D is a product of factors, or any matrix. Of
 those that read the weight W, `WeightFactors` computes the factors from it in each call.
 
 A computed D is built once for each call in training. In `eval()`, without gradients and on the
-processor, it is kept for later calls as long as the bytes of its parameters do not change, which
-are compared. On other devices comparing would wait for them, so D is built for each call there,
-which takes about as long as rank tokens; `merge` costs nothing afterwards.
+processor, it is kept for later calls while the bytes of its parameters do not change. On other
+devices, comparing the bytes would wait for the device, so D is built for each call there, which
+takes about as long as rank tokens; `merge` avoids this cost.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def cast(parameter: Tensor, like: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in fp32 at least, for operations that torch has in no narrower dtype."""
+    """Return a tensor in at least fp32, for operations that torch lacks in narrower dtypes."""
     return tensor.float() if tensor.element_size() < 4 else tensor
 
 
 def no_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which products keep their dtype, on the device of a tensor."""
+    """Return a context where products keep their dtype, on the device of a tensor."""
     kind = like.device.type
     return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
@@ -87,7 +87,7 @@ class RowStack(NamedTuple):
 
     Attributes:
         tensors: (modules, ...) each; smaller modules are padded so that padding computes nothing.
-        compute: what a module computes of its inputs, (modules, tokens, d) each, and `tensors`.
+        compute: the function of a module's inputs, (modules, tokens, d) each, and `tensors`.
     """
 
     tensors: tuple[Tensor, ...]
@@ -99,7 +99,7 @@ class RowStack(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers one module of the stack has, with padding."""
+        """The number of values in one module of the stack, including padding."""
         return sum(tensor[0].numel() for tensor in self.tensors)
 
     def at(self, rows: Tensor) -> RowStack:
@@ -108,24 +108,24 @@ class RowStack(NamedTuple):
         return RowStack(tuple([each.index_select(0, rows) for each in self.tensors]), self.compute)
 
     def cast(self, dtype: torch.dtype) -> RowStack:
-        """Return the stack in the dtype that it computes in."""
+        """Return the stack in its compute dtype."""
         return RowStack(tuple(each.to(dtype) for each in self.tensors), self.compute)
 
 
-# Modules by their place in a stack, None for one that changes nothing; the result is None where
-# these modules cannot be stacked, as with dropout.
+# Modules by their place in a stack, None for a place without changes. The result is None if these
+# modules cannot be stacked, as with dropout.
 StackModules: TypeAlias = "Callable[[Sequence[SiteModule | None]], RowStack | None]"
 
 
 def declared_stack(modules: Sequence[SiteModule | None]) -> StackModules | None:
-    """Return how the classes of some modules are stacked, if all of them declare the same."""
+    """Return the stack function of some modules' classes, if all of them declare the same one."""
     classes = {type(module) for module in modules if module is not None}
     declared = {getattr(vars(cls).get("stack"), "__func__", None) for cls in classes}
     return declared.pop() if len(declared) == 1 else None
 
 
 def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
-    """Stack modules that add a product of rank r, as their `factors` say."""
+    """Stack modules that add a product of rank r, by their `factors`."""
     some: Any = next(module for module in modules if module is not None)
     if any(m.training and getattr(m, "dropout", 0) for m in modules if m is not None):
         return None
@@ -154,7 +154,7 @@ def padded(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _stack_affine(modules: Sequence[SiteModule | None]) -> RowStack:
-    """Stack affine modules; c and t only where one of them has some."""
+    """Stack affine modules; c and t are included only if one of them has these."""
     some: Any = next(module for module in modules if module is not None)
     zeros = some.up.new_zeros(some.up.shape[1])
     empty = AffineLayer(some.down[:0], some.up[:0])
@@ -205,11 +205,11 @@ class AffineLayer(OutputModule):
 
 
 def constant_form(module: SiteModule, site: Site, *weight: Tensor | None) -> SiteModule:
-    """Return the form in which a module is stacked as long as nobody changes it.
+    """Return the stackable form of a constant module.
 
-    A class declares it in its own body, as `constant`: a subclass that computes something else does
-    not inherit it. One that is stacked by its `factors` has the form that they say. `weight` are
-    the weight and the bias of the host, for modules that read them.
+    A class declares it in its own body, as `constant`: a subclass with other outputs does not
+    inherit it. A class stacked by its `factors` has the form of these. `weight` are the weight and
+    the bias of the host, for modules that read them.
     """
     declared = vars(type(module)).get("constant")
     if declared is not None:
@@ -221,7 +221,7 @@ def constant_form(module: SiteModule, site: Site, *weight: Tensor | None) -> Sit
     return module
 
 
-LARGEST = 1 << 22  # numbers of a kept D: those of all sites are kept at the same time
+LARGEST = 1 << 22  # values of a kept D, since all sites are kept at the same time
 
 
 class FactorModule(OutputModule):
@@ -295,7 +295,7 @@ class DeltaModule(OutputModule):
         return delta
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Leave out what is kept, in copies and pickles."""
+        """Omit kept values in copies and pickles."""
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
 
@@ -314,7 +314,7 @@ def in_blocks(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 def skew(upper: Tensor, size: int) -> Tensor:
-    """Return skew-symmetric matrices from what is above their diagonals.
+    """Return skew-symmetric matrices from the entries above their diagonals.
 
     upper: (n, size (size - 1) / 2), row by row -> (n, size, size).
     """
@@ -327,8 +327,8 @@ def skew(upper: Tensor, size: int) -> Tensor:
 def cayley(skewed: Tensor, terms: int = 0) -> Tensor:
     """Return rotations (I + Q) (I - Q)^-1 of skew-symmetric matrices Q, (n, b, b).
 
-    `terms`: the number of terms of the series I + 2 Q + 2 Q^2 + ... instead, of which the last one
-    counts once; 0 for the exact inverse.
+    `terms`: the number of terms of the series I + 2 Q + 2 Q^2 + ... instead, whose last term counts
+    once; 0 for the exact inverse.
     """
     with no_autocast(skewed):
         skewed = wide(skewed)

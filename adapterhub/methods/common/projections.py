@@ -1,4 +1,4 @@
-"""Sites and parameters that a method's options name, and the base of methods at projections."""
+"""Sites and parameters selected by a method's options, and the base of methods at projections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from adapterhub.methods.common.site_module import SiteModule
 WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "layer", "norm")
 _WILDCARDS = frozenset("*?[")
 _TOKENS = frozenset({"input_ids", "inputs_embeds"})
-# What stands for a default role in a layer that does not have it; the first that the layer has.
+# Substitutes for a default role in a layer that lacks it; the first existing one is used.
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "attn.q": ("attn.q_b", "attn.qkv"),
     "attn.k": ("attn.kv_b", "attn.qkv"),
@@ -38,7 +38,7 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "ffn": ("mixer", "attn"),
     "attn": ("mixer", "ffn"),
 }
-# What stands for projections of attention in a layer without any.
+# Substitutes for projections of attention in a layer without attention.
 _MIXERS = ("mixer.*", "attn.*", "cross.*", "other.*")
 
 
@@ -55,18 +55,18 @@ class PartialSitesError(SiteError):
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """Select the sites that a method's `sites` and `layers` options name.
 
-    Sites that the user named must exist. In a layer that lacks a default site, what stands for it
-    is selected (`_INSTEAD`): the second projections of latent attention, a fused q, k and v or all
-    of a mixer for a query, a mixer for a feed-forward network; the networks of a layer without
-    attention, if others have some or none is there. Default sites may be absent, but no
-    selected layer may be left without any. A pattern with wildcards selects sites of the kinds
-    that the defaults have, if there are any: `attn.*` of a LoRA are the projections, not the norm.
+    Sites named by the user must exist. In a layer that lacks a default site, its substitute is
+    selected (`_INSTEAD`): the second projections of latent attention, a fused q, k and v or all of
+    a mixer for a query, a mixer for a feed-forward network. Layers without attention use their
+    networks, if other layers have attention or none has. Default sites may be absent, but each
+    selected layer must have at least one. A pattern with wildcards selects sites of the kinds that
+    the defaults have, if there are any: `attn.*` of a LoRA are the projections, not the norm.
 
-    By default of the kinds with one output.
+    By default, only kinds with one output are selected.
 
     Raises:
-        SiteError: a site that does not exist, or whose kind the method does not support; default
-            sites of which some selected layers have none.
+        SiteError: a site does not exist, or the method does not support its kind; or some selected
+            layers lack default sites.
     """
     default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     layers: Layers = getattr(method, "layers", "all")
@@ -91,9 +91,9 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
 def _without_other_kinds(
     sites: tuple[Site, ...], patterns: Iterable[str], anatomy: Anatomy, default: Iterable[str]
 ) -> tuple[Site, ...]:
-    """Leave out what a wildcard selects besides sites of the kinds that the default sites have.
+    """Drop sites selected by a wildcard whose kinds differ from the default sites.
 
-    A pattern that selects only other kinds means these: `ffn.experts.*`.
+    A pattern that selects only other kinds keeps these: `ffn.experts.*`.
     """
     usual = {s.kind for s in anatomy.sites.values() if any(matches(p, s) for p in default)}
     if not usual and any("." in pattern for pattern in default):  # as in XLNet without attn.q
@@ -111,7 +111,7 @@ def _without_other_kinds(
 def _instead(
     anatomy: Anatomy, default: Sequence[str], layers: Layers, kinds: Sequence[Kind]
 ) -> list[str]:
-    """List the ids of the sites that stand for default ones in the layers without them."""
+    """List the ids of the sites that replace default ones in layers without them."""
     found: list[str] = []
     empty: list[list[Site]] = []
     by_layer = _by_layer(anatomy, layers)
@@ -127,13 +127,13 @@ def _instead(
     if {"attn.q", "attn.k"} & {*default}:
         found += [name for sites in empty for name in _first(_MIXERS, sites, {"linear"})]
         some = len(empty) < len(by_layer) or bool(found)
-        if some or not _has_attention(anatomy):  # layers of networks alone
+        if some or not _has_attention(anatomy):  # layers with networks only
             found += [name for s in empty for name in _of_networks(s, found)]
     return found
 
 
 def _has_attention(anatomy: Anatomy) -> bool:
-    """Return whether layers have attention, also one whose weights are no projections, as XLNet."""
+    """Return whether layers have attention, including weights other than projections, as XLNet."""
     layers = (anatomy.model.get_submodule(p) for paths in anatomy.layers.values() for p in paths)
     return any("att" in path for layer in layers for path, _ in own_modules(layer))
 
@@ -169,7 +169,7 @@ def _by_layer(anatomy: Anatomy, layers: Layers) -> dict[tuple[str, int], list[Si
 def _refuse_partial(
     method: Any, anatomy: Anatomy, sites: Sequence[Site], layers: Layers, kinds: Sequence[Kind]
 ) -> None:
-    """Refuse default sites that leave some layers as they are.
+    """Refuse default sites that leave some layers unchanged.
 
     Keys and values are needed only in layers with attention.
     """
@@ -198,7 +198,7 @@ def _refuse_partial(
         hint="attach(..., partial=True), or partial=true in a recipe, which names the sites found",
     )
     found = sites_option(anatomy, sites)
-    # Named as the defaults are, they would be refused again.
+    # With the names of the defaults, they would be refused again.
     by_stack = sorted({f"{site.stack}.{site.role}" for site in sites})
     error.found = tuple(by_stack if set(found) == set(method.sites) else found)
     raise error
@@ -224,12 +224,12 @@ def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:
 
 
 def of_texts(method: Any, anatomy: Anatomy, sites: Sequence[Site]) -> tuple[Site, ...]:
-    """Return the sites of stacks that read text, in which tokens have places.
+    """Return the sites of stacks that read text, where tokens have places.
 
-    Of default sites, those of other stacks are left out; the user may not name them.
+    Default sites of other stacks are omitted; the user may not name them.
 
     Raises:
-        SiteError: lists stacks that read no text.
+        SiteError: lists stacks that do not read text.
     """
     default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     reading = {name for name in anatomy.stacks if _reads_text(anatomy, name)}
@@ -245,7 +245,7 @@ def of_texts(method: Any, anatomy: Anatomy, sites: Sequence[Site]) -> tuple[Site
 
 
 def _reads_text(anatomy: Anatomy, stack: str) -> bool:
-    """Return whether a stack, and no other with it, is called with tokens and their mask."""
+    """Return whether only this stack is called with tokens and their mask."""
     root = anatomy.stacks[stack].root
     module = anatomy.model.get_submodule(anatomy.path(root))
     taken = inspect.signature(module.forward).parameters.keys()
@@ -256,18 +256,18 @@ def _reads_text(anatomy: Anatomy, stack: str) -> bool:
 def sizes_by_site(
     option: str, sites: Sequence[Site], default: int, sizes: Mapping[str, int]
 ) -> dict[Site, int]:
-    """Return the rank or size of each site: that of the most specific pattern, or the default.
+    """Return the rank or size of each site, from the most specific pattern or the default.
 
-    Patterns are those of `sites` options. A pattern without wildcards is more specific than one
+    Patterns have the form of `sites` options. A pattern without wildcards is more specific than one
     with wildcards; otherwise the longer one is: a site id (`encoder.0.attn.q`), then a role of a
     stack (`encoder.attn.q`), then a role (`attn.q`). The order of `sizes` does not matter, since
     files do not preserve it.
 
-    `option` is `rank` or `size`; `sizes` are those by pattern.
+    `option` is `rank` or `size`; `sizes` has the sizes by pattern.
 
     Raises:
         ConfigError: a size below 1.
-        SiteError: a pattern that matches none of the sites.
+        SiteError: a pattern does not match any site.
     """
     _check_sizes(option, sites, default, sizes)
     by_site = {}
@@ -301,9 +301,9 @@ def _specificity(pattern: str) -> tuple[bool, int, str]:
 def in_layers(
     anatomy: Anatomy, paths: Iterable[str], layers: Layers, outside: bool | None = None
 ) -> list[str]:
-    """Select the backbone parameters that are in some layers.
+    """Select the backbone parameters in some layers.
 
-    `outside`: those outside of all layers too; by default if `layers` is all.
+    `outside`: also parameters outside all layers; by default if `layers` is all.
 
     Raises:
         SiteError: an invalid selection, or a layer that does not exist.
@@ -337,7 +337,7 @@ def weight_at(site: Site, anatomy: Anatomy) -> Tensor:
 
 
 def bias_at(site: Site, anatomy: Anatomy) -> Tensor | None:
-    """Return the bias of a projection, (d_out,), as it is stored; None if it has none."""
+    """Return the bias of a projection, (d_out,), as stored; None if missing."""
     host, matrix = anatomy.model.get_submodule(site.host), site.matrix
     if matrix is None:
         return read_bias(host, site.part)
@@ -360,7 +360,7 @@ class ProjectionMethod(Method):
     """One module at each selected projection; a subclass has `module` and `size`.
 
     Attributes:
-        kinds: the kinds of sites that it fits.
+        kinds: the kinds of supported sites.
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = ("linear",)
@@ -386,7 +386,7 @@ class ProjectionMethod(Method):
         raise NotImplementedError(f"{self.name} has no module")
 
     def size(self, site: Site, rank: int) -> int:
-        """Return how many numbers train at one site."""
+        """Return the number of trained values at one site."""
         raise NotImplementedError(f"{self.name} has no size")
 
     def ranks_by_site(self, anatomy: Anatomy) -> Mapping[Site, int]:
@@ -396,7 +396,7 @@ class ProjectionMethod(Method):
 
 @dataclass(frozen=True)
 class RankOption:
-    """The option of a rank; those of a base that comes last are first."""
+    """The option of a rank; the options of the last base come first."""
 
     rank: int = option(8, "rank r of the update", least=1)
 
@@ -419,10 +419,10 @@ class RankMethod(ProjectionMethod, _Ranks):
 
 
 def require_components(method: Method, site: Site, rank: int) -> None:
-    """Refuse a rank that is more than the components of a weight.
+    """Refuse a rank that exceeds the components of a weight.
 
     Raises:
-        SiteError: it is.
+        SiteError: the rank is too large.
     """
     most = min(site.d_in, site.d_out)
     if rank > most:

@@ -1,4 +1,4 @@
-"""Base classes of the modules that methods add at sites: one for each way into the forward pass.
+"""Base classes of the modules that methods add at sites, one for each kind of hook.
 
     kind of site        base class           maps
     linear, sublayer,   OutputModule         (x, y) -> y': the host's input and output
@@ -13,8 +13,8 @@
     embed               EmbeddingModule      () -> virtual tokens
     mix                 LayerMixModule       (outputs of the layers below, y) -> y'
 
-Besides `forward`, the classes declare what the hooks need. Parameters are in fp32; a module casts
-them to the dtype of its inputs.
+In addition to `forward`, the classes declare the requirements of the hooks. Parameters are in fp32;
+a module casts them to the dtype of its inputs.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def init_is_skipped() -> bool:
     return _SKIP_INIT.get()
 
 
-# Not the methods of tensors that these call: a loop may draw until it has what it accepts.
+# Not the methods of tensors that these call: a loop may draw until a value is accepted.
 _FILLS = frozenset(getattr(nn.init, f"{d}_") for d in ("uniform", "normal", "kaiming_uniform"))
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors as they are allocated where `nn.init` would draw values, in this thread."""
+    """Leave tensors uninitialized where `nn.init` would draw values, in this thread."""
 
     def __torch_function__(
         self,
@@ -75,7 +75,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def undrawn() -> AbstractContextManager[Any]:
-    """Return a context in which `nn.init` draws no values, inside `skip_init`."""
+    """Return a context where `nn.init` does not draw values, inside `skip_init`."""
     return _Undrawn() if init_is_skipped() else nullcontext()
 
 
@@ -86,10 +86,10 @@ Positions: TypeAlias = bool | Literal["keys"]
 class TokenSet(NamedTuple):
     """Some tokens of each text, by their places in it.
 
-    `first` and `last` are the first and the last `size` tokens of the prompt: in training, what
-    comes before the first token that is learned, and in `generate`, its input; otherwise the whole
-    text. `from` are all tokens from the last occurrence of `ids` on; without ids, from the last
-    token of the prompt on.
+    `first` and `last` are the first and the last `size` tokens of the prompt: in training, the text
+    before the first learned token, and in `generate`, its input; otherwise the whole text. `from`
+    are all tokens from the last occurrence of `ids` on; without ids, from the last token of the
+    prompt on.
     """
 
     kind: Literal["first", "last", "from"]
@@ -103,14 +103,14 @@ class SiteModule(nn.Module):
     Attributes:
         affine: the output is affine in all inputs, so the module can be merged into the weight of
             its host.
-        stack: how several modules of this class are computed at once for the rows of a batch; a
-            class without one computes group by group, and does not inherit it (_ops.py).
-        token_sets: the tokens that the module changes, if those are not all: an output module is
-            called with (x, y, *chosen), for each set which tokens are in it, (batch, tokens, 1), or
-            None where no token of the call is.
-        constant: returns the module that is stacked in place of this one as long as nobody changes
-            it, with what this one computes in each call as its tensors; by default the module
-            itself. Not inherited either.
+        stack: the function that computes several modules of this class at once for the rows of a
+            batch. It is not inherited; a class without one computes group by group (ops.py).
+        token_sets: the tokens that the module changes, if not all: an output module is called with
+            (x, y, *chosen), a mask of the tokens in each set, (batch, tokens, 1), or None if the
+            set is empty in this call.
+        constant: returns the module to stack instead of this one while it is constant, with the
+            values computed in each call as its tensors; by default the module itself. Not inherited
+            either.
     """
 
     affine: ClassVar[bool] = False
@@ -126,7 +126,7 @@ class SiteModule(nn.Module):
 class SharedModule(nn.Module):
     """A part of an adapter that several of its sites read: a child module at the first one only.
 
-    It is read outside of the layer that has it, so FSDP2 must not shard it with that layer.
+    It is read outside its layer, so FSDP2 must not shard it with that layer.
     """
 
 
@@ -134,10 +134,10 @@ class OutputModule(SiteModule):
     """Maps the input x and output y of a projection or sublayer to a new output y'.
 
     Attributes:
-        source: what the hook passes as x:
+        source: the x that the hook passes:
 
             input      x, the host's input
-            output     x; the module reads y in its place
+            output     x; the module reads y instead
             residual   r, the residual stream that y is added to
             block      norm(r + y), the input of the next sublayer on post-norm backbones
         reads_weight: call the module with (x, y, W, b): also the host's weight and bias.
@@ -187,8 +187,8 @@ class PrefixModule(SiteModule):
     """A prefix of an attention.
 
     Attributes:
-        positions: which relative positions are counted from after the prefix: none (False), those
-            of all tokens (True), or those of keys only ("keys").
+        positions: the relative positions to count from the end of the prefix: none (False), of all
+            tokens (True), or of keys only ("keys").
     """
 
     positions: Positions = False
@@ -211,10 +211,10 @@ class GatedKeyValueModule(PrefixModule):
 
 
 class ApartKeyValueModule(PrefixModule):
-    """Returns keys and values that are attended to apart from those of tokens.
+    """Return keys and values with a softmax separate from the tokens.
 
-    Queries get o + softmax(q P_kᵀ) P_v, where o is what they attend to otherwise. Keys and values
-    may depend on the weights of the attention's projections.
+    Queries get o + softmax(q P_kᵀ) P_v, where o is the output of their usual attention. Keys and
+    values may depend on the weights of the attention's projections.
 
     Attributes:
         projections: the sites of the projections of keys and of values.
@@ -238,8 +238,8 @@ class EmbeddingModule(SiteModule):
 
     Attributes:
         skipped_positions: the number of positions left free in front of the caller's tokens.
-        counts_padding: whether padding counts as text: it comes behind the virtual tokens, and the
-            backbone does not see the ids by which it would find it.
+        counts_padding: whether padding counts as text: it follows the virtual tokens, and the
+            backbone does not see the ids that it would need to find the padding.
     """
 
     skipped_positions: int = 0

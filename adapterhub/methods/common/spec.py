@@ -55,7 +55,7 @@ def parse_methods(spec: Spec) -> tuple[Method, ...]:
 
 
 def method_calls(spec: Spec) -> list[Method | tuple[str, Any]]:
-    """Return the methods that a spec lists: as they are, or each as its name and options.
+    """Return the methods in a spec: objects unchanged, others as name and options.
 
     Raises:
         ConfigError: an invalid spec; names and options are not checked.
@@ -93,7 +93,7 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
 
 _PEFT_OPTIONS = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 _PEFT_KINDS = {"use_rslora": "rslora", "use_dora": "dora"}
-# What does not change which weights are trained, or how.
+# Options that do not affect the trained weights or their training.
 _PEFT_RECORDS = frozenset(
     {"task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path",
      "revision", "inference_mode", "runtime_config", "fan_in_fan_out", "megatron_core"}
@@ -101,13 +101,13 @@ _PEFT_RECORDS = frozenset(
 
 
 def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
-    """Return the method that a configuration of peft means: LoRA, rsLoRA or DoRA at named modules.
+    """Translate a configuration of peft to a method: LoRA, rsLoRA or DoRA at named modules.
 
     Without `target_modules` and `target_parameters`, the sites are the method's own default.
 
     Raises:
-        ConfigError: the configuration is of another method, or has options whose meaning is not
-            that of one of ours; the error says what to type.
+        ConfigError: the configuration is for another method, or has options without an equivalent;
+            the error suggests a spec.
     """
     kind = str(getattr(config.peft_type, "value", config.peft_type)).lower()
     kinds = [ours for own, ours in _PEFT_KINDS.items() if getattr(config, own, False)]
@@ -137,7 +137,7 @@ def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _weight(parameter: str) -> str:
-    """Return the path of the site of a parameter; one without a module is of experts."""
+    """Return the path of a parameter's site; a parameter without a module belongs to experts."""
     path = parameter.removesuffix(".weight")
     return path if "." in parameter else f"experts.{path}"
 
@@ -196,7 +196,7 @@ def restore_methods(
 
     Options that this version lacks are ignored if they are null, false or empty.
 
-    The methods are in their normal form; `source` is what they belong to, for the error.
+    The methods are in their normal form; `source` names their origin in errors.
 
     Raises:
         FileError: methods or options of a later version; lists all of them.
@@ -217,7 +217,7 @@ def restore_methods(
 
 
 def _missing(name: str, options: Mapping[str, Any]) -> Iterator[str]:
-    """Describe what a saved method needs and this version lacks."""
+    """Describe the features of a saved method that this version lacks."""
     if name not in METHODS:
         yield f"the method {name!r}"
         return
@@ -279,7 +279,7 @@ def _type(text: str) -> Any:
     return typing.get_type_hints(holder, vars(typing))["option"]
 
 
-def _default(text: str, default: Any) -> Any:  # JSON has no tuples
+def _default(text: str, default: Any) -> Any:  # JSON lacks tuples
     return tuple(default) if isinstance(default, list) and "tuple" in text else default
 
 

@@ -19,7 +19,7 @@ def token_ids(anatomy: Anatomy, text: str) -> Tensor:
     """Return the ids of a text, with the special tokens that the tokenizer adds: (tokens,).
 
     Raises:
-        ConfigError: no tokenizer is recorded for the model, or the text has no tokens.
+        ConfigError: the model lacks a recorded tokenizer, or the text is empty.
     """
     snapshot = anatomy.backbone.tokenizer
     if snapshot is None:
