@@ -6,10 +6,10 @@
     row: (d,), trained    x: (batch, tokens, d), the input of the output layer
 
 Hooks on the embedding and the output layer insert the rows, so the backbone's tensors are neither
-changed nor resized. If the output layer is tied to the embedding, so are the rows; otherwise it has
-separate rows. New rows start as the mean of the old ones, which hardly changes the probabilities of
-old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion); if the model was
-resized already, they start as its rows.
+changed nor resized. The rows are tied if the output layer is tied to the embedding; otherwise it
+has separate rows. New rows start as the mean of the old ones, which hardly changes the
+probabilities of old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion); if the
+model was resized already, they start as its rows.
 """
 
 from __future__ import annotations

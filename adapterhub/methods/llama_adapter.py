@@ -1,4 +1,4 @@
-"""LLaMA-Adapter: learned prompts in each layer, attended to apart, behind a gate that is zero.
+"""LLaMA-Adapter: learned prompts per layer, with a separate softmax and a zero-initialized gate.
 
     o' = o + g softmax(s q (W_k P + b_k)ᵀ) (W_v P + b_v)                (section 3.2, equation 6)
 

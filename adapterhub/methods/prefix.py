@@ -3,7 +3,7 @@
     attention(Q, [P_k; K], [P_v; V])                                             (section 4.1)
 
     P_k, P_v: (length, d_kv), N(0, 0.02²)    K, V: (tokens, d_kv)
-    d_kv: key-value heads times head size; in latent attention, K and V have sizes of their own
+    d_kv: key-value heads times head size; in latent attention, K and V differ in size
 
 The prefix has no positions, is never masked, and is not in the KV cache. With `positions: true`
 tokens count their positions from after the prefix, as in implementations that cache it. For

@@ -2,7 +2,7 @@
 
     stack([P; E(tokens)])                                                            (section 2)
 
-    P: (length, d), initialized with random rows of the embedding table, or with those of `text`,
+    P: (length, d), initialized with random rows of the embedding table, or with tokens of `text`,
     repeated up to the length    E: the frozen embedding
 
 In an encoder-decoder the prompt is in front of the encoder's input, and the decoder attends to it.

@@ -122,7 +122,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Publication:
-    """How to publish an adapter's folder.
+    """Options for the publication of an adapter's folder.
 
     `allowed` has the codes of findings, such as a text that looks like a password, that the
     publisher has read and accepts. `published` is the date of a copy, where a store keeps dates;
@@ -328,7 +328,7 @@ class Storage(Protocol):
         return None
 
     def replace(self, path: str, data: bytes, old: Stored | None) -> None:
-        """Replace a file if it has not changed since; `old` is None if it did not exist.
+        """Replace a file if it is still `old`; `old` is None if the file did not exist.
 
         Raises:
             ConflictError: another writer was first.

@@ -5,9 +5,9 @@ sublayer or, with `original_ln_before`, the block; parallel ones read the residu
 scale s is folded into up, and so is the scale of a gated adapter.
 
 LoRA and (IA)^3 are two modes of one configuration. Its (IA)^3 always rescales a projection's
-output, also that of the first feed-forward projection, before the activation. On Llama and Mistral
-the names of the feed-forward projections are swapped. A fused projection stores A of all adapted
-parts stacked, and B likewise.
+output, also the output of the first feed-forward projection, before the activation. On Llama and
+Mistral the names of the feed-forward projections are swapped. A fused projection stores A of all
+adapted parts stacked, and B likewise.
 
 Prefixes: one tensor or network for all layers of a kind.
 

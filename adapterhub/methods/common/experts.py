@@ -4,9 +4,9 @@
 
     e: the expert that a row x is computed by    W_e, D_e: (d_out, d_in)    l: (experts, d)
 
-D_e is the matrix that a module of the method adds at a projection. Its parameters are those of one
-expert, stacked: A of a LoRA is (experts, rank, d_in). With `shared`, one update, or one l, serves
-all experts: (rank, d_in), (d,).
+D_e is the matrix that a module of the method adds at a projection. Its parameters are the stacked
+parameters of all experts: A of a LoRA is (experts, rank, d_in). With `shared`, one update, or one
+l, serves all experts: (rank, d_in), (d,).
 """
 
 from __future__ import annotations
