@@ -32,6 +32,7 @@ from adapterhub.files.atomic import check_place, finished_names, remove_unfinish
 from adapterhub.files.native import replaceable
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.row_scores import PREDICTIONS
+from adapterhub.pages.run_files import BAG_OF_WORDS
 
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"
@@ -48,6 +49,7 @@ _BEFORE_CHECKPOINT = frozenset(
         "tensorboard",
         "checkpoints",
         PREDICTIONS,
+        BAG_OF_WORDS,
         PAGE,
         TRACKED,
         ROWS,
