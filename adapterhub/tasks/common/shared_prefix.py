@@ -9,7 +9,7 @@ accept a cache, all tokens are computed.
               t1 t2 t3 t4 | c d e    a b _ and c d e
 
 A server keeps the prefix of an adapter between requests (`PrefixStore`), since the weights do not
-change. Generation in packed steps stores it in pages (`serving.paged`).
+change. Generation in packed steps stores it in pages (`serving.generation.paged`).
 """
 
 from __future__ import annotations
