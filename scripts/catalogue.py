@@ -1,6 +1,6 @@
 """Write what is listed of the methods, from their classes: `make catalogue`.
 
-That is adapterhub/methods/common/catalogue.py, the classes that adapterhub/__init__.py exports, the
+That is adapterhub/methods/catalogue.json, the classes that adapterhub/__init__.py exports, the
 number of methods in the documents, and the schema of recipes.
 """
 

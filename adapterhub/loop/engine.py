@@ -31,7 +31,7 @@ Only the input of each layer is kept. It may be moved to host memory until the b
 it (`torch.autograd.graph.save_on_cpu`).
 
 Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
-int8 layers (`adapterhub.backbones.quantized_layers.drop_saved_input`).
+int8 layers (`adapterhub.backbones.quantized.drop_saved_input`).
 """
 
 from __future__ import annotations
