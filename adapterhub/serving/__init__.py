@@ -1,8 +1,8 @@
-"""Serve adapters from one process: requests of any adapters, in batches that they share.
+"""Serve adapters from one process, with requests of any adapters in shared batches.
 
-There is no protocol here: `Engine` takes inputs and returns futures. It knows no task or method:
-what a row and a prediction are belongs in tasks/, which rows go through which adapter in adapters/.
-Texts are generated in generation/.
+This room contains no protocol: `Engine` takes inputs and returns futures. It does not depend on a
+task or method: rows and predictions are defined in tasks/, and the routing of rows through adapters
+in adapters/. Texts are generated in generation/.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine where it is needed: vLLM imports this room in each of its processes."""
+    """Import the engine on first use: vLLM imports this room in each of its processes."""
     if name not in _PLACES:
         raise AttributeError(name)
     module, attribute = _PLACES[name]

@@ -1,11 +1,12 @@
-"""Which adapters are in memory: found by reference, loaded once, the least recently used leave.
+"""Adapters in memory: resolved by reference, loaded once, the least recently used evicted first.
 
-`ServedModels` plans which models an adapter needs, and `PlannedAdapter` is attached to them.
+`ServedModels` plans the models that an adapter needs, and `PlannedAdapter` attaches it to them.
 
-A thread of its own pulls adapters, verifies them and loads their models; what changes a model that
-others compute with is done by the engine between batches. What a digest gave is never given for
-another one: adapters are known by their digest, and a reference means one at a time. A request
-keeps the adapter that its reference meant when it was made, which stays until the last of them.
+A separate thread pulls adapters, verifies them and loads their models. Changes to a model in use
+are made by the engine between batches. Adapters are identified by their digest, so a result of one
+digest is never returned for another, and a reference resolves to one digest at a time. A request
+keeps the adapter that its reference resolved to when it was made. That adapter stays in memory
+until the last of its requests has ended.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ from adapterhub.training.loading import make_ready
 
 T = TypeVar("T")
 _FEATURES, _EMBEDDING = "features", "embedding"  # kinds of models without a head
-_FRESH = ".fresh."  # in the names of tensors: parameters that the checkpoint of a backbone lacks
+_FRESH = ".fresh."  # part of the names of parameters that the backbone's checkpoint lacks
 
 
 class BareBackbone(Enum):
@@ -90,21 +91,21 @@ Source = AdapterSource | BareBackbone
 
 
 class BetweenBatches(Protocol):
-    """Runs a function when no batch is computed."""
+    """Runs a function while no batch is computed."""
 
     def __call__(self, function: Callable[[], T]) -> Future[T]:
-        """Return its result, later."""
+        """Return a future of its result."""
 
 
 @dataclass(frozen=True)
 class ModelUse:
-    """Which model computes an adapter.
+    """The model that computes an adapter.
 
     Attributes:
-        reference: the adapter, with its version; "" is the backbone without one.
-        model: the class of the model, and a number for each.
-        shared: whether its rows share batches with those of other adapters.
-        reason: why not.
+        reference: the adapter, with its version; "" for the bare backbone.
+        model: the class of the model and a number for each.
+        shared: whether its rows share batches with other adapters.
+        reason: why they do not.
         bytes: the size of the adapter.
     """
 
@@ -119,13 +120,13 @@ class ServedAdapters:
     """The adapters of an engine.
 
     Args:
-        models: the models that they are placed on.
+        models: the models that hold the adapters.
         registry: the registry, if not the user's own.
-        among: the id or fingerprint of the backbone whose adapters names of the registry mean.
+        among: the id or fingerprint of the backbone that registry names are resolved for.
         signed: whether a signature by a trusted key is required.
-        memory: the most bytes of adapters that are kept, besides those in use and pinned ones.
-        between_batches: runs a function when no batch is computed.
-        on_detach: called between batches with an adapter that has left.
+        memory: the most bytes of adapters to keep, not counting pinned adapters and those in use.
+        between_batches: runs a function while no batch is computed.
+        on_detach: called between batches with each adapter that was removed.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class ServedAdapters:
         self._loader = ThreadPoolExecutor(1, "adapterhub-load")
 
     def find(self, source: Source) -> Future[ServedAdapter]:
-        """Return what a reference means, loaded or being loaded."""
+        """Return the adapter of a reference, loaded or being loaded."""
         with self.lock:
             found = self._by_source.get(source)
             if found is not None and not (found.done() and _is_gone(found)):
@@ -162,18 +163,18 @@ class ServedAdapters:
         return found
 
     def loaded(self) -> dict[Source, ServedAdapter]:
-        """Return what is in memory, by the references that it was asked for with."""
+        """Return the adapters in memory, by the references used to request them."""
         with self.lock:
             return {s: f.result() for s, f in self._by_source.items() if not _is_gone(f)}
 
     def _forget_failed(self, source: Source, found: Future[ServedAdapter]) -> None:
-        """Forget a reference that means nothing: names of clients do not gather."""
+        """Forget a reference that does not resolve, so that clients' names do not accumulate."""
         with self.lock:
             if not _is_loaded(found) and self._by_source.get(source) is found:
                 del self._by_source[source]
 
     def begin_use(self, served: ServedAdapter) -> bool:
-        """Keep an adapter in memory until `end_use`; return False if it has left it."""
+        """Keep an adapter in memory until `end_use`; return False if it was already removed."""
         with self.lock:
             if served.gone:
                 return False
@@ -182,7 +183,7 @@ class ServedAdapters:
             return True
 
     def end_use(self, served: ServedAdapter) -> None:
-        """Let an adapter leave memory, as far as one request is concerned."""
+        """Release an adapter from one request."""
         with self.lock:
             served.users -= 1
             leaves = served.stale and not served.users
@@ -190,12 +191,12 @@ class ServedAdapters:
             self.between_batches(self._evict).add_done_callback(_ignore)
 
     def pin(self, source: Source) -> None:
-        """Keep what a reference means in memory, and load it."""
+        """Load the adapter of a reference, and keep it in memory."""
         self._pinned.add(source)
         self.find(source).result().pinned = True
 
     def uses(self) -> list[ModelUse]:
-        """List which model computes which adapter."""
+        """List the model that computes each adapter."""
         numbers: dict[int, int] = {}
         return [
             ModelUse(
@@ -210,19 +211,20 @@ class ServedAdapters:
         ]
 
     def in_memory(self) -> list[ServedAdapter]:
-        """List the adapters, each once, whatever references mean it."""
+        """List each adapter once, even if several references resolve to it."""
         with self.lock:
             served = [each.result() for each in self._by_source.values() if _is_loaded(each)]
             return [*{id(each): each for each in (*served, *self._by_name.values())}.values()]
 
     def refresh(self) -> int:
-        """Look up again what each reference means, and load what has moved.
+        """Resolve each reference again, and load the versions that are new.
 
-        A version that was yanked is not given to new requests. While the registry cannot be read,
-        its adapters stay.
+        New requests do not get a yanked version. While the registry cannot be read, its adapters
+        stay loaded.
 
         Returns:
-            How many have moved. One that cannot be loaded stays what it was, with a warning.
+            The number of references that have moved. If a new version cannot be loaded, the old one
+            stays, with a warning.
         """
         with self.lock:
             known = [(s, f) for s, f in self._by_source.items() if isinstance(s, AdapterSource)]
@@ -241,7 +243,7 @@ class ServedAdapters:
         return sum(each.result() for each in moved)
 
     def published(self) -> dict[str, list[Entry]]:
-        """Return the versions of each name of the registry, for the backbone if one is named.
+        """Return the versions of each registry name, for the backbone if one was named.
 
         Raises:
             RegistryError: it cannot be read.
@@ -257,7 +259,7 @@ class ServedAdapters:
     def _may_have_moved(
         self, source: AdapterSource, old: ServedAdapter, published: dict[str, list[Entry]] | None
     ) -> bool:
-        """Return whether a reference is to be looked up again: it may mean another version."""
+        """Return whether a reference must be resolved again because it may have moved."""
         reference = read_reference(source.reference, self.registry, signed=self.signed)
         if reference.kind != "local":
             return True
@@ -271,7 +273,7 @@ class ServedAdapters:
         return entry.yanked is not None or entry.digest != old.digest
 
     def close(self) -> None:
-        """Load nothing more."""
+        """Stop loading adapters."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _refreshed(self, source: AdapterSource, before: Future[ServedAdapter]) -> bool:
@@ -297,7 +299,7 @@ class ServedAdapters:
     def _exchange(
         self, source: AdapterSource, old: ServedAdapter, new: ServedAdapter | None
     ) -> None:
-        """Let a reference mean another adapter from now on, or none that is loaded."""
+        """Point a reference at another adapter, or at no loaded one."""
         with self.lock:
             if new is None:
                 self._by_source.pop(source, None)
@@ -312,10 +314,10 @@ class ServedAdapters:
         self.between_batches(self._evict).add_done_callback(_ignore)
 
     def _digest_now(self, source: AdapterSource) -> str:
-        """Return the digest of what a reference means now, without its files where it can be.
+        """Return the digest that a reference resolves to, without fetching files if possible.
 
         Raises:
-            YankedError: it was withdrawn.
+            YankedError: it was yanked.
             RegistryError: it cannot be resolved.
         """
         reference = read_reference(source.reference, self.registry, signed=self.signed)
@@ -331,7 +333,7 @@ class ServedAdapters:
         return entry.digest
 
     def _load(self, source: Source) -> ServedAdapter:
-        """Return what a reference means now; load it unless that is in memory."""
+        """Resolve a reference, and load its adapter unless it is in memory."""
         if source is BareBackbone.TEXTS:
             return self.models.bare_generator()
         if source is BareBackbone.VECTORS:
@@ -349,7 +351,7 @@ class ServedAdapters:
                 among=among,
             ),
         )
-        # The same bytes under another reference are another adapter: an answer names the own one.
+        # Equal bytes under another reference make another adapter: answers name their reference.
         asked = sha256(pulled.reference.encode()).hexdigest()[:8]
         name = "-".join(filter(None, (pulled.digest, asked, source.head, source.task)))
         with self.lock:
@@ -365,10 +367,10 @@ class ServedAdapters:
             self.load_seconds += time.monotonic() - began
 
     def _of_backbone(self, source: AdapterSource, look_up: Callable[[str | None], T]) -> T:
-        """Look a name up among the adapters of one backbone, if one is named, then among all."""
+        """Look up a name for the named backbone first, then for all backbones."""
         reference = read_reference(source.reference, self.registry, signed=self.signed)
         if self.among is not None and reference.kind == "local":
-            with contextlib.suppress(NotPublishedError):  # an error says for which backbone it is
+            with contextlib.suppress(NotPublishedError):  # the final error names the backbone
                 return look_up(self.among)
         return look_up(None)
 
@@ -386,7 +388,7 @@ class ServedAdapters:
         return self.between_batches(attach).result()
 
     def _evict(self, new: ServedAdapter | None = None) -> None:
-        """Remove adapters that no reference means, and the least recently used ones."""
+        """Remove adapters without a reference, and the least recently used ones."""
         for served in self._leaving(new):
             served.model.detach(served)
             self.models.forget(served)
@@ -415,21 +417,21 @@ def _is_loaded(found: Future[ServedAdapter]) -> bool:
 
 
 def _is_gone(found: Future[ServedAdapter]) -> bool:
-    """Return whether a reference is to be looked up again: it failed, or its adapter has left."""
+    """Return whether to resolve a reference again: it failed, or its adapter was removed."""
     return not _is_loaded(found) or found.result().gone
 
 
 def _ignore(done: Future[Any]) -> None:
-    """Look at a result, so that its error is not one that nobody saw."""
+    """Retrieve a result, so that its error is not reported as unhandled."""
     if not done.cancelled():
         done.exception()
 
 
 @dataclass(frozen=True)
 class PlannedAdapter:
-    """An adapter whose models are loaded; `attach` puts it on them.
+    """An adapter whose models are loaded; `attach` adds it to them.
 
-    `name` is its name there. `reason` says why it does not share the body.
+    `name` is its name on them. `reason` explains why it does not share the body.
     """
 
     pulled: PulledAdapter
@@ -469,8 +471,8 @@ class PlannedAdapter:
     def _inactive(self, model: PreTrainedModel, **part: bool) -> Adapter:
         """Attach a part of the adapter, and leave the model bare where no route is open.
 
-        Weights are compared once with each record of a backbone: nothing changes them here, and the
-        models of a body have the same ones.
+        Weights are compared once with each backbone record: nothing changes them here, and the
+        models of a body share the same weights.
         """
         trained_on = repr(self.pulled.manifest.backbone)
         known = self.model.trained_on
@@ -517,7 +519,7 @@ def _virtual_tokens(adapter: Adapter) -> int:
 
 
 def _ends(model: PreTrainedModel, attached: Sequence[Adapter]) -> tuple[int, ...]:
-    """Return the tokens at which generation stops while adapters apply."""
+    """Return the tokens that stop generation while the adapters are active."""
     state = find_state(model)
     own = Backbone.of(model).stops if state is None else state.own_ends
     return tuple(with_stops(own, [stop for each in attached for stop in each.stops]))
@@ -529,12 +531,12 @@ def has_modules(pulled: PulledAdapter) -> bool:
 
 
 class ServedModels:
-    """All models that are loaded, and how an adapter is placed on them.
+    """All loaded models, and the placement of adapters on them.
 
-    `backbone` is where all adapters' backbone is loaded from, if not from where they record;
-    `dtype` and `quantize` are those of all models, if not those of each adapter's training.
-    `batch_tokens` is the most that is computed at once; None: as measured. `max_length` is the
-    longest input; None: what each backbone reads.
+    `backbone` is the source of the backbone for all adapters; by default each adapter's record
+    names it. `dtype` and `quantize` apply to all models; by default each adapter uses the values of
+    its training. `batch_tokens` is the most tokens computed at once; None: measure it. `max_length`
+    is the longest input; None: the limit of each backbone.
     """
 
     def __init__(
@@ -550,7 +552,7 @@ class ServedModels:
         self.measured = batch_tokens is not None
         self.limits = BatchLimits.of_tokens(batch_tokens or UNMEASURED)
         self.fingerprints: set[str] = set()  # of the backbones of all planned adapters
-        self.bodies: dict[Hashable, SharedBody | str] = {}  # a text: why there is none
+        self.bodies: dict[Hashable, SharedBody | str] = {}  # a text explains why there is no body
         self.classes: dict[tuple[Hashable, ...], ClassModel] = {}
         self.tensors: dict[Hashable, SharedTensors] = {}
 
@@ -560,7 +562,7 @@ class ServedModels:
         Raises:
             BackboneError: its backbone cannot be loaded, and no other one is served.
             MismatchError: its backbone cannot be loaded, and another one is served.
-            ServingError: it makes pictures.
+            ServingError: it generates images.
         """
         backbone = pulled.manifest.backbone
         try:
@@ -610,15 +612,15 @@ class ServedModels:
         return PlannedAdapter(pulled, name, own, reason, max_length=self.max_length)
 
     def forget(self, served: ServedAdapter) -> None:
-        """Let go of a model that an adapter had for itself, once it was removed."""
+        """Drop the separate model of an adapter that was removed."""
         if served.alone:
             self.classes = {k: m for k, m in self.classes.items() if m is not served.model}
 
     def bare(self) -> ServedAdapter:
-        """Return the backbone without an adapter, which gives the vectors of texts.
+        """Return the backbone without an adapter, for text embeddings.
 
         Raises:
-            ConfigError: there is no backbone of all adapters.
+            ConfigError: no backbone was named for all adapters.
             BackboneError: it cannot be loaded.
         """
         backbone = self._named_backbone()
@@ -639,11 +641,11 @@ class ServedModels:
         return ServedAdapter("", "", body, predictor, pinned=True)
 
     def bare_generator(self) -> ServedAdapter:
-        """Return the backbone without an adapter, which generates texts.
+        """Return the backbone without an adapter, for text generation.
 
         Raises:
-            ConfigError: there is no backbone of all adapters.
-            BackboneError: it cannot be loaded, or generates no texts.
+            ConfigError: no backbone was named for all adapters.
+            BackboneError: it cannot be loaded, or does not generate texts.
         """
         backbone = self._named_backbone()
         location = (backbone, None)
@@ -677,7 +679,7 @@ class ServedModels:
         form = self._form(pulled)
         if form not in self.bodies:
             model, tokenizer = self._loaded(pulled, _FEATURES)
-            if Backbone.of(model).fresh:  # a pooler: without it, no row computes a random one
+            if Backbone.of(model).fresh:  # an untrained pooler: load the backbone without it
                 model, tokenizer = self._loaded(pulled, _EMBEDDING)
             self.bodies[form] = self._new_body(form, model, tokenizer)
         return self.bodies[form]
@@ -705,11 +707,11 @@ class ServedModels:
         return pulled.load_model(self.backbone, kind, self.dtype, self.quantize)
 
     def _form(self, pulled: PulledAdapter) -> Hashable:
-        """Return what identifies the weights of a backbone: its place, dtype and quantization."""
+        """Return the identity of a backbone's weights: its source, dtype and quantization."""
         return (pulled.location, *self._stored_form(*pulled.stored_form))
 
     def _stored_form(self, dtype: str | None, quantize: str | None) -> tuple[Any, Any]:
-        """Return a dtype and a quantization, after those of all models."""
+        """Return the dtype and quantization, overridden by the values for all models."""
         if self.dtype or self.quantize:
             dtype, quantize = self.dtype, self.quantize
         return dtype or (None if quantize else "fp32"), quantize
@@ -719,7 +721,7 @@ class ServedModels:
 
 
 def _bare(model: ClassModel, kind: str) -> ServedAdapter:
-    """Return a model without an adapter, which generates texts."""
+    """Return a model without an adapter, for text generation."""
     task, kind = task_and_kind(kind)
     record = TrainingRecord(task, DataOptions(), kind=kind)
     predictor = predictor_of(model.model, (), model.tokenizer, record)
@@ -730,7 +732,7 @@ _GENERATORS = ("causal-lm", "seq2seq")  # kinds of models that generate texts
 
 
 def _apart(pulled: PulledAdapter) -> str:
-    """Return why an adapter cannot share the body, as far as its files show; "" if it can."""
+    """Return why the files of an adapter rule out sharing the body; "" if they do not."""
     kind = pulled.record.kind
     if reason := pulled.needs_own_model:
         return reason

@@ -1,9 +1,9 @@
-"""The engine: requests in, futures out, and one thread that computes.
+"""The serving engine: requests in, futures out, and one compute thread.
 
-The thread is the only one that computes with the models and changes them. As soon as it is free it
-takes the oldest request, with those that fit it (`choose_batch`), and never waits for more.
-Inputs are read and encoded in the threads that submit them, and adapters are loaded in
-another one, so that it has nothing else to do.
+Only this thread computes with the models and changes them. When it is free it takes the oldest
+request and those that fit it (`choose_batch`), without waiting for more. Inputs are read and
+encoded in the threads that submit them, and another thread loads adapters. The compute thread has
+no other work.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from adapterhub.tasks.common.base import NoPrediction
 from adapterhub.tasks.common.language_models import Writing
 
 T = TypeVar("T")
-LOOKED_AT = 512  # of the waiting requests: the oldest ones, of which a batch is chosen
-_SLOWER = 0.1  # of a new batch in the measured rate
-_CHARACTERS = 4  # of a token, about, in texts that are not encoded yet
+LOOKED_AT = 512  # the oldest waiting requests from which a batch is chosen
+_SLOWER = 0.1  # weight of a new batch in the measured rate
+_CHARACTERS = 4  # approximate characters of a token, in texts not encoded yet
 
 
 class ServedFuture(Future[dict[str, Any]]):
     """The answer to one request.
 
     Attributes:
-        reference: the adapter that answers, with its version, as soon as that is known.
+        reference: the adapter that answers, with its version, once it is resolved.
         digest: the sha256 of its manifest.
-        tokens: how many are computed for it.
-        lost: how many tokens of its input were cut.
+        tokens: the number of tokens computed for it.
+        lost: the number of tokens cut from its input.
     """
 
     reference: str = ""
@@ -82,7 +82,7 @@ class ServedFuture(Future[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class ComputedBatch:
-    """What a batch has cost: its rows, tokens, positions with padding, and seconds."""
+    """The cost of a batch: its rows, tokens, positions with padding, and seconds."""
 
     rows: int
     tokens: int
@@ -103,10 +103,10 @@ class _Request:
 
 @dataclass(eq=False)
 class _Asked:
-    """Something that is asked of an adapter, which may have to be loaded first.
+    """A request for an adapter that may have to be loaded first.
 
-    `size` is about how many tokens it has; `queue` queues it, once the adapter is there, and `fail`
-    tells the client that it is not computed.
+    `size` is its approximate number of tokens. `queue` queues it once the adapter is loaded, and
+    `fail` reports to the client that it is not computed.
     """
 
     source: Source
@@ -116,32 +116,33 @@ class _Asked:
 
 
 class ServingEngine:
-    """Answers requests to any adapters of one or more backbones, in batches that they share.
+    """Answers requests for any adapters of one or more backbones, in shared batches.
 
         with Engine("sentence-transformers/all-MiniLM-L6-v2") as engine:
             future = engine.submit("polite@v2", "could you please")
             print(future.result())
 
-    A result is the object that `adapterhub predict --json` prints. Adapters are loaded when they
-    are first asked for, verified as `ah.load` does.
+    A result is the object that `adapterhub predict --json` prints. Adapters are loaded on their
+    first request, and verified as by `ah.load`.
 
     Args:
-        backbone: where the backbone of all adapters is loaded from; by default from where each of
-            them records. Its fingerprint must match. It is also what `submit(None, ...)` means.
+        backbone: the source of the backbone for all adapters; by default the source that each
+            adapter records. Its fingerprint must match. `submit(None, ...)` uses this backbone
+            alone.
         registry: the registry, if not the user's own.
-        among: the id or fingerprint of the backbone that names of the registry are looked up for,
-            where several backbones have an adapter of one name.
-        signed: whether a signature by a trusted key is required, also where the configuration does
-            not.
-        batch_tokens: the most positions that are computed at once, with padding; by default as
-            many as are computed fastest, which is measured when a backbone is loaded.
+        among: the id or fingerprint of the backbone that registry names are resolved for, where
+            several backbones have an adapter of one name.
+        signed: require a signature by a trusted key, even where the configuration does not.
+        batch_tokens: the most positions computed at once, with padding; by default the fastest
+            number, which is measured when a backbone is loaded.
         queue_tokens: the most tokens that wait.
-        adapter_memory: the bytes of adapters that are kept; the least recently used ones leave,
-            except for those in use and pinned ones.
-        dtype: that of all backbones, if not the one of each adapter's training.
+        adapter_memory: the bytes of adapters to keep; the least recently used ones are evicted,
+            except for pinned adapters and those in use.
+        dtype: the dtype of all backbones, if not the one of each adapter's training.
         quantize: the quantization of all backbones, likewise.
-        cache_tokens: the most tokens of texts whose keys and values are kept; more texts wait.
-        max_length: the longest input, in tokens; by default what each backbone has positions for.
+        cache_tokens: the most tokens of texts whose keys and values are kept; further texts wait.
+        max_length: the longest input, in tokens; by default the number of positions of each
+            backbone.
     """
 
     def __init__(
@@ -162,22 +163,22 @@ class ServingEngine:
         self.batch_tokens = batch_tokens
         self.queue_tokens = queue_tokens
         self.counts: Counter[str] = Counter()
-        """What happened: requests, answers, batches, rows, tokens, positions, expired, ..."""
+        """Counts of requests, answers, batches, rows, tokens, positions, expired requests, ..."""
         self.on_batch: Callable[[ComputedBatch], None] = lambda batch: None
         """Called in the compute thread after each batch."""
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._pending: set[_Asked] = set()  # whose adapter is being loaded
+        self._pending: set[_Asked] = set()  # requests whose adapter is being loaded
         self._generators = TextGenerators(
             batch_tokens, cache_tokens, self._between_steps, self.counts
         )
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
-        self._began = 0.0  # when it began to compute
+        self._began = 0.0  # start of the current computation
         self._closing = False
-        self._stopped: StoppedError | None = None  # why nothing is computed any more
+        self._stopped: StoppedError | None = None  # why computing has stopped
         self.adapters = ServedAdapters(
             ServedModels(backbone, dtype, quantize, batch_tokens, max_length),
             registry,
@@ -203,33 +204,33 @@ class ServingEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are computed: the thread lives, and the engine is not closed."""
+        """Whether requests are computed: the thread is alive and the engine is open."""
         return not self._closing and self._stopped is None and self._thread.is_alive()
 
     @property
     def problem(self) -> StoppedError | None:
-        """Why nothing is computed any more; None while it is."""
+        """The reason why computing has stopped; None while it continues."""
         return self._stopped
 
     def busy_seconds(self) -> float:
-        """Return for how long the thread has made no progress; 0 while it waits.
+        """Return the seconds since the thread last made progress; 0 while it waits.
 
-        Progress is a batch, a step of texts, or a pass of a model that generates one.
+        Progress is a batch, a generation step, or a pass of a model that generates a text.
         """
         return time.monotonic() - self._began if self._computing else 0.0
 
     @property
     def queued_tokens(self) -> int:
-        """The tokens of the requests that wait."""
+        """The tokens of the waiting requests."""
         return self._queued
 
     @property
     def queued_requests(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return len(self._waiting) + len(self._pending)
 
     def expected_wait(self) -> float:
-        """Return the seconds until what waits now is computed, at the measured rate."""
+        """Return the seconds until the current queue is computed, at the measured rate."""
         return self._queued / self._rate if self._rate else 0.0
 
     def submit(
@@ -241,19 +242,19 @@ class ServingEngine:
         truncate: bool = True,
         keep_empty: bool = False,
     ) -> ServedFuture:
-        """Ask for the answer of an adapter to one input.
+        """Submit one input to an adapter.
 
-        A future that is cancelled before its batch begins is not computed. Its error is that of the
-        adapter, such as a `RegistryError`, of the input, a `DataError`, or a `ServingError`.
+        A future that is cancelled before its batch begins is not computed. Its error is an adapter
+        error such as `RegistryError`, an input error (`DataError`), or a `ServingError`.
 
         Args:
-            adapter: a reference, a folder, or one of several heads of these; None: the vector of
-                the backbone without an adapter.
+            adapter: a reference, a folder, or one of their heads; None: the embedding of the
+                backbone without an adapter.
             given: one input, as `Predictor.predict` takes it: a text, a tuple of texts, or a row.
-            deadline: the seconds from now after which the answer is worth nothing.
-            truncate: cut an input that is longer than the adapter's longest; otherwise it is an
+            deadline: the seconds from now after which the answer is useless.
+            truncate: cut an input that exceeds the adapter's longest input; otherwise it is an
                 error.
-            keep_empty: answer an input without a text by `{"empty": true}`; otherwise it is an
+            keep_empty: answer an input without a text with `{"empty": true}`; otherwise it is an
                 error.
 
         Raises:
@@ -291,18 +292,18 @@ class ServingEngine:
         deadline: float | None = None,
         generation_time: float | None = None,
     ) -> TextGeneration:
-        """Ask an adapter to generate a text.
+        """Generate a text with an adapter.
 
-        Texts of any adapters are generated together. Errors come as those of `submit` do.
+        Texts of any adapters are generated together. Errors are raised as by `submit`.
 
         Args:
             adapter: as in `submit`; None: the backbone without an adapter.
-            prompt: a text to go on from, or a chat as a list of messages, which is written as in
-                the training of the adapter.
-            options: how it is written.
-            deadline: the seconds from now after which the text is worth nothing.
-            generation_time: the seconds that generating may take from the first token on, to which
-                the deadline does not apply then; None: the deadline holds for the whole text.
+            prompt: a text to continue, or a chat as a list of messages, formatted as in the
+                training of the adapter.
+            options: the generation options.
+            deadline: the seconds from now after which the text is useless.
+            generation_time: the most seconds from the first token to the end of the text. From the
+                first token on, it replaces the deadline. None: the deadline always applies.
 
         Raises:
             OverloadedError: the queue is full.
@@ -339,7 +340,7 @@ class ServingEngine:
     ) -> TextRequest:
         model, options = served.model, first.options
         if not isinstance(model, ClassModel):
-            served.predictor.writing(Writing())  # says why it generates no texts
+            served.predictor.writing(Writing())  # raises if it does not generate texts
             raise ConfigError(f"{served.reference} writes no texts")
         with model.encoding:
             encoded = encode_prompt(prompt, served, options)
@@ -372,9 +373,9 @@ class ServingEngine:
             self.counts["requests"] += 1
 
     def refuse_full(self, deadline: float | None = None) -> None:
-        """Refuse a request while the queue is full; a server does before it looks at its input.
+        """Refuse a request while the queue is full; servers call this before they read an input.
 
-        Nobody is told to wait for longer than `deadline`: by then all that waits now has left.
+        The suggested wait is at most `deadline`: by then the whole current queue has ended.
 
         Raises:
             OverloadedError: the queue is full.
@@ -407,34 +408,34 @@ class ServingEngine:
             self.adapters.pin(_source(each, BareBackbone.VECTORS))
 
     def refresh(self) -> int:
-        """Notice references that mean another version now, and load these.
+        """Resolve references again, and load new versions.
 
-        New requests get the new version, those that wait or are computed the one that they were
-        made with. A version that cannot be loaded changes nothing: there is a warning, and
-        `adapters.counts["failed_refreshes"]`.
+        New requests use the new version. Requests that wait or are computed keep their version. A
+        version that cannot be loaded changes nothing: there is a warning, and
+        `adapters.counts["failed_refreshes"]` grows.
 
         Returns:
-            How many have moved.
+            The number of references that have moved.
         """
         return self.adapters.refresh()
 
     @property
     def running_texts(self) -> int:
-        """How many texts are being generated, or wait for it."""
+        """The number of texts that are being generated or wait."""
         return len(self._generators.unfinished)
 
     def cache_use(self) -> tuple[int, int]:
-        """Return of how many tokens keys and values are kept for texts, and of how many can be."""
+        """Return the number of text tokens whose keys and values are cached, and the capacity."""
         return self._generators.cache_use()
 
     def models(self) -> list[ModelUse]:
-        """List which adapters share a model, and why others do not."""
+        """List the adapters that share a model, and why others do not."""
         return self.adapters.uses()
 
     def close(self, drain_seconds: float = 30.0) -> None:
-        """Take no more requests, finish those that wait, and end.
+        """Refuse new requests, finish the waiting ones, and stop.
 
-        What is not finished after `drain_seconds` fails with a `StoppedError`.
+        Requests that are unfinished after `drain_seconds` fail with a `StoppedError`.
         """
         with self._changed:
             self._closing = True
@@ -457,7 +458,7 @@ class ServingEngine:
     # In the threads that submit, and in the one that loads
 
     def _accept(self, asked: _Asked) -> None:
-        """Queue what is asked for, now or when its adapter is loaded."""
+        """Queue a request now, or once its adapter is loaded."""
         found = self.adapters.find(asked.source)
         if found.done():
             self._with_adapter(found, asked)
@@ -480,13 +481,13 @@ class ServingEngine:
     def _with_adapter(self, found: Future[ServedAdapter], asked: _Asked) -> None:
         try:
             served = found.result()
-            if not self.adapters.begin_use(served):  # it has left memory just now
+            if not self.adapters.begin_use(served):  # it was just evicted
                 self._accept(asked)
                 return
-        except CancelledError:  # its adapter was not loaded any more
+        except CancelledError:  # the load of its adapter was cancelled
             asked.fail(self._stopped or StoppedError("the engine is closed"))
             return
-        except BaseException as error:  # of the adapter
+        except BaseException as error:  # an error of the adapter
             asked.fail(error)
             return
         try:
@@ -519,10 +520,10 @@ class ServingEngine:
             self._generators.close()
 
     def _step(self) -> bool:
-        """Do what waits: change a model, or compute a batch; return False at the end."""
+        """Change a model or compute a batch; return False at the end."""
         with self._changed:
             self._computing = False
-            self._changed.notify_all()  # of what `close` waits for
+            self._changed.notify_all()  # wakes `close`
             self._changed.wait_for(self._has_work)
             jobs, self._jobs = self._jobs, deque()
             batch = [] if jobs else self._take()
@@ -542,7 +543,7 @@ class ServingEngine:
         return bool(self._jobs or self._waiting or self._generators.busy or self._ends())
 
     def _between_steps(self) -> None:
-        """Compute a batch, and a step of texts, of other models than those that compute now."""
+        """Compute a batch and a generation step of models that are not computing now."""
         self._progress()
         with self._changed:
             batch = self._take()
@@ -554,7 +555,7 @@ class ServingEngine:
         self._began = time.monotonic()
 
     def _begun(self, request: TextRequest) -> None:
-        """Count the prompt of a text no longer among those that wait."""
+        """Remove the prompt of a text from the count of waiting tokens."""
         tokens = len(request.prompt.ids)
         self.counts["prompt_tokens"] += tokens
         with self._changed:
@@ -574,7 +575,7 @@ class ServingEngine:
         return self._stopped is not None or (self._closing and done)
 
     def _take(self) -> list[_Request]:
-        """Take the requests of the next batch out of the queue."""
+        """Remove the requests of the next batch from the queue."""
         self._drop_expired()
         first = islice(self._waiting, LOOKED_AT)
         looked_at = [r for r in first if r.served.model not in self._generators.computing]
@@ -610,7 +611,7 @@ class ServingEngine:
         self._queued -= sum(each.size.tokens for each in requests)
 
     def _begins(self, request: _Request) -> bool:
-        """Return whether a request is still wanted; its future cannot be cancelled from now on."""
+        """Return whether a request is still wanted; from then on its future cannot be cancelled."""
         if request.future.set_running_or_notify_cancel():
             return True
         self.counts["cancelled"] += 1
@@ -623,7 +624,7 @@ class ServingEngine:
         answers: list[Answer] = []
         try:
             answers = self._computed(batch)
-        except BaseException as error:  # the thread ends; nobody shall wait for it
+        except BaseException as error:  # the thread ends, so the futures must not stay pending
             answers = [_dead(error)] * len(batch)
             raise
         finally:
@@ -638,7 +639,7 @@ class ServingEngine:
                     request.future.set_result(answer)
 
     def _computed(self, batch: Sequence[_Request]) -> list[Answer]:
-        """Return an answer for each request; of those that fail together, each half is tried."""
+        """Return an answer for each request; a batch that fails is retried in halves."""
         model = batch[0].served.model
         seen = model.model.register_forward_pre_hook(self._progress)
         try:
@@ -674,7 +675,7 @@ class ServingEngine:
             self._rate = rate if not self._rate else (1 - _SLOWER) * self._rate + _SLOWER * rate
 
     def _stop(self, error: StoppedError) -> None:
-        """Compute nothing any more, and fail all that waits."""
+        """Stop computing, and fail all waiting requests."""
         with self._changed:
             self._stopped = self._stopped or error
             requests, jobs, pending = self._waiting, self._jobs, set(self._pending)
@@ -698,7 +699,7 @@ def _source(adapter: str | Source | None, bare: BareBackbone) -> Source:
 
 
 def _about(given: Any) -> int:
-    """Return about how many tokens an input has that is not encoded yet."""
+    """Return the approximate number of tokens of an input that is not encoded yet."""
     return len(str(given)) // _CHARACTERS + 2
 
 

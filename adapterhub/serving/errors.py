@@ -1,4 +1,4 @@
-"""Why a request is not answered."""
+"""Errors of requests that are not answered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class OverloadedError(ServingError):
     """The queue is full.
 
     Attributes:
-        wait: the seconds until what is queued is computed, at the rate measured so far.
+        wait: the seconds until the queue is computed, at the rate measured so far.
     """
 
     def __init__(self, tokens: int, limit: int, wait: float) -> None:
@@ -24,7 +24,7 @@ class OverloadedError(ServingError):
 
 
 class DeadlineError(ServingError):
-    """The deadline of a request has passed; it is not computed, or not to its end."""
+    """The deadline of a request has passed before it was computed completely."""
 
     def __init__(self, late: float, what: str = "computed") -> None:
         super().__init__(
@@ -35,7 +35,7 @@ class DeadlineError(ServingError):
 
 
 class StoppedError(ServingError):
-    """The engine computes nothing any more: it was closed, or its thread died."""
+    """The engine has stopped computing: it was closed, or its thread died."""
 
 
 class ComputationError(ServingError):
@@ -43,11 +43,11 @@ class ComputationError(ServingError):
 
 
 class TooLargeError(ServingError):
-    """The memory of the device does not suffice for one request alone."""
+    """The memory of the device is too small for one request alone."""
 
 
 class TooLongError(DataError):
-    """An input is longer than the adapter's longest, and may not be cut."""
+    """An input exceeds the adapter's longest input, and must not be cut."""
 
     def __init__(self, lost: int, limit: int) -> None:
         super().__init__(
@@ -58,7 +58,7 @@ class TooLongError(DataError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation has failed; on the processor torch says so in words only."""
+    """Return whether an allocation has failed; on a CPU, only torch's message shows this."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

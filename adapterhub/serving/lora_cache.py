@@ -1,4 +1,4 @@
-"""Adapters as LoRAs in the user's cache, each converted once: what the plugin of vLLM serves."""
+"""A cache of adapters as LoRAs, each converted once, for the vLLM plugin."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.serving.http.access import AllowedAdapters
 
-_MOST_BYTES = 64 << 30  # of all LoRAs in the cache: vLLM reads one again when it has left memory
+_MOST_BYTES = 64 << 30  # of all LoRAs in the cache: vLLM reads a LoRA again after evicting it
 _LORA, _RECORD = "lora", "record.json"
-_FORM = "vllm-1"  # of what is in the cache
+_FORM = "vllm-1"  # the format of cache entries
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ConvertedAdapter:
         reference: the adapter, with its version.
         digest: the sha256 of its manifest.
         folder: the folder of the LoRA.
-        notes: what was lost, and what whoever serves it has to know.
+        notes: losses of the conversion, and notes for the operator of the server.
     """
 
     reference: Reference
@@ -44,17 +44,17 @@ class ConvertedAdapter:
 
     @property
     def stacked(self) -> bool:
-        """Whether it updates stacked weights of experts."""
+        """Whether it updates stacked expert weights."""
         return bool(read_config(self.folder)["target_parameters"])
 
 
 class ConvertedAdapters:
-    """Finds adapters by reference, and has each converted once, however many ask.
+    """Resolves adapters by reference, and converts each once, however many requests there are.
 
-    What a name meant first, it means for as long as this object lives.
+    A name keeps its first meaning for the lifetime of this object.
 
     Args:
-        allow: patterns of the references that may be asked for.
+        allow: patterns of the references that may be requested.
         max_rank: the server's largest rank.
         max_lost: the largest share of an update that a conversion may lose.
         registry: the registry, if not the user's own.
@@ -73,16 +73,16 @@ class ConvertedAdapters:
         self._converting = threading.Lock()
 
     def find(self, base: str, name: str) -> ConvertedAdapter:
-        """Return the LoRA of an adapter; pull, verify and convert it first.
+        """Return the LoRA of an adapter, after pulling, verifying and converting it if necessary.
 
         Args:
             base: the folder or Hub id of the backbone that is served.
-            name: a reference, of a client.
+            name: a client's reference.
 
         Raises:
-            UnknownAdapterError: it may not be asked for.
+            UnknownAdapterError: it must not be requested.
             RegistryError: the reference cannot be resolved.
-            SignatureError: a signature is required, and there is none by a trusted key.
+            SignatureError: a required signature by a trusted key is missing.
             FileError: its files are broken.
             MismatchError: it is for another backbone, or vLLM cannot serve it.
             BackboneError: the backbone cannot be read.
@@ -92,7 +92,7 @@ class ConvertedAdapters:
         known = self._found.get(name)
         if known is not None and is_unchanged(known.folder.parent):
             return known
-        # A parsed reference: the same name of a folder in the working directory is not meant.
+        # A parsed reference ignores a folder of the same name in the working directory.
         asked = known.reference if known else parse_reference(name)
         fetched = pull_verified(asked, registry=self.registry)
         if fetched.digest is None:
@@ -154,7 +154,7 @@ def _read(folder: Path, fetched: Fetched, digest: str) -> ConvertedAdapter:
 
 
 def is_unchanged(folder: Path) -> bool:
-    """Return whether the files of a LoRA in the cache are those that were written."""
+    """Return whether the files of a LoRA in the cache are unchanged since they were written."""
     try:
         files = _record(folder)["files"]
         return bool(files) and all(

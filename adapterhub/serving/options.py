@@ -1,4 +1,4 @@
-"""What `adapterhub serve` can be told, by flags or in a YAML file."""
+"""Options of `adapterhub serve`, from flags or a YAML file."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class ServeOptions:
     log_requests: bool = option(True, "one line of JSON for each request")
 
     def seconds(self, name: str) -> float:
-        """Return an option that is a time, in seconds; infinity if it is off."""
+        """Return a time option in seconds; infinity if it is off."""
         text = getattr(self, name)
         return float("inf") if text == "off" else seconds_of(text) or 0.0
 
     def size(self, name: str) -> int:
-        """Return an option that is a size, in bytes."""
+        """Return a size option in bytes."""
         return size_in_bytes(getattr(self, name)) or 0
 
     @property
@@ -82,12 +82,12 @@ class ServeOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether the address is reached from this machine alone."""
+        """Whether the address is reachable from this machine only."""
         return is_loopback_address(self.host)
 
 
 def read_serve_options(file: str | None, given: Mapping[str, Any]) -> ServeOptions:
-    """Return the options of a file, and those that are given in their place.
+    """Read the options of a file, overridden by the given ones.
 
     Raises:
         ConfigError: the file cannot be read, or options are not valid.

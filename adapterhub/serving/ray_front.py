@@ -1,13 +1,13 @@
-"""A server on a Ray cluster: replicas that compute, and a front that clients talk to.
+"""A server on a Ray cluster: replicas that compute, and a front that clients connect to.
 
-The walk of a request is that of one machine (`web/frame.py`), in two parts. The front checks who
-asks, how often, and how large the body is; then the whole request goes to a replica, which has the
-same application and an engine of its own. Batches are those of that engine, with rows of any
-adapters. Ray Serve starts replicas, replaces dead ones, and chooses one for each request, if it can
-one that has its adapter (`multiplexed`).
+A request takes the same path as on one machine (`web/frame.py`), in two parts. The front checks the
+client's token, the rate of its requests and the size of the body. It then forwards the whole
+request to a replica, which has the same application and its own engine. That engine forms batches
+with rows of any adapters. Ray Serve starts replicas, replaces dead ones, and chooses a replica for
+each request, preferably one that holds its adapter (`multiplexed`).
 
-A replica that dies loses no request of which no byte was sent: the front asks another one. New
-versions are looked for by the front, for all replicas at once.
+If a replica dies before a byte of the answer was sent, the front retries on another replica. The
+front also looks for new versions, for all replicas at once.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from adapterhub.web.frame import SECURE_HEADERS, Endpoint
 from adapterhub.web.tokens import AccessToken, TokenFile
 
 _TRIES = 3  # of a request: one that kills each replica must not kill all
-_HINTS = 1000  # adapters of a replica that Ray Serve knows of
-_ONGOING = 10_000  # requests of a replica; the engine refuses what it has no room for
-_LOOKING = 60.0  # seconds in which all replicas have looked for new versions
-_HEALTH = 2.0  # seconds between two questions to a replica whether it computes
+_HINTS = 1000  # adapters of a replica reported to Ray Serve
+_ONGOING = 10_000  # requests of a replica; the engine refuses requests beyond its capacity
+_LOOKING = 60.0  # seconds for all replicas to look for new versions
+_HEALTH = 2.0  # seconds between two health checks of a replica
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 _HEAD = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
          "root_path", "headers", "client", "server")  # fmt: skip
@@ -72,18 +72,18 @@ Message = MutableMapping[str, Any]
 
 
 class ForwardedTokens:
-    """The tokens of requests that the front has checked: each comes with what it allows."""
+    """Tokens of requests already checked by the front: each request carries its permissions."""
 
     def check(self, text: str) -> AccessToken:
-        """Return what a token allows."""
+        """Return the permissions of a token."""
         return from_dict(AccessToken, json.loads(text))
 
     def note_uses(self, at_once: bool = False) -> None:
-        """Note nothing: the front does."""
+        """Do nothing: the front records uses."""
 
 
 def forwarded(token: AccessToken | None, headers: Sequence[tuple[bytes, bytes]]) -> list[Any]:
-    """Return the headers of a request with what its token allows in place of the token."""
+    """Return the headers of a request, with its token replaced by the token's permissions."""
     others = [(name, value) for name, value in headers if name != b"authorization"]
     if token is None:
         return others
@@ -94,14 +94,14 @@ class Replica:
     """A server without connections, in a process of the cluster.
 
     Args:
-        options: what is served.
-        front: the version of adapterhub in front, and its working directory, for relative paths.
-        needs_tokens: whether requests come with what their tokens allow.
+        options: the options of the server.
+        front: the adapterhub version of the front, and its working directory, for relative paths.
+        needs_tokens: whether requests carry the permissions of their tokens.
         threads: threads of torch.
 
     Raises:
         ServingError: this node has another version of adapterhub.
-        AdapterhubError: an adapter that was named cannot be loaded.
+        AdapterhubError: a named adapter cannot be loaded.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replica:
         torch.set_num_threads(threads)
         if is_folder(folder):
             os.chdir(folder)
-        # Who asks, and how often, is checked by the front.
+        # The front checks tokens and rates.
         inside = replace(options, host="127.0.0.1", tokens=None, requests_per_minute=0)
         self.service = open_service(inside)
         self.service.tokens = cast(TokenFile, ForwardedTokens()) if needs_tokens else None
@@ -132,7 +132,7 @@ class Replica:
     async def answer(
         self, scope: dict[str, Any], body: bytes, model: str
     ) -> AsyncIterator[list[Message]]:
-        """Yield the messages that answer a request, those that are there at once together."""
+        """Yield the messages that answer a request, grouped as they become available."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         request = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -160,41 +160,41 @@ class Replica:
             task.cancel()
 
     async def answer_whole(self, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """Return the messages that answer a request."""
+        """Return all messages that answer a request."""
         return [each async for batch in self.answer(scope, body, "") for each in batch]
 
     def refresh(self) -> int:
-        """Look for new versions; return how many have moved."""
+        """Look for new versions; return the number of references that have moved."""
         return self.service.refresh()
 
     def models(self) -> list[ModelUse]:
-        """List which model computes which adapter."""
+        """List the model that computes each adapter."""
         return self.service.engine.models()
 
     def process(self) -> tuple[int, str]:
-        """Return the process, and the node that it is on."""
+        """Return the process id and the node."""
         import ray
 
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def numbers(self) -> tuple[str, str]:
-        """Return the name of this replica, and its numbers in the format of Prometheus."""
+        """Return the name of this replica and its metrics in Prometheus format."""
         from ray import serve
 
         return serve.get_replica_context().replica_tag, self.service.metrics.text().decode()
 
     def check_health(self) -> None:
-        """Fail when nothing is computed any more: Ray Serve replaces the replica."""
+        """Raise if computing has stopped, so that Ray Serve replaces the replica."""
         if not self.service.is_alive:
             raise RuntimeError("the compute thread is dead or stuck")
 
 
 class ReplicaEngine:
-    """What the server in front needs of an engine, of all replicas.
+    """The engine interface of the front's server, for all replicas.
 
     Args:
-        handle: that of the deployment.
-        close: takes the deployment away.
+        handle: the handle of the deployment.
+        close: removes the deployment.
     """
 
     def __init__(self, handle: Any, close: Callable[[], None]) -> None:
@@ -202,22 +202,22 @@ class ReplicaEngine:
         self.is_alive = True
 
     def busy_seconds(self) -> float:
-        """Return 0: what is stuck is replaced by Ray Serve."""
+        """Return 0: Ray Serve replaces stuck replicas."""
         return 0.0
 
     def refresh(self) -> int:
-        """Have all replicas look for new versions; return how many have moved in one of them."""
+        """Look for new versions on all replicas; return how many references have moved in one."""
         return max(self.all("refresh"), default=0)
 
     def models(self) -> list[ModelUse]:
-        """List which model computes which adapter, on one of the replicas."""
+        """List the model that computes each adapter, on one of the replicas."""
         return next(iter(self.all("models")), [])
 
     def has_replicas(self) -> bool:
-        """Return whether some answer."""
+        """Return whether any replica answers."""
         try:
             return bool(self.all("process"))
-        except Exception:  # of any class: what Ray raises while it replaces one
+        except Exception:  # Ray raises various classes while it replaces a replica
             return False
 
     def all(self, method: str, *given: Any) -> list[Any]:
@@ -226,13 +226,13 @@ class ReplicaEngine:
         return found
 
     def close(self, seconds: float = 0.0) -> None:
-        """Take the replicas away."""
+        """Remove the replicas."""
         self.is_alive = False
         self._close()
 
 
 class Front:
-    """Hands requests to replicas."""
+    """Forwards requests to replicas."""
 
     def __init__(self, engine: ReplicaEngine) -> None:
         self.engine = engine
@@ -249,10 +249,10 @@ class Front:
         return replace(endpoint, request=None, read=None, answer=answer)
 
     async def to_one(self, call: Call) -> Response:
-        """Have a replica answer, and another one if that dies before a byte was sent.
+        """Forward a request to a replica, and retry on another if it dies before a byte was sent.
 
         Raises:
-            NotReadyError: all that were asked have died, or there is none.
+            NotReadyError: every replica that was tried has died, or there are no replicas.
         """
         from ray.exceptions import RayActorError
 
@@ -270,7 +270,7 @@ class Front:
         raise NotReadyError("the replicas that were asked have died")
 
     async def _patiently(self, answer: Coroutine[Any, Any, Response], seconds: float) -> Response:
-        """Wait for an answer for as long as there are replicas; look every so many seconds."""
+        """Wait for an answer while there are replicas; check every `seconds` that there are."""
         task = asyncio.create_task(answer)
         try:
             while not (await asyncio.wait({task}, timeout=seconds))[0]:
@@ -281,14 +281,14 @@ class Front:
             task.cancel()
 
     async def to_all(self, call: Call) -> Response:
-        """Have each replica answer a request that changes something; return the first answer."""
+        """Forward a request that changes something to each replica; return the first answer."""
         given = "answer_whole", _scope(call), call.raw_body
         found = await asyncio.to_thread(self.engine.all, *given)
         failed = [each for each in found if each[0]["status"] >= 400]
         return _whole((failed or found)[0])
 
     async def metrics(self, call: Call) -> Response:
-        """Return the numbers of all replicas."""
+        """Return the metrics of all replicas."""
         texts = await asyncio.to_thread(self.engine.all, "numbers")
         registry = CollectorRegistry()
         registry.register(ReplicaNumbers(dict(texts)))
@@ -296,16 +296,16 @@ class Front:
 
 
 def open_replicas(options: ServeOptions) -> tuple[Service, tuple[Endpoint, ...]]:
-    """Start replicas on a cluster, and wait until all adapters that were named are loaded.
+    """Start replicas on a cluster, and wait until all named adapters are loaded.
 
     Returns:
-        A service that is ready, and endpoints for a server, which hands requests to replicas.
-        Closing its engine takes them away.
+        A service that is ready, and the endpoints of a server that forward requests to replicas.
+        Closing the engine of the service removes the replicas.
 
     Raises:
-        ConfigError: Ray Serve is not installed, nothing answers at the address, or the cluster is
-            too small.
-        ServingError: a replica cannot be started, such as for an adapter that cannot be loaded.
+        ConfigError: Ray Serve is not installed, the address does not answer, or the cluster is too
+            small.
+        ServingError: a replica cannot be started, for example because an adapter cannot be loaded.
     """
     tokens = open_tokens(options)
     ray, serve = import_serve()
@@ -368,21 +368,21 @@ def _deployed(ray: Any, serve: Any, name: str, options: ServeOptions, needs_toke
 
 
 def _error_in(traceback: str) -> str:
-    """Return the words of the error at the end of a traceback."""
+    """Return the message of the error at the end of a traceback."""
     *_, last = re.finditer(r"^(?:\w+\.)*\w+: ", f"\nRay: {traceback}", re.MULTILINE)
     return f"\nRay: {traceback}"[last.end() :]
 
 
 def _scope(call: Call) -> dict[str, Any]:
-    """Return what a replica gets of a request besides its body."""
+    """Return the scope of a request for a replica; its body is sent separately."""
     scope = {name: call.request.scope[name] for name in _HEAD if name in call.request.scope}
     return {**scope, "headers": forwarded(call.token, scope["headers"])}
 
 
 def adapter_hint(path_params: Mapping[str, str], body: bytes) -> str:
-    """Return which adapter a request is probably for, "" if that is not seen at once.
+    """Return the adapter that a request probably names; "" if it is not obvious.
 
-    A replica that has it is preferred. A wrong guess changes no answer.
+    Ray Serve prefers a replica that holds it. A wrong guess does not change the answer.
     """
     named = next((path_params[n] for n in ("reference", "name", "model") if n in path_params), "")
     if not named and (found := _MODEL.search(body)):
@@ -391,7 +391,7 @@ def adapter_hint(path_params: Mapping[str, str], body: bytes) -> str:
 
 
 async def _begun(responses: Any) -> Response:
-    """Return the answer of a replica when it is whole, or when more is sent than its beginning."""
+    """Return a replica's answer once it is complete, or once more than its start has been sent."""
     messages: list[Message] = []
     parts = aiter(responses)
     try:
@@ -426,7 +426,7 @@ def _whole(messages: Sequence[Message]) -> Response:
 
 
 def _as_sent(response: Response, start: Message) -> Response:
-    """Give an answer the status and the headers that a replica has sent."""
+    """Give an answer the status and headers sent by a replica."""
     response.status_code = start["status"]
     # The front adds these again.
     response.raw_headers = [(n, v) for n, v in start["headers"] if n not in _SECURE]
@@ -434,13 +434,13 @@ def _as_sent(response: Response, start: Message) -> Response:
 
 
 class ReplicaNumbers(Collector):
-    """The numbers of all replicas, each with a label of its own."""
+    """The metrics of all replicas, labelled by replica."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = texts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each number of all replicas."""
+        """Yield each metric of all replicas."""
         families: dict[str, Metric] = {}
         for replica, text in self.texts.items():
             for found in text_string_to_metric_families(text):

@@ -1,28 +1,27 @@
-"""Models that adapters share: one body for all tasks that read its states, and one for each class.
+"""Models shared by adapters: one body for tasks that read its states, one model per other class.
 
-The **body** is the backbone without a head, loaded once. All adapters have their modules there, and
-a batch goes through it once, each row by its own adapter. Heads are in models of the task's class
-of which only the head is computed: the class's own `forward` runs with the states of the body in
-place of those that it would compute. So the classes of transformers decide what a head reads, and
-none is named here. Before a class is used like this it is tried on two small batches: its outputs
-are those of the whole model, or its adapters get a model of their own.
+The **body** is the backbone without a head, loaded once. All adapters attach their modules to it.
+A batch passes through it once, and each row uses its own adapter. Each head belongs to a model of
+the task's class, but only the head of that model is computed: the class's own `forward` runs with
+the states of the body instead of computing its own. The classes of transformers therefore decide
+what a head reads, and no class is named here. A class is first tried on two small batches. If its
+outputs differ from the outputs of the whole model, its adapters get a separate model.
 
-What cannot share the body has a **model of its class**: tasks that generate or fill masks, adapters
-that train parameters of the backbone, and those of which a model can have one only. They are
-activated one after the other, and a batch has the requests of one adapter.
+Everything else gets a **model of its class**: tasks that generate or fill masks, adapters that
+train parameters of the backbone, and adapters that must be alone on their model. These adapters
+are activated one after the other, and a batch holds the requests of one adapter.
 
-Tensors with the same values in the same place of several models share their storage.
+Equal tensors at the same place in several models share their storage.
 
-The waiting requests that are computed together are the oldest, and others of about its length. A
-pass takes some time however little it computes, and then a time for each position. So more rows
-make a batch cheaper, and so does less padding. A batch has the rows with which most tokens are
-computed in a unit of time.
+A batch holds the oldest waiting request and others of similar length. A pass has a fixed cost and
+a cost for each position. Both more rows and less padding therefore make a batch cheaper. The rows
+of a batch are chosen to compute the most tokens per unit of time.
 
-A request is an input, encoded as its adapter's task does, and the outputs that are read for it.
+A request is an input, encoded as its adapter's task does, together with its outputs.
 
-A task predicts by calling a model on rows. Here the rows of several requests were computed
-together, so each task gets an object that gives back the outputs for its own rows, in place of a
-model. What is predicted of them is then what the task predicts anywhere.
+A task predicts by calling a model on rows. Here the rows of several requests are computed together,
+so each task gets an object that returns the outputs for its own rows instead of a model. The task
+then predicts as it does anywhere else.
 """
 
 from __future__ import annotations
@@ -61,16 +60,16 @@ from adapterhub.tasks.common.infer_task import lost_of_each
 from adapterhub.tasks.common.losses import model_inputs
 from adapterhub.tasks.common.shared_prefix import PrefixStore, keeping_prefix
 
-PADDING = 0.25  # of the positions that a batch computes
-_SECONDS = 1.0  # that a measurement takes, at most
-_AGAIN, _LENGTH = 8, 16  # how often a size is measured once more, and the tokens of its rows
-_AS_CHEAP = 1.03  # a position that costs no more than the cheapest one times this
-_ENOUGH = 10  # positions that are computed at once, for each one of the fixed part
-_CHEAPER = 1.05  # larger batches are tried while a position costs less than before times this
+PADDING = 0.25  # share of the positions in a batch
+_SECONDS = 1.0  # the longest time a measurement may take
+_AGAIN, _LENGTH = 8, 16  # how often a size is measured again, and the tokens of its rows
+_AS_CHEAP = 1.03  # a position is cheap if it costs at most this factor more than the cheapest one
+_ENOUGH = 10  # positions computed at once for each position of the fixed cost
+_CHEAPER = 1.05  # try larger batches while a position costs less than before times this
 
 
 class RequestSize(NamedTuple):
-    """How large a request is: its rows, the longest of them, and the tokens of all."""
+    """The size of a request: its rows, the longest row, and the tokens of all rows."""
 
     rows: int
     longest: int
@@ -78,11 +77,11 @@ class RequestSize(NamedTuple):
 
 
 class BatchLimits(NamedTuple):
-    """What is computed at once.
+    """Limits on one pass.
 
     Attributes:
         tokens: the most positions.
-        fixed: how many positions take as long as what each pass takes besides its positions.
+        fixed: the fixed cost of a pass, in positions.
     """
 
     tokens: int
@@ -90,22 +89,22 @@ class BatchLimits(NamedTuple):
 
     @classmethod
     def of_tokens(cls, tokens: int) -> BatchLimits:
-        """Return limits that were not measured."""
+        """Return limits without a measurement."""
         return cls(tokens, tokens / 8)
 
 
 def measure_limits(
     run: Callable[[int, int], object], most: int, clock: Callable[[], float] = time.perf_counter
 ) -> BatchLimits:
-    """Measure how many positions make a pass cheap for each of them.
+    """Measure the number of positions at which a pass is cheap for each of them.
 
-    These are as many as take ten times as long as what a pass costs besides, or fewer where so many
-    are dearer: larger batches gain little, and their answers come later.
+    The result is the number that takes ten times as long as the fixed cost of a pass, or fewer
+    where so many positions cost more each. Larger batches gain little and delay their answers.
 
     Args:
-        run: computes a batch, and returns when it is computed: (rows, tokens of each).
+        run: computes a batch of (rows, tokens of each) and returns when it is complete.
         most: the most positions.
-        clock: returns the seconds.
+        clock: returns the time in seconds.
     """
 
     def timed(positions: int) -> float:
@@ -115,7 +114,7 @@ def measure_limits(
 
     timed(_LENGTH)  # the first pass is slower
     start, measured = clock(), dict(_growing(timed, most))
-    for _ in range(_AGAIN):  # in turns, so that what disturbs one disturbs others too
+    for _ in range(_AGAIN):  # in turns, so that a disturbance affects all sizes
         for n, known in measured.items():
             if clock() - start + known < _SECONDS:
                 measured[n] = min(known, timed(n))
@@ -129,7 +128,7 @@ def measure_limits(
 
 
 def _growing(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, float]]:
-    """Yield numbers of positions and their seconds, until more are no cheaper or take too long."""
+    """Yield numbers of positions and their seconds until more gain nothing or take too long."""
     before, positions, left = math.inf, _LENGTH, _SECONDS
     while True:
         seconds = timed(positions)
@@ -142,10 +141,10 @@ def _growing(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, fl
 
 
 def _fixed(measured: dict[int, float]) -> float:
-    """Return the part of the time that does not depend on the positions, in positions.
+    """Return the fixed part of the time, expressed in positions.
 
-    It is that of the line a + b n that is nearest to the seconds, each as a share of what was
-    measured: otherwise a disturbance of the largest sizes would decide.
+    It comes from the line a + b n nearest to the measured seconds. Errors are relative to the
+    measurements, so that a disturbance of the largest sizes does not decide.
     """
     positions, seconds = np.array([*measured.items()], dtype=np.float64).T
     a, b = np.linalg.lstsq(np.stack([1 / seconds, positions / seconds], 1), np.ones(len(seconds)))[
@@ -157,36 +156,36 @@ def _fixed(measured: dict[int, float]) -> float:
 def choose_batch(
     waiting: Sequence[RequestSize], limits: BatchLimits, padding: float = PADDING
 ) -> list[int]:
-    """Choose what is computed next, of the requests that may share a batch.
+    """Choose the next batch from the requests that may share one.
 
-    The oldest request is always chosen, so that none waits forever. With it come those that are
-    next to it in length, the older ones first, as many as make the batch the fastest one for each
-    of its tokens, where
+    The oldest request is always chosen, so that no request waits forever. The requests nearest to
+    it in length join it, older ones first. Their number makes the batch the fastest per token,
+    while
 
      - the share of padding among the computed positions, rows times the longest row, stays below
        `padding`, and
      - there are at most `limits.tokens` computed positions.
 
-    A request that has more padding by itself, or more positions, is alone in its batch.
+    A request that exceeds a limit on its own is alone in its batch.
 
     Args:
         waiting: the requests, the oldest one first.
-        limits: the most positions that are computed at once, and what a pass costs.
+        limits: the most positions computed at once, and the fixed cost of a pass.
         padding: the share of padding that a batch stays below.
 
     Returns:
-        The numbers of the chosen ones, 0 first.
+        The indices of the chosen requests, 0 first.
     """
     length = waiting[0].longest
-    # By length, the older ones of one length nearer to the oldest request.
+    # Sort by length; among equal lengths, older requests are nearer to the oldest one.
     ordered = sorted(
         range(len(waiting)),
         key=lambda i: (waiting[i].longest, i if waiting[i].longest >= length else -i),
     )
     oldest = ordered.index(0)
     sizes = np.array([waiting[n] for n in ordered], dtype=np.int64)
-    # Of the requests before each one: all runs from one at or before the oldest (in a column) to
-    # one at or after it (in a row) are differences of these.
+    # Cumulative sums over the requests: a run from one at or before the oldest (in a column) to one
+    # at or after it (in a row) is a difference of two sums.
     before = np.concatenate([np.zeros((1, 3), np.int64), sizes.cumsum(axis=0)])
     rows, _, tokens = (before[oldest + 1 :, None] - before[None, : oldest + 1]).transpose(2, 0, 1)
     computed = rows * sizes[oldest:, None, 1]
@@ -199,34 +198,34 @@ def choose_batch(
 
 
 _TRIED = ("a b", "a b c d e f g")  # texts of different lengths
-_PROMPTS = 16  # prompts share batches with those of lengths up to the same multiple of this
-UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most, not on a CPU
+_PROMPTS = 16  # prompts share batches with lengths that round up to the same multiple of this
+UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most on devices other than a CPU
 _STATES = frozenset({"last_hidden_state"})
 Answer = dict[str, Any] | Exception
 
 
 class NotSharedError(MismatchError):
-    """An adapter that cannot share the body, which only attaching it has shown."""
+    """An adapter cannot share the body, as found when it was attached."""
 
 
 class ServedModel(Protocol):
-    """A model that adapters share; `encoding` is held by a thread that uses its tokenizer."""
+    """A model shared by adapters; a thread that uses its tokenizer holds `encoding`."""
 
     model: PreTrainedModel
     encoding: Any
     limits: BatchLimits
 
     def measure(self) -> None:
-        """Measure the limits, unless they are known. Called between batches."""
+        """Measure the limits unless they are known. Called between batches."""
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
 
     def batch_key(self, served: ServedAdapter) -> Hashable:
-        """Return what requests that may share a batch have in common."""
+        """Return the key shared by requests that may be in one batch."""
 
     def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
-        """Return an answer for each request, or the error that is its own."""
+        """Return an answer for each request, or the error of that request."""
 
     def detach(self, served: ServedAdapter) -> None:
         """Remove an adapter."""
@@ -237,23 +236,23 @@ class ServedAdapter:
     """An adapter in memory.
 
     Attributes:
-        reference: where it was found, with its version; "" for the bare backbone.
+        reference: its source, with its version; "" for the bare backbone.
         digest: the sha256 of its manifest.
         model: the model that computes it.
         predictor: its task, with the columns and the longest input of its training.
         name: its name on its models.
-        row: its name in a route of the body; None: it has no modules there.
+        row: its name in a route of the body; None if it has no modules there.
         reason: why it does not share the body; "" if it does.
-        head: its task head, on the body's states.
+        head: its task head on the states of the body.
         bytes: the size of its tensors.
-        virtual: how many tokens it puts in front of each row.
-        ends: the tokens at which its texts end, besides those of its task.
-        kinds: what its modules have in common with those of other adapters, see `Adapter.hold`.
-        users: how many requests use it.
-        used: when it was used last.
+        virtual: the number of tokens it adds in front of each row.
+        ends: the tokens that end its texts, in addition to the end tokens of its task.
+        kinds: the properties its modules share with other adapters, see `Adapter.hold`.
+        users: the number of requests that use it.
+        used: the time of its last use.
         pinned: whether it stays in memory.
-        alone: whether no other adapter may be on its model.
-        stale: whether no reference means it any more.
+        alone: whether its model can hold no other adapter.
+        stale: whether no reference resolves to it any more.
         gone: whether it was removed.
     """
 
@@ -282,18 +281,18 @@ class ServedAdapter:
         return self.predictor.task.name
 
     def answer(self, request: EncodedInput, prediction: Any) -> dict[str, Any]:
-        """Return what `predict --json` prints."""
+        """Return the object that `predict --json` prints."""
         return self.predictor.task.printed(request.example, prediction)
 
 
 class SharedTensors:
-    """The tensors of one backbone, which models of several classes share."""
+    """The tensors of one backbone, shared by models of several classes."""
 
     def __init__(self) -> None:
         self.known: dict[str, Tensor] = {}
 
     def share(self, model: PreTrainedModel) -> None:
-        """Let the backbone of a model use the storage of equal tensors that are known already."""
+        """Replace the backbone tensors of a model with equal tensors stored earlier."""
         base = model.base_model
         for name, tensor in chain(base.named_parameters(), base.named_buffers()):
             if type(tensor) not in (Tensor, nn.Parameter):
@@ -309,7 +308,7 @@ def _equal(some: Tensor, other: Tensor) -> bool:
 
 
 class GivenStates:
-    """The `forward` of a base model whose output is given."""
+    """The `forward` of a base model that returns a stored output."""
 
     output: Any = None
 
@@ -319,22 +318,22 @@ class GivenStates:
 
 
 class StateHead:
-    """A model of a task's class, of which the head alone is computed, on the states of a body.
+    """A model of a task's class whose head alone is computed, on the states of a body.
 
-    `problem` says why that cannot be, if it was tried.
+    `problem` is the reason why this is impossible, if it was tried.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.given = GivenStates()
-        self.by_token: frozenset[str] | None = None  # None: it computes its own states still
+        self.by_token: frozenset[str] | None = None  # None while it still computes its own states
         self.problem = ""
 
     def replace_states(self, body: SharedBody) -> None:
-        """Compute the head alone from now on.
+        """Compute only the head from now on.
 
         Raises:
-            NotSharedError: its outputs would not be those of the whole model.
+            NotSharedError: its outputs would differ from the outputs of the whole model.
         """
         if self.by_token is not None:
             return
@@ -382,10 +381,10 @@ class StateHead:
 
 @dataclass(eq=False)
 class SharedBody:
-    """A backbone without a head, and the heads of the tasks on its states.
+    """A backbone without a head, and the task heads on its states.
 
-    `limits` are those of a batch, which are to be measured unless they are `measured`. `trained_on`
-    are the records of backbones that were compared with it.
+    `limits` are the limits of a batch, still to be measured unless `measured` is true. `trained_on`
+    holds the backbone records that were compared with it.
     """
 
     model: PreTrainedModel
@@ -397,7 +396,7 @@ class SharedBody:
     encoding: Any = field(default_factory=threading.Lock)  # fast tokenizers are not shared
 
     def measure(self) -> None:
-        """Measure the limits, unless they are known."""
+        """Measure the limits unless they are known."""
         if self.measured:
             return
         device = self.model.device
@@ -409,7 +408,7 @@ class SharedBody:
             return float(states[0, 0, 0])  # waits for the device
 
         with without_gradients():
-            if on_cpu:  # in time of this thread: others may compute something else now
+            if on_cpu:  # CPU time of this thread: other threads may be computing too
                 self.limits = measure_limits(run, CPU_TOKENS, time.thread_time)
             else:
                 self.limits = measure_limits(run, _OTHER_TOKENS)
@@ -422,15 +421,15 @@ class SharedBody:
             return encode_rows(example, served.predictor, served.virtual)
 
     def batch_key(self, served: ServedAdapter) -> Hashable:
-        """Return one key for all adapters of the body, but others for those with prompts.
+        """Return one key for adapters of the body without virtual tokens, others for prompts.
 
-        A row without virtual tokens is padded to as many as others of its batch have, whatever the
-        length of its text.
+        A row without virtual tokens is padded by the virtual tokens of other rows in its batch,
+        whatever the length of its text.
         """
         return id(self), -(-served.virtual // _PROMPTS)
 
     def compute(self, asked: Sequence[tuple[ServedAdapter, EncodedInput]]) -> list[Answer]:
-        """Compute the rows of all requests at once, then the rows of each head."""
+        """Compute the rows of all requests at once, then each head on its rows."""
         order = by_kind([served.kinds for served, _ in asked])
         answers = self._computed([asked[number] for number in order])
         return [answers[order.index(number)] for number in range(len(asked))]
@@ -462,7 +461,7 @@ class SharedBody:
         states: Any,
         inputs: Mapping[str, Tensor],
     ) -> Iterator[Answer]:
-        """Yield the answers to requests of one head, whose rows these are."""
+        """Yield the answers to the requests of one head, given their rows."""
         counts = [sum(map(len, request.rows)) for _, request in asked]
         names = [s.name for (s, _), rows in zip(asked, counts, strict=True) for _ in range(rows)]
         fields, classes = _head_outputs(head, states, inputs, names)
@@ -488,7 +487,7 @@ class SharedBody:
 
 
 def by_kind(kinds: Sequence[frozenset[Any]]) -> list[int]:
-    """Return an order in which rows that are computed together are side by side."""
+    """Return an order that places rows with common modules side by side."""
     left = dict.fromkeys(kinds)
     order: list[frozenset[Any]] = []
     while left:
@@ -502,7 +501,7 @@ def by_kind(kinds: Sequence[frozenset[Any]]) -> list[int]:
 def _rows_of_output(
     states: Any, batch: Mapping[str, Tensor], chosen: list[int]
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Return the states and the inputs of some rows."""
+    """Return the states and the inputs of the given rows."""
     rows = len(batch[MASK])
     tensors = {n: v for n, v in states.items() if isinstance(v, Tensor) and len(v) == rows}
     if chosen == list(range(rows)):
@@ -528,12 +527,12 @@ def _answered(served: ServedAdapter, request: EncodedInput, outputs: RowOutputs)
         if not all(_is_finite(outputs, name, request) for name in outputs.fields):
             raise numbers_not_finite(served)
         return served.answer(request, predict_from(outputs, request, served.predictor))
-    except Exception as error:  # of this request alone
+    except Exception as error:  # an error of this request alone
         return error
 
 
 def _is_finite(outputs: RowOutputs, name: str, request: EncodedInput) -> bool:
-    """Return whether an output of a request is; what was computed for padding is not looked at."""
+    """Return whether an output of a request is finite; padding is ignored."""
     value = outputs.fields[name]
     if bool(value.isfinite().all()):
         return True
@@ -556,9 +555,9 @@ def numbers_not_finite(served: ServedAdapter) -> ComputationError:
 
 @dataclass(eq=False)
 class ClassModel:
-    """A model of a task's class, with adapters that are activated one after the other.
+    """A model of a task's class whose adapters are activated one after the other.
 
-    `trained_on` are the records of backbones that were compared with it.
+    `trained_on` holds the backbone records that were compared with it.
     """
 
     model: PreTrainedModel
@@ -566,11 +565,11 @@ class ClassModel:
     limits: BatchLimits
     trained_on: set[str] = field(default_factory=set)
     encoding: Any = field(default_factory=threading.Lock)
-    _own_processor: Any = None  # of the thread that computes: nobody who submits waits for it
-    _prefix: tuple[Any, PrefixStore] | None = None  # of the adapter that was computed last
+    _own_processor: Any = None  # used by the compute thread, so that submitting threads do not wait
+    _prefix: tuple[Any, PrefixStore] | None = None  # of the adapter computed last
 
     def measure(self) -> None:
-        """Do nothing: what a batch costs depends on the task."""
+        """Do nothing: the cost of a batch depends on the task."""
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
@@ -611,7 +610,7 @@ class ClassModel:
 
 
 def _numbers_are_finite(value: Any) -> Iterator[bool]:
-    """Yield for each number in an answer whether it is finite."""
+    """Yield whether each number in an answer is finite."""
     if isinstance(value, float):
         yield abs(value) < float("inf")
     elif isinstance(value, Mapping):
@@ -633,7 +632,7 @@ def read_example(given: Any, predictor: Predictor) -> Any:
     """Return one input as an example of the task.
 
     Raises:
-        DataError: it is of another form, lacks a column or a text, or there are several.
+        DataError: it has another form, lacks a column or a text, or holds several inputs.
     """
     refuse_half_characters(given)
     examples, single = examples_of(given, predictor.task, predictor.data)
@@ -647,10 +646,10 @@ def read_example(given: Any, predictor: Predictor) -> Any:
 
 
 def refuse_half_characters(given: Any) -> None:
-    """Refuse texts with a part of a character, which no tokenizer takes.
+    """Refuse texts with half of a surrogate pair, which tokenizers do not accept.
 
     Raises:
-        DataError: there is one.
+        DataError: a text contains one.
     """
     if isinstance(given, str):
         try:
@@ -669,11 +668,11 @@ def refuse_half_characters(given: Any) -> None:
 
 @dataclass(frozen=True)
 class EncodedInput:
-    """An example, its rows for the task, and for each of these the rows that a model reads.
+    """An example, its rows for the task, and the model rows of each of them.
 
-    `batches` has the inputs of each row of the task, `rows` the same without padding. `virtual` is
-    how many tokens the adapter puts in front of each row: with one of 20, all are computed for each
-    row of its batch. `lost` is how many tokens were cut.
+    `batches` holds the inputs of each task row, and `rows` the same without padding. `virtual` is
+    the number of tokens that the adapter adds in front of each row; all rows of its batch then
+    compute as many. `lost` is the number of tokens that were cut.
     """
 
     example: Any
@@ -685,7 +684,7 @@ class EncodedInput:
 
     @property
     def size(self) -> RequestSize:
-        """How large the request is."""
+        """The size of the request."""
         if not self.rows:
             lengths = self.encoded.lengths or [1]
             return RequestSize(len(lengths), max(lengths), sum(lengths))
@@ -694,7 +693,7 @@ class EncodedInput:
 
 
 def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
-    """Encode an example for its task alone.
+    """Encode an example for its own task only.
 
     Raises:
         EmptyInputError: it has no text.
@@ -706,9 +705,9 @@ def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
 
 
 def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> EncodedInput:
-    """Encode an example, and list its rows, for a batch with those of other tasks.
+    """Encode an example and list its rows, for a batch shared with other tasks.
 
-    `virtual` is how many tokens its adapter puts in front of each row.
+    `virtual` is the number of tokens that its adapter adds in front of each row.
 
     Raises:
         DataError: a row has no tokens.
@@ -746,14 +745,14 @@ def _rows_of(batch: Mapping[str, Tensor]) -> tuple[Row, ...]:
 
 @dataclass
 class RowOutputs:
-    """The outputs for the rows of one request, in place of a model that a task calls.
+    """The outputs for the rows of one request, which a task calls instead of a model.
 
     Attributes:
         fields: the outputs of a batch by name, (rows, ...).
-        rows: for each row of the task, the rows of the batch that are its own.
-        by_token: the names of outputs whose second dimension is that of tokens.
+        rows: for each row of the task, its rows in the batch.
+        by_token: the names of outputs whose second dimension is tokens.
         left: whether rows are padded on the left.
-        asked: the rows that the task has just collated.
+        asked: the rows that the task collated last.
     """
 
     fields: Mapping[str, Tensor]
@@ -764,10 +763,10 @@ class RowOutputs:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def eval(self) -> None:
-        """Do nothing: it has been computed."""
+        """Do nothing: the outputs are already computed."""
 
     def __call__(self, **inputs: Tensor) -> OutputFields:
-        """Return the outputs for the rows that were collated last, as wide as these inputs."""
+        """Return the outputs for the rows collated last, cut to the width of these inputs."""
         own = [row for number in self.asked for row in self.rows[number]]
         width = inputs[MASK].shape[1]
         return OutputFields({name: self._cut(name, own, width) for name in self.fields})
@@ -790,7 +789,7 @@ class OutputFields(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _ComputedRows(Encoded):
-    """Encoded rows that are collated already, and tell the outputs which of them are asked for."""
+    """Encoded rows that are already collated and record which rows were requested last."""
 
     batches: tuple[dict[str, Tensor], ...] = ()
     outputs: RowOutputs | None = None
@@ -802,7 +801,7 @@ class _ComputedRows(Encoded):
 
 
 def predict_from(outputs: RowOutputs, request: EncodedInput, predictor: Predictor) -> Any:
-    """Return the prediction of a task for the outputs that were computed for a request."""
+    """Return a task's prediction from the outputs computed for a request."""
     given = request.encoded
     parts = (given.task, given.setting, given.examples, given.rows, given.owners)
     computed = _ComputedRows(*parts, batches=request.batches, outputs=outputs)

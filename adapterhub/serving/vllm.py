@@ -1,13 +1,13 @@
-"""The plugin of vLLM: it finds adapters by reference, and serves each as a LoRA.
+"""The vLLM plugin: it resolves adapters by reference, and serves each as a LoRA.
 
     export ADAPTERHUB_VLLM_ALLOW="polite,team-*" VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
     vllm serve BACKBONE --enable-lora --max-lora-rank 16
 
-vLLM asks here for a model that it does not know, such as `polite@3`, and keeps the answer under
-that name until the name is unloaded. Its cache of prefixes knows adapters by name alone, so a name
-means the same bytes for as long as the server runs, also one whose tag moves meanwhile.
+vLLM requests an unknown model from the plugin, such as `polite@3`, and keeps the result under that
+name until the name is unloaded. Its prefix cache identifies adapters by name alone. A name
+therefore refers to the same bytes for as long as the server runs, even if its tag moves.
 
-vLLM loads plugins in each of its processes: nothing slow is imported where no adapters are named.
+vLLM loads plugins in each of its processes, so nothing slow is imported unless adapters are named.
 Interface:
 https://docs.vllm.ai/en/latest/design/lora_resolver_plugins.html.
 """
@@ -27,13 +27,13 @@ ALLOW = "ADAPTERHUB_VLLM_ALLOW"
 MAX_RANK = "ADAPTERHUB_VLLM_MAX_LORA_RANK"
 MAX_LOST = "ADAPTERHUB_VLLM_MAX_LOST"
 _IDS = 2**31 - 1  # some releases of vLLM keep ids in 32 bits
-# vLLM shows and formats what its own loggers say.
+# vLLM shows and formats only the messages of its own loggers.
 _LOG = logging.getLogger("vllm.adapterhub")
 
 
 @dataclass(frozen=True)
 class ResolverSettings:
-    """What the environment says of the adapters that vLLM may ask for.
+    """Settings from the environment for the adapters that vLLM may request.
 
     Attributes:
         allow: patterns of references, such as polite, team-* or hf:acme/*.
@@ -50,7 +50,7 @@ class ResolverSettings:
         """Read the settings.
 
         Raises:
-            ConfigError: one is no number, or out of range.
+            ConfigError: a setting is not a number, or is out of range.
         """
         allow = tuple(re.split(r"[,\s]+", os.environ.get(ALLOW, "").strip(", \t\n")))
         rank = _number(MAX_RANK, cls.max_rank)
@@ -74,7 +74,7 @@ def register() -> None:
     """Register the resolver with vLLM, if `ADAPTERHUB_VLLM_ALLOW` names adapters.
 
     Raises:
-        ConfigError: a setting is no number, or out of range.
+        ConfigError: a setting is not a number, or is out of range.
     """
     settings = ResolverSettings.from_environment()
     if not settings.allow:
@@ -86,7 +86,7 @@ def register() -> None:
 
 
 def resolver_of(settings: ResolverSettings) -> Any:
-    """Return a resolver, as vLLM takes it, with these settings."""
+    """Return a vLLM resolver with these settings."""
     from vllm.lora.request import LoRARequest
     from vllm.lora.resolver import LoRAResolver
 
@@ -96,7 +96,7 @@ def resolver_of(settings: ResolverSettings) -> Any:
 
     class AdapterhubResolver(LoRAResolver):  # type: ignore[misc]
         async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-            """Return the LoRA of a reference; None, and a line in the log, if there is none."""
+            """Return the LoRA of a reference; log a line and return None if it is not found."""
             try:
                 found = await asyncio.to_thread(adapters.find, base_model_name, lora_name)
             except AdapterhubError as error:
@@ -119,5 +119,5 @@ def resolver_of(settings: ResolverSettings) -> Any:
 
 
 def int_id(digest: str) -> int:
-    """Return a positive number for a digest, the same in every process."""
+    """Return a positive number for a digest, equal in every process."""
     return int(digest, 16) % _IDS + 1

@@ -1,6 +1,6 @@
-"""Generation of texts: what a client asks for, which texts a step computes, and their pieces.
+"""Text generation: requests, the texts computed in a step, and their pieces.
 
-A model that generates computes many texts at once. `scheduler.py` gives each request to the batches
-of its model, `continuous.py` or `batched.py`; `sampling.py` chooses tokens, `detokenize.py` makes
-texts of them. What is computed for inputs alone belongs in `engine.py`.
+A model generates many texts at once. `scheduler.py` assigns each request to the batches of its
+model, in `continuous.py` or `batched.py`; `sampling.py` chooses tokens, and `detokenize.py` turns
+them into texts. Computation that needs inputs alone belongs in `engine.py`.
 """

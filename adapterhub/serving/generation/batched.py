@@ -1,9 +1,10 @@
-"""Texts that are generated together: one step for all of them, then the engine does something else.
+"""Texts generated in batches: one step for all of them, then a turn for the engine.
 
-Every model that generates texts has one or two generators. One computes batches of transformers'
-`generate`, each row through its adapter; a batch ends with its last text, and between two of its
-steps the engine computes batches of other models. It also scores the tokens of prompts: all logits
-of a prompt are in one pass, with no page of another text. The other one is in continuous.py.
+Every model that generates texts has one or two generators. This one computes batches of
+transformers' `generate`, and each row uses its own adapter. A batch ends with its last text, and
+between two of its steps the engine computes batches of other models. This generator also scores
+the tokens of prompts: all logits of a prompt come from one pass, which shares no page with another
+text. The other generator is in continuous.py.
 """
 
 from __future__ import annotations
@@ -54,30 +55,30 @@ from adapterhub.tasks.common.encoding import pad
 from adapterhub.tasks.common.forward import on_device, without_gradients
 from adapterhub.tasks.common.language_models import head_apart, states_below, token_chunks
 
-_PADDING = 0.5  # of a batch of prompts: most of the time is spent behind them
-_ROWS = 32  # of a batch of `generate`
+_PADDING = 0.5  # share of padding in a batch of prompts: generation takes most of the time
+_ROWS = 32  # most rows of a batch of `generate`
 
 
 @dataclass(eq=False)
 class TextRequest:
-    """A text that is asked for, and what was generated of it.
+    """A requested text, and its tokens so far.
 
     Attributes:
-        generation: what the client holds.
+        generation: the object that the client holds.
         served: the adapter that generates it.
-        prompt: the tokens that it is generated from.
-        next: what is asked for at its next place.
+        prompt: the tokens of its prompt.
+        next: the options of its next token.
         pieces: the text so far.
-        deadline: the time after which it is worth nothing.
+        deadline: the time after which it is useless.
         on_begin: called once, when the prompt is computed or dropped.
-        on_end: called once, when nothing is computed for it any more.
-        limit: the most tokens that are written.
+        on_end: called once, when computing for it ends.
+        limit: the most tokens to generate.
         queued: the time at which it began to wait.
-        ahead: the tokens that waited then.
+        ahead: the tokens that were waiting then.
         first: the time of its first token.
         generated: the tokens so far, with the end token.
-        generation_time: the seconds from the first token on to which the deadline does not apply;
-            None: it does.
+        generation_time: the most seconds from the first token to the end, which replace the
+            deadline; None: the deadline always applies.
     """
 
     generation: TextGeneration
@@ -103,13 +104,13 @@ class TextRequest:
         return self.next.options.prompt_logprobs is not None
 
     def begin(self) -> None:
-        """Count it no longer among those that wait."""
+        """Remove it from the count of waiting requests."""
         if not self._is_begun:
             self._is_begun = True
             self.on_begin(self)
 
     def leave(self) -> None:
-        """Say that nothing is computed for it any more."""
+        """Report that computing for it has ended."""
         self.begin()
         if not self._is_left:
             self._is_left = True
@@ -128,7 +129,7 @@ class TextRequest:
         return self.generation.done
 
     def accept_prompt(self, scored: Sequence[ScoredToken]) -> None:
-        """Add the scores of all tokens of the prompt but the first."""
+        """Add the scores of all prompt tokens but the first."""
         ids = self.prompt.ids
         texts = texts_of_tokens(self.pieces.tokenizer, ids)
         known = {i: self.pieces.decode_all([i]) for each in scored for i, _ in each.alternatives}
@@ -147,7 +148,7 @@ class TextRequest:
             self._finish("length")
 
     def accept(self, chosen: ChosenToken | None) -> None:
-        """Add the next token, and end the text where it ends; None: its numbers are not finite."""
+        """Add the next token, and end the text where it ends; None: its logits are not finite."""
         if self.generation.done:
             return
         if chosen is None:
@@ -192,18 +193,18 @@ class TextGenerator(Protocol):
     """Generates the texts of one model."""
 
     def add(self, request: TextRequest) -> None:
-        """Take a request."""
+        """Add a request."""
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are texts to generate."""
 
     def step(self) -> None:
         """Compute the next token of some texts, or a batch."""
 
 
 def fail_alone(request: TextRequest, error: Exception) -> None:
-    """End a text with the error that computing it alone has raised."""
+    """End a text with the error raised by computing it alone."""
     if is_out_of_memory(error):
         tokens = len(request.prompt.row["input_ids"]) + len(request.generated)
         error = TooLargeError(
@@ -215,20 +216,20 @@ def fail_alone(request: TextRequest, error: Exception) -> None:
 
 
 def attached_adapter(served: ServedAdapter) -> Adapter | None:
-    """Return the adapter on its model; None: the bare backbone."""
+    """Return the adapter on its model; None for the bare backbone."""
     state = None if served.row is None else find_state(served.model.model)
     return None if state is None else state.adapters[str(served.row)]
 
 
 @dataclass(eq=False)
 class BatchGenerator:
-    """Generates texts in batches of `generate`, each row through its adapter.
+    """Generates texts in batches of `generate`; each row uses its own adapter.
 
     Attributes:
         own: the model.
         positions: the most positions of a batch of prompts.
         between: lets the engine compute batches of other models.
-        counts: what happened.
+        counts: counts of events.
     """
 
     own: ClassModel
@@ -238,7 +239,7 @@ class BatchGenerator:
     waiting: deque[TextRequest] = field(default_factory=deque)
 
     def add(self, request: TextRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         self.waiting.append(request)
 
     @property
@@ -263,7 +264,7 @@ class BatchGenerator:
                 request.leave()
 
     def _take(self) -> list[TextRequest]:
-        """Take the oldest request, and those that fit it, out of the queue."""
+        """Remove the oldest request, and those that fit it, from the queue."""
         key = _batch_key(self.waiting[0])
         fitting = [each for each in self.waiting if _batch_key(each) == key]
         lengths = [len(each.prompt.row["input_ids"]) + each.served.virtual for each in fitting]
@@ -277,7 +278,7 @@ class BatchGenerator:
         return chosen
 
     def _generate_halves(self, batch: Sequence[TextRequest]) -> None:
-        """Generate a batch; if that fails, each half of what is not finished."""
+        """Generate a batch; if it fails, retry the unfinished texts in halves."""
         try:
             self._generate(batch)
             return
@@ -294,7 +295,7 @@ class BatchGenerator:
                 self._generate_halves(part)
 
     def _score_prompts(self, batch: Sequence[TextRequest]) -> None:
-        """Score the tokens of prompts, and choose the next one of those that end with it."""
+        """Score the tokens of prompts, and choose the next token of prompts that end there."""
         model: Any = self.own.model
         with self.own.encoding:
             inputs = pad([each.prompt.row for each in batch], self.own.tokenizer, "right")
@@ -316,7 +317,7 @@ class BatchGenerator:
     def _score_prompt(
         self, request: TextRequest, ids: Tensor, states: Tensor, head: nn.Linear | None
     ) -> None:
-        """Score a prompt by its logits (places, vocabulary), or by what the head reads of them."""
+        """Score a prompt from its logits (places, vocabulary), or from the inputs of the head."""
         options, last = request.next.options, len(ids) - 1
         parts = [slice(0, last)] if head is None else token_chunks(last, head)
         scored: list[ScoredToken] = []
@@ -365,7 +366,7 @@ class BatchGenerator:
 
 
 def _batch_key(request: TextRequest) -> Hashable:
-    """Return what texts of one batch have in common: some adapters are alone in theirs."""
+    """Return the key shared by texts of one batch: some adapters are alone in theirs."""
     adapter = attached_adapter(request.served)
     alone = adapter is not None and changes_shared_state(adapter)
     start = request.prompt.start.items()
@@ -374,9 +375,9 @@ def _batch_key(request: TextRequest) -> Hashable:
 
 @dataclass(eq=False)
 class _Steps:
-    """What `generate` calls at each of its steps: the choice of tokens, and where texts end.
+    """The callbacks of `generate` at each step: they choose tokens and end texts.
 
-    A batch that is computed again, after a failure, repeats what its texts have already.
+    A batch that is computed again after a failure repeats the tokens that its texts already have.
     """
 
     batch: Sequence[TextRequest]
@@ -385,7 +386,7 @@ class _Steps:
     place: int = 0
 
     def choose(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores of which only those of the chosen tokens are finite."""
+        """Return scores that are finite for the chosen tokens alone."""
         new = [n for n, r in enumerate(self.batch) if self._is_new(r)]
         tokens = scores.argmax(dim=-1)
         for n, request in enumerate(self.batch):
@@ -404,7 +405,7 @@ class _Steps:
         return not request.generation.done and self.place >= len(request.generated)
 
     def ended(self, ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        """Return which rows have ended, after the engine had its turn."""
+        """Return the rows that have ended, after the engine had its turn."""
         self.between()
         for request in self.batch:
             if request.expire():

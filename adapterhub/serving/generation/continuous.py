@@ -1,9 +1,9 @@
-"""Texts of any adapters in packed steps: each step computes the next token of all of them.
+"""Packed steps: each step computes the next token of texts of any adapters.
 
-A step is one row with the tokens of all texts: prompts, or parts of long ones, and one token of
-each text that is being written. Each token goes through the adapter of its text. What cannot be
-computed like this, a model or an adapter, is left to batches of `generate`; whether it can is tried
-once for each model and each configuration of methods.
+A step is one row with tokens of all texts: prompts or parts of long ones, and one token of each
+text in progress. Each token goes through the adapter of its text. A model or adapter that cannot be
+computed this way uses batches of `generate` instead. This is tried once for each model and each
+configuration of methods.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from adapterhub.serving.generation.sampling import ChosenToken, choose_tokens
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 from adapterhub.tasks.common.forward import without_gradients
 
-_TRIED = (5, 9)  # the lengths of texts with which a model and its adapters are tried
+_TRIED = (5, 9)  # the lengths of the texts that a model and its adapters are tried on
 _TRIED_STEPS = 2
-MOST_ROWS = 256  # of a step
-MOST_BATCH_TOKENS = 2048  # of a step: the mask has a row for each
+MOST_ROWS = 256  # most texts of a step
+MOST_BATCH_TOKENS = 2048  # most tokens of a step: the mask has a row for each
 
 
 class PackedModel:
-    """A model in packed steps, and the adapters that were tried on it."""
+    """A model in packed steps, and the results of trying adapters on it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
         self.routes = PackedRoutes(model)
         self.adapters: dict[str, PackedAdapter] = {}
         self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.problems: dict[str, str] = {}  # by configuration of methods, "" where there is none
+        self.problems: dict[str, str] = {}  # by configuration of methods; "" if packed steps work
         self.trial: PagedSteps | None = None
 
     def problem(self, adapter: Adapter | None) -> str:
-        """Return why texts of an adapter cannot be generated in packed steps; "" if they can."""
+        """Return why an adapter's texts cannot be generated in packed steps; "" if they can."""
         known = "" if adapter is None else repr(adapter.methods)
         if adapter is not None and (reason := unpackable(adapter)):
             return reason
@@ -76,16 +76,16 @@ class PackedModel:
             self.routes.prefixes[adapter.name] = self.adapters[adapter.name].prefix
 
     def forget(self, name: str) -> None:
-        """Let go of an adapter that was detached."""
+        """Forget an adapter that was detached."""
         self.adapters.pop(name, None)
         self.routes.prefixes.pop(name, None)
 
     def virtual(self, name: str | None) -> int:
-        """Return how many virtual tokens an adapter puts in front of its texts."""
+        """Return the number of virtual tokens that an adapter adds in front of its texts."""
         return 0 if name is None else self.adapters[name].virtual
 
     def logits(self, inputs: dict[str, Any], runs: Sequence[TokenRun]) -> Tensor:
-        """Compute a packed row: the logits behind each of its runs, (runs, vocabulary)."""
+        """Compute a packed row; return the logits after each of its runs, (runs, vocabulary)."""
         last = inputs["logits_indices"]
         kept = {"logits_to_keep": last} if self.keeps_logits else {}
         with without_gradients(), self.routes.open(runs):
@@ -94,7 +94,7 @@ class PackedModel:
         return logits if self.keeps_logits else logits[last]
 
     def _place_virtual_tokens(self, inputs: dict[str, Any], runs: Sequence[TokenRun]) -> None:
-        """Leave prefixes out of positions, and give prompts in place of what virtual ids mean."""
+        """Exclude prefixes from the positions, and replace virtual ids with prompt embeddings."""
         start = 0
         for run in runs:
             own = self.adapters.get(run.adapter or "")
@@ -121,10 +121,10 @@ class PackedModel:
             prompt = own.prompt[first - own.prefix : end - own.prefix]
             embeds[0, at] = prompt.to(embeds.device, embeds.dtype)
 
-    # Whether it computes the same
+    # Trial: packed steps against single passes
 
     def _tried(self, adapter: Adapter | None) -> str:
-        """Return what is wrong with packed steps, compared with passes of one text each."""
+        """Return the problem of packed steps, found by comparison with passes of one text each."""
         name = None if adapter is None else adapter.name
         vocabulary = self.model.config.get_text_config().vocab_size
         lengths = [length + _TRIED_STEPS for length in _TRIED]
@@ -175,9 +175,9 @@ class ContinuousGenerator:
 
     Attributes:
         own: the model.
-        packed: the same, in packed steps.
+        packed: the model in packed steps.
         steps: the scheduler and the cache.
-        counts: what happened.
+        counts: counts of events.
         running: the texts, by their names in `steps`.
     """
 
@@ -191,7 +191,7 @@ class ContinuousGenerator:
     _number: int = 0
 
     def add(self, request: TextRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         tokens = len(request.prompt.ids) + self.packed.virtual(request.served.row)
         room = self.steps.capacity - tokens
         if room < 1:
@@ -217,13 +217,13 @@ class ContinuousGenerator:
             self._processors[name] = processors
 
     def forget(self, served: ServedAdapter) -> None:
-        """Let go of an adapter that was detached."""
+        """Forget an adapter that was detached."""
         self._groups.pop(served.row, None)
         self.packed.forget(str(served.row))
 
     @property
     def busy(self) -> bool:
-        """Whether texts are being written."""
+        """Whether texts are in progress."""
         return bool(self.running)
 
     def step(self) -> None:
@@ -233,7 +233,7 @@ class ContinuousGenerator:
             return
         try:
             self._compute(self.steps.schedule())
-        except Exception as error:  # of the scheduler or the cache: which text's is not known
+        except Exception as error:  # of the scheduler or the cache: the text at fault is unknown
             for request in self.running.values():
                 request.generation.finish(error)
         self._drop_ended()
@@ -266,21 +266,21 @@ class ContinuousGenerator:
         self.running.pop(name).leave()
 
     def _chosen(self, rows: Sequence[PagedRow]) -> list[ChosenToken | None]:
-        """Return a token for each row; None for those that cannot be computed."""
+        """Return a token for each row; None for rows that cannot be computed."""
         runs = [TokenRun(self.running[r.name].served.row, r.tokens, r.first) for r in rows]
         try:
             logits = self.packed.logits(self.steps.inputs(), runs)
             chosen = self._tokens(rows, logits)
             if None not in chosen:
                 return chosen
-        except Exception:  # of one of them, perhaps
+        except Exception:  # one of the rows may be at fault
             self.counts["failed_steps"] += 1
         return self._each_alone(rows, runs)
 
     def _each_alone(
         self, rows: Sequence[PagedRow], runs: Sequence[TokenRun]
     ) -> list[ChosenToken | None]:
-        """Compute each row of a step alone: what one computes may have come into all of them."""
+        """Compute each row of a step alone: a faulty row may have affected all of them."""
         chosen: list[ChosenToken | None] = []
         for number, (row, run) in enumerate(zip(rows, runs, strict=True)):
             try:
@@ -294,7 +294,7 @@ class ContinuousGenerator:
         return chosen
 
     def _tokens(self, rows: Sequence[PagedRow], logits: Tensor) -> list[ChosenToken | None]:
-        """Choose a token for each row; what a row gives that is in its prompt is not taken."""
+        """Choose a token for each row; tokens within a prompt are not chosen."""
         requests = [self.running[row.name] for row in rows]
         if any(row.name in self._processors for row in rows):
             scores = zip(rows, requests, logits.float()[:, None], strict=True)
@@ -302,7 +302,7 @@ class ContinuousGenerator:
         return choose_tokens(logits, [request.next for request in requests])
 
     def _processed(self, row: PagedRow, request: TextRequest, scores: Tensor) -> Tensor:
-        """Return the scores of a text as `generate` changes them before it chooses."""
+        """Return the scores of a text after the logits processors of `generate`."""
         if not row.gives or row.name not in self._processors:
             return scores
         ids = torch.tensor([[*request.prompt.ids, *request.generated]], device=scores.device)
@@ -313,7 +313,7 @@ class ContinuousGenerator:
 def continuous_generator(
     own: ClassModel, tokens: int, batch_tokens: int, counts: Counter[str]
 ) -> ContinuousGenerator | str:
-    """Return a generator of packed steps for a model, or why there is none."""
+    """Return a generator of packed steps for a model, or the reason why it has none."""
     if problem := paged_problem(own.model):
         return problem
     packed = PackedModel(own.model)

@@ -1,7 +1,7 @@
-"""Tokens as text while they come: characters are whole, and stop texts are found before they show.
+"""Streamed tokens as text: characters are whole, and stop texts are found before they show.
 
 A token may end within a character, and a stop text may begin in one token and end in a later one.
-What may still change is held back.
+Text that may still change is held back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from adapterhub.tasks.common.language_models import (
     written_text,
 )
 
-_BEFORE = 5  # tokens of the prompt that are decoded with the first ones: a space may depend on them
+_BEFORE = 5  # prompt tokens decoded with the first ones: a space may depend on them
 
 
 @dataclass
@@ -27,10 +27,10 @@ class TextPieces:
 
     Attributes:
         tokenizer: decodes tokens; used by one thread.
-        ids: the last tokens of the prompt, then those of the text.
-        stop: texts at which it ends.
-        stopped: whether one was found.
-        text: what was given out.
+        ids: the last tokens of the prompt, then the tokens of the text.
+        stop: texts that end it.
+        stopped: whether a stop text was found.
+        text: the text returned so far.
     """
 
     tokenizer: Any
@@ -40,7 +40,7 @@ class TextPieces:
     text: str = ""
     tokens: list[GeneratedToken] = field(default_factory=list)
     _held: str = ""
-    _waiting: list[tuple[int, GeneratedToken]] = field(default_factory=list)  # by where each ends
+    _waiting: list[tuple[int, GeneratedToken]] = field(default_factory=list)  # with their ends
     _begin: int = 0
     _read: int = 0
     _whole: WrittenPieces | None = None
@@ -48,7 +48,7 @@ class TextPieces:
     def __post_init__(self) -> None:
         self.ids = list(self.ids[-_BEFORE:])
         self._read = len(self.ids)
-        if cleans_up(self.tokenizer):  # what a token adds may change the text before it
+        if cleans_up(self.tokenizer):  # a new token may change the text before it
             self._whole = WrittenPieces(self.tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -60,7 +60,7 @@ class TextPieces:
         return whole_text(self.tokenizer, ids)
 
     def next_text(self, token: int) -> str:
-        """Return what a token adds to the text; "" if it ends within a character."""
+        """Return the text that a token adds; "" if it ends within a character."""
         if self._whole is not None:
             return self._whole.add([token])
         self.ids.append(token)
@@ -71,14 +71,14 @@ class TextPieces:
         return added
 
     def _undecoded(self) -> str:
-        """Return the text of the tokens that were not given out; those before them are read too."""
+        """Return the text of the tokens not returned yet, decoded after earlier tokens."""
         if self._whole is not None:
             return self._whole.end()
         before = self.decode(self.ids[self._begin : self._read])
         return self.decode(self.ids[self._begin :])[len(before) :]
 
     def add(self, token: GeneratedToken) -> Piece | None:
-        """Add a token, and return what is certain now, if it is anything."""
+        """Add a token, and return the text that is now certain, if any."""
         text = self._held + token.text
         self._waiting.append((len(self.text) + len(text), token))
         found = [place for place in map(text.find, self.stop) if place >= 0]
@@ -89,7 +89,7 @@ class TextPieces:
         return self._given_out(text[: len(text) - kept], text[len(text) - kept :])
 
     def end(self) -> Piece | None:
-        """Return what was held back; the text is complete."""
+        """Return the text held back, now that the text is complete."""
         rest = "" if self.stopped else self._held + self._undecoded()
         piece = self._given_out(rest, "")
         tokens = tuple(token for _, token in self._waiting) if not self.stopped else ()
@@ -110,13 +110,13 @@ class TextPieces:
 
 
 def whole_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of tokens, with special ones: a prompt as it is read."""
+    """Return the text of tokens with special ones, such as the whole prompt of a model."""
     kept = cleans_up(tokenizer)
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=kept))
 
 
 def texts_of_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return what each token of a prompt adds to its text; "" if it ends within a character."""
+    """Return the text that each token of a prompt adds; "" if it ends within a character."""
     texts, begin, read = [""] * len(ids), 0, 0
     for end in range(1, len(ids) + 1):
         before = whole_text(tokenizer, ids[begin:read])

@@ -1,4 +1,4 @@
-"""What a text is written from: a text, or a chat as it was written in the adapter's training."""
+"""Prompts for generation: a text, or a chat formatted as in the adapter's training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adapterhub.tasks.common.languages import LANGUAGE_COLUMNS, LanguageError
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, its tokens, or the messages of a chat."""
-_MOST_TOKENS = 256  # of a text, where nothing else is said
+_MOST_TOKENS = 256  # of a text, by default
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class EncodedPrompt:
 
     Attributes:
         row: the row of the task that a model reads.
-        limit: the most tokens that are written.
-        ends: the tokens at which the text ends.
+        limit: the most tokens to generate.
+        ends: the tokens that end the text.
         continues: whether the text continues the tokens of the row.
         start: the options of `generate` that choose the first token of the text.
-        stops: the texts before which it ends.
+        stops: the stop texts that end it.
     """
 
     row: Row
@@ -51,16 +51,16 @@ class EncodedPrompt:
 def encode_prompt(
     prompt: Prompt, served: ServedAdapter, options: GenerationOptions
 ) -> EncodedPrompt:
-    """Return the tokens of a prompt for an adapter.
+    """Encode a prompt for an adapter.
 
     Raises:
         ConfigError: the adapter does not generate texts, takes no chats, or lacks the languages.
-        DataError: the prompt is of another form, or leaves no place for a text.
+        DataError: the prompt has another form, or leaves no room for a text.
     """
     refuse_half_characters(prompt)
     predictor = served.predictor
     task: Any = predictor.task
-    predictor.writing(Writing())  # a model that cannot is refused
+    predictor.writing(Writing())  # raises if the model cannot generate
     setting = predictor.setting.unlimited
     languages = options.src_lang, options.tgt_lang
     task = task.between(languages) if any(languages) else task
@@ -91,10 +91,10 @@ def encode_prompt(
 
 
 def _row(example: Any, task: Any, served: ServedAdapter, setting: Setting) -> Row:
-    """Return the row of an example; tokens are read as they are.
+    """Return the row of an example; a prompt of tokens is used unchanged.
 
     Raises:
-        DataError: it has no tokens, or some that the backbone does not have.
+        DataError: it has no tokens, or tokens that the backbone lacks.
     """
     predictor = served.predictor
     if not isinstance(example, list):
@@ -115,7 +115,7 @@ def _row(example: Any, task: Any, served: ServedAdapter, setting: Setting) -> Ro
 
 
 def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) -> tuple[Any, Any]:
-    """Return the task that reads a prompt, and its example, which tokens are themselves."""
+    """Return the task that reads a prompt, and its example; tokens are their own example."""
     if isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):
         return task.of_texts(), list(prompt)
     if isinstance(prompt, str):
@@ -144,7 +144,7 @@ def _example(prompt: Prompt, task: Any, predictor: Predictor, setting: Setting) 
 
 
 def _recorded_limit(task: Generation, bare: bool) -> int:
-    """Return the longest text that the training recorded, if it recorded another than usual."""
+    """Return the text limit recorded in training, if it differs from the default."""
     usual = type(task)().new_tokens
     return _MOST_TOKENS if bare or task.new_tokens == usual else task.new_tokens
 
@@ -152,7 +152,7 @@ def _recorded_limit(task: Generation, bare: bool) -> int:
 def _room(
     predictor: Predictor, served: ServedAdapter, tokens: int, continues: bool, least: int
 ) -> int:
-    """Return how many tokens may be generated behind a prompt, `least` or more."""
+    """Return the number of tokens that fit after a prompt, at least `least`."""
     positions = predictor.setting.positions
     room = positions - tokens if continues else positions
     if room < least or tokens > positions:

@@ -1,4 +1,4 @@
-"""Texts that are generated token by token: what is asked for, and what comes back while it runs."""
+"""Requests for texts generated token by token, and their results while they are generated."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _MOST_STOPS = 16
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How a text is written.
+    """Options for generating a text.
 
     Attributes:
-        max_tokens: the longest text, in tokens; None: what the adapter's training recorded, or 256.
-            A text ends with the context of the model in any case. 0: the prompt alone is read,
-            for `prompt_logprobs`.
-        temperature: divides the logits of the tokens that are sampled; 0 takes the most probable.
+        max_tokens: the longest text, in tokens; None: the limit recorded in the adapter's training,
+            or 256. The context of the model always limits a text. 0: only read the prompt, for
+            `prompt_logprobs`.
+        temperature: divides the logits before sampling; 0 chooses the most probable token.
         top_p: sample from the most probable tokens that have this probability together.
         top_k: sample from this many most probable tokens; 0: from all.
         seed: the same seed and request give the same text, whatever else is computed meanwhile.
         stop: texts that end the text, and are not part of it.
-        logprobs: how many alternatives to list for each token, with their log-probabilities; 0:
-            that of the token alone, None: nothing.
-        prompt_logprobs: how many alternatives to list for each token of the prompt, likewise.
+        logprobs: the number of alternatives to list for each token, with their log-probabilities;
+            0: only the log-probability of the token, None: nothing.
+        prompt_logprobs: the number of alternatives to list for each token of the prompt, likewise.
         src_lang: the language of the prompt, for adapters that translate between several, as the
-            tokenizer names it; None: that of the training.
+            tokenizer names it; None: the language of the training.
         tgt_lang: the language of the text, likewise.
 
     Raises:
@@ -76,10 +76,10 @@ class GenerationOptions:
 
 @dataclass(frozen=True)
 class GeneratedToken:
-    """A token of a text.
+    """A generated token.
 
-    `text` is what it adds to the text, "" if it only begins or continues a character. `logprob` and
-    `alternatives`, the most probable tokens in its place, are there if they were asked for.
+    `text` is the text that it adds, "" if it only begins or continues a character. `logprob` and
+    `alternatives`, the most probable tokens at its place, are set if they were requested.
     """
 
     id: int
@@ -90,10 +90,10 @@ class GeneratedToken:
 
 @dataclass(frozen=True)
 class PromptToken:
-    """A token of a prompt, with its probability behind the tokens before it.
+    """A token of a prompt, with its probability after the tokens before it.
 
-    The first token has no `logprob` and no `rank`. `rank` is 1 for the most probable token;
-    `alternatives` are the most probable tokens in its place: id, text and log-probability.
+    The first token has no `logprob` and no `rank`. `rank` is 1 for the most probable token.
+    `alternatives` are the most probable tokens at its place: id, text and log-probability.
     """
 
     id: int
@@ -105,7 +105,7 @@ class PromptToken:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text: whole characters, and no part of a text at which to stop."""
+    """A part of a text, with whole characters and without any part of a stop text."""
 
     text: str
     tokens: tuple[GeneratedToken, ...]
@@ -113,12 +113,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A whole text.
+    """A complete text.
 
     Attributes:
         text: the text.
-        tokens: its tokens, and the one that ended it, if it was a token.
-        finish_reason: "stop", or "length" where it was cut.
+        tokens: its tokens, including an end token.
+        finish_reason: "stop", or "length" if it was cut.
         prompt_tokens: the tokens of the prompt.
         completion_tokens: the tokens that were computed.
         first_token_seconds: the time from the request to its first token.
@@ -140,12 +140,12 @@ OnEnd = Callable[[GeneratedText | BaseException], None]
 
 @dataclass(eq=False)
 class TextGeneration:
-    """A text that is being written.
+    """A text in progress.
 
     Attributes:
-        reference: the adapter that generates it, with its version, as soon as that is known.
+        reference: the adapter that generates it, with its version, once it is resolved.
         digest: the sha256 of its manifest.
-        asked: the time at which it was asked for.
+        asked: the time of the request.
         prompt: the tokens of the prompt before the first piece, if `prompt_logprobs` were
             requested.
     """
@@ -162,8 +162,8 @@ class TextGeneration:
     def listen(self, on_piece: OnPiece, on_end: OnEnd) -> None:
         """Call functions with each piece, and with the text or the error at the end.
 
-        They are called at once with what is there already, then in the thread that computes, so
-        they must be short. One that raises an error is not called again.
+        Existing pieces are passed at once. Later calls come from the compute thread, so the
+        functions must be fast. A function that raises an error is not called again.
         """
         with self._changed:
             for piece in self._pieces:
@@ -174,12 +174,12 @@ class TextGeneration:
                 self._listeners.append((on_piece, on_end))
 
     def result(self, timeout: float | None = None) -> GeneratedText:
-        """Return the text, once it is complete.
+        """Return the text once it is complete.
 
         Raises:
-            TimeoutError: it is not, after so many seconds.
+            TimeoutError: it is not complete after `timeout` seconds.
             CancelledError: it was cancelled.
-            AdapterhubError: it cannot be generated; the error says why.
+            AdapterhubError: it cannot be generated; the error contains the reason.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._end is not None, timeout):
@@ -187,7 +187,7 @@ class TextGeneration:
         return self._whole()
 
     def __iter__(self) -> Iterator[Piece]:
-        """Yield the pieces as they come; raises as `result` does."""
+        """Yield the pieces as they arrive; raise as `result` does."""
         number = 0
         while new := self._pieces_from(number):
             yield from new
@@ -195,7 +195,7 @@ class TextGeneration:
         self._whole()
 
     def _pieces_from(self, number: int) -> list[Piece]:
-        """Return the pieces from a number on, once there are some; none at the end."""
+        """Return the pieces from an index on, once there are some; empty at the end."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._pieces) > number or self.done)
             return self._pieces[number:]
@@ -213,7 +213,7 @@ class TextGeneration:
 
     @property
     def outcome(self) -> str:
-        """How it ended: texts, cancelled, expired or errors."""
+        """The outcome: texts, cancelled, expired or errors."""
         if isinstance(self._end, GeneratedText):
             return "texts"
         if isinstance(self._end, DeadlineError):
@@ -221,11 +221,11 @@ class TextGeneration:
         return "cancelled" if isinstance(self._end, CancelledError) else "errors"
 
     def cancel(self) -> None:
-        """End it; what it needs is freed before the next token is computed."""
+        """Cancel the text; its resources are freed before the next token is computed."""
         self.finish(CancelledError())
 
     def deliver(self, piece: Piece) -> None:
-        """Add a piece; nothing is added to a text that has ended."""
+        """Add a piece, unless the text has ended."""
         with self._changed:
             if self.done:
                 return
@@ -233,13 +233,13 @@ class TextGeneration:
             self._changed.notify_all()
             kept = []
             for listener in self._listeners:
-                with suppress(Exception):  # a client that left
+                with suppress(Exception):  # a client that disconnected
                     listener[0](piece)
                     kept.append(listener)
             self._listeners = kept
 
     def finish(self, end: GeneratedText | BaseException) -> bool:
-        """End it, unless it has ended; return whether it had not."""
+        """End the text; return False if it had already ended."""
         with self._changed:
             if self.done:
                 return False

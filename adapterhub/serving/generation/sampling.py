@@ -1,8 +1,8 @@
-"""Which token comes next, for rows with options of their own.
+"""Choice of the next token, for rows with different options.
 
-The random number of a token follows from the seed of its request and its place in the text alone,
-and chooses among the tokens in the order of their ids. So neither the other rows of a batch nor a
-text that is computed again change what is sampled.
+The random number of a token depends only on the seed of its request and its place in the text. It
+chooses among the tokens in the order of their ids. Sampling therefore does not depend on the other
+rows of a batch, and a text that is computed again gets the same tokens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from adapterhub.serving.generation.request import GenerationOptions
 
-_COLDEST = 1e-6  # temperatures below it are 0: dividing by them is no arithmetic any more
+_COLDEST = 1e-6  # lower temperatures count as 0: dividing by them overflows
 _LEAST = -9999.0  # log-probability: JSON has no infinity
-_FIRST = 256  # most probable tokens that mostly have the probability top_p together
+_FIRST = 256  # most probable tokens that usually reach the probability top_p together
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """What is asked for at one place of one text."""
+    """The sampling options at one place of one text."""
 
     options: GenerationOptions
     seed: int
@@ -31,7 +31,7 @@ class NextToken:
 
     @property
     def samples(self) -> bool:
-        """Whether the token is drawn; at a lower temperature it is the most probable one."""
+        """Whether the token is sampled; at a lower temperature it is the most probable one."""
         return self.options.temperature > _COLDEST
 
     def number(self) -> float:
@@ -42,7 +42,7 @@ class NextToken:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """How probable a given token is: log-probability, rank from 1, and the most probable tokens."""
+    """The score of one token: log-probability, rank from 1, and the most probable tokens."""
 
     logprob: float
     rank: int
@@ -50,12 +50,12 @@ class ScoredToken:
 
 
 def score_tokens(logits: Tensor, ids: Tensor, count: int) -> list[ScoredToken]:
-    """Score one given token for each row of logits.
+    """Score one token for each row of logits.
 
     Args:
         logits: (rows, tokens).
         ids: the token of each row, (rows,).
-        count: how many of the most probable tokens to list.
+        count: the number of most probable tokens to list.
     """
     scores = logits.float().log_softmax(dim=-1).clamp_min(_LEAST)
     own = scores.gather(1, ids[:, None])
@@ -72,7 +72,7 @@ def score_tokens(logits: Tensor, ids: Tensor, count: int) -> list[ScoredToken]:
 
 @dataclass(frozen=True)
 class ChosenToken:
-    """A token, and the log-probabilities that were asked for."""
+    """A token, with the requested log-probabilities."""
 
     id: int
     logprob: float | None = None
@@ -83,7 +83,7 @@ def choose_tokens(logits: Tensor, asked: Sequence[NextToken]) -> list[ChosenToke
     """Choose a token for each row of logits, (rows, tokens).
 
     Returns:
-        The tokens; None for rows with numbers that are not finite.
+        The tokens; None for rows with logits that are not finite.
     """
     logits = logits.float()
     best, ids = logits.max(dim=-1)
@@ -103,7 +103,7 @@ def choose_tokens(logits: Tensor, asked: Sequence[NextToken]) -> list[ChosenToke
 
 
 def _sampled(logits: Tensor, asked: Sequence[NextToken]) -> Tensor:
-    """Draw a token of each row."""
+    """Sample a token for each row."""
     heat = torch.tensor([each.options.temperature for each in asked], device=logits.device)
     scaled = (logits - logits.max(dim=-1, keepdim=True).values) / heat[:, None]
     weights = scaled.softmax(dim=-1).double()
@@ -117,7 +117,7 @@ def _sampled(logits: Tensor, asked: Sequence[NextToken]) -> Tensor:
 
 
 def _drop_improbable(weights: Tensor, options: GenerationOptions) -> None:
-    """Set the probability of tokens that are not sampled to 0."""
+    """Set the probability of tokens that must not be sampled to 0."""
     least = weights.new_zeros(())
     if 0 < options.top_k < len(weights):
         least = weights.topk(options.top_k).values[-1]

@@ -1,4 +1,4 @@
-"""All texts that an engine generates, by model: in packed steps, or in batches of `generate`."""
+"""Texts of an engine by model, generated in packed steps or in batches of `generate`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from adapterhub.serving.generation.continuous import ContinuousGenerator, contin
 from adapterhub.serving.generation.paged import PAGE
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 
-# The most tokens of a step, and those whose keys and values are kept: on a CPU, and elsewhere.
+# The most tokens of a step, and the most tokens in the cache: on a CPU, and elsewhere.
 BATCH_TOKENS, CACHE_TOKENS = (192, 2048), (1 << 14, 1 << 16)
 
 
 class TextGenerators:
-    """The texts that an engine writes.
+    """The texts that an engine generates.
 
     Args:
         batch_tokens: the most positions of a batch of prompts, and the most tokens of a packed
-            step; None: as many as the device computes well at once.
+            step; None: as many as the device computes efficiently at once.
         cache_tokens: the most tokens of a model whose keys and values are kept; None: as above.
         between: lets the engine compute batches of other models.
-        counts: what happened.
+        counts: counts of events.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class TextGenerators:
         self.positions = batch_tokens or BATCH_TOKENS[elsewhere]
         self.cache_tokens = cache_tokens or CACHE_TOKENS[elsewhere]
         self.between, self.counts = between, counts
-        self.waiting: deque[TextRequest] = deque()  # added by any thread, taken by the computing
+        self.waiting: deque[TextRequest] = deque()  # any thread adds, the compute thread removes
         self.unfinished: set[TextRequest] = set()
         self.batches: dict[ClassModel, BatchGenerator] = {}
-        self.continuous: dict[ClassModel, ContinuousGenerator | str] = {}  # or why there is none
-        self.computing: list[ClassModel] = []  # the models of which a step is being computed
+        self.continuous: dict[ClassModel, ContinuousGenerator | str] = {}  # or its problem
+        self.computing: list[ClassModel] = []  # the models with a step in progress
         self._decoders: dict[ClassModel, Any] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are texts to generate."""
         return bool(self.waiting) or any(each.busy for _, each in self._all())
 
     def _all(self) -> Iterator[tuple[ClassModel, TextGenerator]]:
@@ -65,12 +65,12 @@ class TextGenerators:
                 yield own, generator
 
     def cache_use(self) -> tuple[int, int]:
-        """Return how many tokens the caches of all models have, and have room for."""
+        """Return the number of tokens in the caches of all models, and their capacity."""
         steps = [each.steps for _, each in self._all() if isinstance(each, ContinuousGenerator)]
         return sum(each.used_pages * PAGE for each in steps), sum(each.capacity for each in steps)
 
     def step(self) -> None:
-        """Compute the next tokens of all models' texts, except for models that compute now."""
+        """Compute the next tokens of the texts of all models that are not computing now."""
         self._distribute()
         for own, generator in self._all():
             if generator.busy and own not in self.computing:
@@ -81,7 +81,7 @@ class TextGenerators:
                     self.computing.remove(own)
 
     def _distribute(self) -> None:
-        """Give what waits to the generators of its models."""
+        """Assign the waiting requests to the generators of their models."""
         kept: list[TextRequest] = []
         while self.waiting:
             request = self.waiting.popleft()
@@ -89,7 +89,7 @@ class TextGenerators:
             assert isinstance(own, ClassModel)
             if request.expire():
                 request.leave()
-            elif own in self.computing:  # which nothing is tried on now
+            elif own in self.computing:  # its adapters cannot be tried during its step
                 kept.append(request)
             else:
                 self._give(own, request)
@@ -121,7 +121,7 @@ class TextGenerators:
         return self.batches[own]
 
     def forget(self, served: ServedAdapter) -> None:
-        """Let go of an adapter that was detached, and of the model that it had for itself."""
+        """Forget an adapter that was detached, and its separate model if it had one."""
         own = served.model
         if not isinstance(own, ClassModel):
             return
@@ -134,17 +134,17 @@ class TextGenerators:
             self._decoders.pop(own, None)
 
     def decoder(self, own: ClassModel) -> Any:
-        """Return a tokenizer that decodes, and that no thread encodes with."""
+        """Return a tokenizer for decoding that no thread encodes with."""
         if own not in self._decoders:
             with own.encoding:
                 self._decoders[own] = copy.deepcopy(own.tokenizer)
         return self._decoders[own]
 
     def close(self) -> None:
-        """Let go of all models."""
+        """Drop all models."""
         self.batches, self.continuous, self._decoders = {}, {}, {}
 
     def fail(self, error: Exception) -> None:
-        """End all texts."""
+        """End all texts with an error."""
         for request in list(self.unfinished):
             request.generation.finish(error)
