@@ -1,36 +1,36 @@
-"""The tensors of a checkpoint: read without loading a model, their digests, and their names.
+"""Read the tensors of a checkpoint without loading a model; compute their digests and names.
 
-Files are read in parts. Supports safetensors, in one file or in shards: a header has the offsets of
-each tensor's bytes.
+Files are read in parts. safetensors checkpoints may be one file or shards. The header of each file
+has the offsets of each tensor's bytes.
 
 Older torch files are pickles. They are mapped into memory and read with `weights_only`, which
-restricts what the pickle may call. Its tensors are views of storages, so a few bytes can describe
-10^12 values; and a zip file's records may be compressed, which torch never writes: both are
-refused.
+restricts the functions that a pickle can call. Their tensors are views of storages, so a few bytes
+can describe 10^12 values. Records of a zip file may be compressed, although torch never compresses
+them. Both are refused.
 
-Digests of tensors do not depend on the dtype in which they are stored or loaded.
+The digest of a tensor does not depend on its dtype, in the file or in memory.
 
     values = sha256(bf16(W))          of the values rounded to bfloat16
     half   = sha256(bf16(fp16(W)))    of the values rounded to float16 first
 
-bfloat16 keeps 8 bits of a value, less than fp32 and fp16, so the fp32 and bf16 loads of a
-checkpoint have the same `values`. Rounding to fp16 first gives other values where it ends halfway
-between two of bfloat16, or below 2**-14. But the `values` of an fp16 copy are the `half` of the
-original: two tensors are the same if they share a digest.
+bfloat16 keeps 8 significant bits, fewer than fp32 and fp16, so loading a checkpoint in fp32 or bf16
+gives the same `values`. Rounding to fp16 first changes a value that ends up halfway between two
+bfloat16 values, or below 2**-14. But the `values` of an fp16 copy equal the `half` of the original:
+two tensors are the same if they share a digest.
 
-Reading all values of a model takes a thousand times longer than anything else that `load` does.
-`remembered_table` computes digests again unless every tensor is the same object at the same place,
-with the same version, and its bytes have the same sums: the version shows changes by torch, the
-sums those through `.data` or numpy, which have no version.
+Reading all values of a model takes a thousand times longer than the rest of `load`.
+`remembered_table` recomputes digests unless every tensor is the same object at the same address,
+with the same version, and its bytes have the same sums. The version reveals changes by torch. The
+sums reveal changes through `.data` or numpy, which do not update the version.
 
-Digests of files are remembered in the user's cache until the files change. A file is the same if
-its path, inode, size and times of modification and change are the same. Two changes within one tick
-of a file system's clock may have the same time, so files that have just changed are not remembered.
+Digests of files are cached in the user's cache until the files change. A file is unchanged if its
+path, inode, size, modification time and change time are the same. Two changes within one tick of
+the file system's clock may have the same time, so recently changed files are not cached.
 
-Tensors of a base model have the names of a checkpoint. transformers renames, fuses and splits
-tensors on loading, and undoes this on saving. Checkpoints of one backbone differ in their heads,
-and all names in one may have a prefix: `encoder.layer.0...` is `bert.encoder.layer.0...` in the
-checkpoint of a classifier. The names here are those that `AutoModel.save_pretrained` writes.
+Tensors of a base model have the names used in its checkpoint. transformers renames, fuses and
+splits tensors on loading, and undoes this on saving. Checkpoints of one backbone differ in their
+heads, and all names may have a prefix: `encoder.layer.0...` is `bert.encoder.layer.0...` in the
+checkpoint of a classifier. This module uses the names that `AutoModel.save_pretrained` writes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from adapterhub.errors import BackboneError
 
 BROKEN = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError,
           RuntimeError, ImportError, pickle.UnpicklingError, SafetensorError)  # fmt: skip
-"""What libraries raise that load a broken checkpoint: they have no common error."""
+"""Errors that libraries raise for a broken checkpoint; they share no base class."""
 
 _DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -89,20 +89,20 @@ Runs = Sequence[tuple[int, int]]  # (first value, number of values) in the flatt
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file; `read` returns the values of runs, concatenated."""
+    """A tensor in a file; `read` returns the concatenated values of runs."""
 
     name: str
     shape: tuple[int, ...]
     read: Callable[[Runs], Tensor]
 
     def holds_codes(self) -> bool:
-        """Return whether the values are codes of 8 bits, which need a scale."""
+        """Return whether the values are 8-bit codes, which need a scale."""
         return 0 not in self.shape and self.read([(0, 1)]).dtype in _CODES
 
 
 @contextmanager
 def opened_tensors(file: Path) -> Iterator[list[StoredTensor]]:
-    """Open a weight file; its tensors can be read inside, by several threads.
+    """Open a weight file; several threads can read its tensors inside the context.
 
     Raises:
         BackboneError: the file is broken.
@@ -126,10 +126,10 @@ def _broken(file: object, reason: object) -> BackboneError:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the weight files of a checkpoint, in the order of preference of transformers.
+    """List the weight files of a checkpoint, in transformers' order of preference.
 
     Raises:
-        BackboneError: there are none, or the index of the shards is broken.
+        BackboneError: no weight file exists, or the index of the shards is broken.
     """
     for name in _NAMES:
         if (folder / name).is_file():
@@ -142,7 +142,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the names of the shards in an index, sorted."""
+    """Return the sorted names of the shards in an index."""
     try:
         with open(index, "rb") as handle:
             data = handle.read(_MAX_HEADER_BYTES + 1)
@@ -204,7 +204,7 @@ def _in_torch_file(file: Path) -> list[StoredTensor]:
 
 
 def take_runs(tensor: Tensor, runs: Runs) -> Tensor:
-    """Return the values of runs of a tensor, concatenated."""
+    """Return the concatenated values of runs of a tensor."""
     flat = tensor.detach().reshape(-1)
     return torch.cat([flat[start : start + count] for start, count in runs])
 
@@ -213,11 +213,11 @@ _MOST_SHARING = 4  # tensors of one storage: a tied weight under each of its nam
 
 
 def load_torch_file(source: Path | BinaryIO) -> dict[str, Tensor]:
-    """Load the tensors of a file by name; a file on disk is mapped into memory where it can be.
+    """Load the tensors of a file by name; map a file on disk into memory if possible.
 
     Raises:
-        ValueError: it is damaged, contains other objects than named tensors, or would expand.
-        OSError: it cannot be read.
+        ValueError: the file is damaged, contains objects other than named tensors, or would expand.
+        OSError: the file cannot be read.
     """
     size = _size(source)
     _check_records(source, size)
@@ -225,7 +225,7 @@ def load_torch_file(source: Path | BinaryIO) -> dict[str, Tensor]:
         loaded = _load(source)
     except OSError:
         raise
-    except Exception as error:  # any type; its message would advise to load with code execution
+    except Exception as error:  # any type; its message would advise loading with code execution
         raise ValueError(f"{type(error).__name__}: damaged, or not only tensors") from None
     if not isinstance(loaded, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
@@ -266,7 +266,7 @@ def _check_records(source: Path | BinaryIO, size: int) -> None:
 
 
 def _check_storages(tensors: Mapping[str, Tensor], size: int) -> None:
-    """Refuse tensors with more values than stored: views that repeat, sparse or meta tensors."""
+    """Refuse tensors with more values than are stored: repeating views, sparse or meta tensors."""
     for name, tensor in tensors.items():
         plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not plain or tensor.is_quantized:
@@ -292,7 +292,7 @@ class Digests(NamedTuple):
     half: str
 
     def same(self, other: Digests) -> bool:
-        """Return whether both may be of the same numbers, of which one side may be rounded."""
+        """Return whether both may describe the same numbers, one side possibly rounded."""
         return self.values in other or self.half == other.values
 
 
@@ -300,7 +300,7 @@ Table = Mapping[str, Digests]  # by name
 
 
 class TensorReader(NamedTuple):
-    """A tensor to digest: `read` returns the values of runs."""
+    """A tensor to digest; `read` returns the values of runs."""
 
     name: str
     shape: tuple[int, ...]
@@ -308,29 +308,29 @@ class TensorReader(NamedTuple):
     is_table: bool = False  # a row for each token
 
     def limited(self, rows: int | None) -> TensorReader:
-        """Return the tensor without rows that were added to pad the vocabulary."""
+        """Return the tensor without the rows that pad the vocabulary."""
         if rows is None or not self.shape or self.shape[0] <= rows:
             return self
         return self._replace(shape=(rows, *self.shape[1:]))
 
 
 def reader_of(name: str, tensor: Tensor) -> TensorReader:
-    """Return a reader of a tensor in memory."""
+    """Return a reader for a tensor in memory."""
     return TensorReader(name, tuple(tensor.shape), partial(take_runs, whole(tensor)))
 
 
 def stored_reader(name: str, stored: StoredTensor) -> TensorReader:
-    """Return a reader of a tensor in a file, under another name."""
+    """Return a reader for a tensor in a file, under another name."""
     return TensorReader(name, stored.shape, stored.read)
 
 
 def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str, Digests]:
     """Compute the digests of tensors by name and shape, `"name (2, 3)"`.
 
-    The sample of a table with a row for each token does not depend on their number.
+    The sample of a table with one row per token does not depend on the number of tokens.
 
     Raises:
-        RuntimeError: a tensor has other values than its shape says.
+        RuntimeError: the number of values of a tensor does not match its shape.
     """
     runs_of = sample_of if sampled else chunks
     readers = list(readers)
@@ -346,8 +346,8 @@ def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str,
 def _digests_together(readers: Iterable[TensorReader]) -> list[Digests]:
     """Digest several tensors at a time, in threads that only hash.
 
-    They run none of torch's functions: each new thread that enters its parallel code sets up
-    torch's pool of threads, and with several at the same time that may fail.
+    The threads call no torch functions. Each new thread that enters torch's parallel code sets up a
+    thread pool, which may fail when several do so at once.
     """
     strands = [_Strands(reader) for reader in readers]
     waiting = iter(strands)
@@ -360,7 +360,7 @@ def _digests_together(readers: Iterable[TensorReader]) -> list[Digests]:
 
 
 class _Strands:
-    """The hashes of one tensor, of which a chunk is hashed while others are read."""
+    """The hashes of one tensor; a chunk is hashed while others are read."""
 
     def __init__(self, reader: TensorReader) -> None:
         self.parts = (reader.read([run]) for run in chunks(reader))
@@ -368,7 +368,7 @@ class _Strands:
         self.hashing: Future[None] | None = None
 
     def hash_next(self, pool: ThreadPoolExecutor) -> bool:
-        """Read a chunk, and have it hashed behind the one before it; False at the end."""
+        """Read a chunk and queue its hash after the previous one; return False at the end."""
         part = next(self.parts, None)
         rounded = None if part is None else _rounded(part)
         if self.hashing is not None:
@@ -395,9 +395,9 @@ def _key(reader: TensorReader, sampled: bool) -> str:
 def sample_of(reader: TensorReader) -> list[tuple[int, int]]:
     """List the sampled runs of a flattened tensor: (first value, number of values) each.
 
-    Up to 4,096 values are sampled completely, larger tensors in 16 runs of 256 that are evenly
-    spaced. Of a table with a row for each token, these are starts of the rows 0, 1, 2, 4, 8, ...:
-    padding the vocabulary to a multiple of a power of two adds no row to them.
+    Tensors of up to 4,096 values are sampled completely, larger ones in 16 evenly spaced runs of
+    256. For a table with one row per token, the runs start at the rows 0, 1, 2, 4, 8, ...: padding
+    the vocabulary to a multiple of a power of two does not change them.
     """
     numel = math.prod(reader.shape)
     if reader.is_table:
@@ -425,7 +425,7 @@ def _digests(parts: Iterable[Tensor]) -> Digests:
 
 
 def _rounded(values: Tensor) -> tuple[bytes, bytes]:
-    """Return the bytes of values in bfloat16, and of values in float16 and then in bfloat16."""
+    """Return the bytes of the values in bfloat16, and in float16 and then bfloat16."""
     values = values.cpu()
     if not values.is_floating_point():
         return _little_endian(values), _little_endian(values)
@@ -452,7 +452,7 @@ def _digest_of_lines(table: Table, strand: str) -> str:
 
 
 def tensor_states(named: Mapping[str, Tensor]) -> list[Any] | None:
-    """Return what tells whether one of the tensors has changed, or None where that is unknown."""
+    """Return states that reveal changes of the tensors; None if changes cannot be detected."""
     if not all(map(_is_plain, named.values())):
         return None
     return [(name, _place(tensor), _sums(tensor)) for name, tensor in named.items()]
@@ -461,7 +461,7 @@ def tensor_states(named: Mapping[str, Tensor]) -> list[Any] | None:
 def remembered_table(
     model: nn.Module, key: Hashable, states: list[Any] | None, compute: Callable[[], Table]
 ) -> Table:
-    """Return digests that were computed before, while the tensors had the same states."""
+    """Return the cached digests if the tensors still have the same states; else compute them."""
     if states is None:
         return compute()
     tables = _REMEMBERED.setdefault(model, {})
@@ -497,9 +497,9 @@ _MOST_BYTES = 256 << 20  # of all results in a folder
 def remembered(
     files: Sequence[Path], key: str, compute: Callable[[], Any], folder: str = "weights"
 ) -> Any:
-    """Return what was computed from files before, or compute it now; it consists of plain JSON.
+    """Return the cached result of a computation over files, or compute it now.
 
-    It depends on the files and on `key`; `folder` is the one in the cache.
+    The result is plain JSON. It depends on the files and on `key`; `folder` is its cache folder.
     """
     facts = [key, *(_identity(file) for file in files)]
     results = KeyedFiles(user_folder("cache") / folder, "json", _MOST_BYTES)
@@ -532,7 +532,7 @@ def _is_settled(file: Path) -> bool:
     return time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > TICK
 
 
-HEAD_PART = "head"  # starts the names of tensors outside of the base model
+HEAD_PART = "head"  # starts the names of tensors outside the base model
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of layer norms in checkpoints of 2019
 # Of a configuration: the base model does not depend on them.
 _UNUSED = ("quantization_config", "id2label", "label2id", "_name_or_path", "problem_type")
@@ -543,9 +543,9 @@ class CheckpointForm:
     """The names of the tensors of a base model.
 
     Attributes:
-        embedding: the name of the token embedding; None if the model has none.
-        rows: the number of its rows.
-        key: a text that differs for other names or sizes.
+        embedding: the name of the token embedding; None if the model lacks one.
+        rows: the number of rows of the token embedding.
+        key: a text that identifies the names and sizes.
     """
 
     def __init__(self, base: PreTrainedModel) -> None:
@@ -563,18 +563,18 @@ class CheckpointForm:
         self.key = hashlib.sha256(repr(shapes).encode()).hexdigest()
 
     def as_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rename and split tensors as on saving; those of a model, or of some of its layers.
+        """Rename and split the tensors of a model, or of some of its layers, as on saving.
 
-        The conversions are those of the base model: a loaded model also has those of its
+        Only conversions of the base model apply. A loaded model also has conversions for its
         quantization, which cannot be undone.
         """
         stored: dict[str, Tensor] = revert_weight_conversion(self._base, dict(tensors))
         return stored
 
     def names(self, stored: Iterable[str]) -> dict[str, str]:
-        """Map the names in a checkpoint to those here; those of heads stay, constants are left out.
+        """Map names in a checkpoint to names in this form; keep head names, drop constants.
 
-        A head is outside of the base model; constants, such as masks, are inside.
+        Heads are outside the base model. Constants, such as masks, are inside it.
         """
         stored = list(stored)
         prefixes = Counter(p for name in stored for p in self._prefixes(name))
@@ -587,10 +587,10 @@ class CheckpointForm:
     def limited(
         self, readers: Sequence[TensorReader], rows: int | None, sizes: Iterable[int] = ()
     ) -> list[TensorReader]:
-        """Mark the tensors that have a row for each token, and leave out their later rows.
+        """Mark the tensors that have one row per token, and leave out their later rows.
 
-        These are the embedding, and tensors of heads with as many rows, or as many as in `sizes`.
-        All rows count if `rows` is None.
+        These are the embedding, and head tensors with the same number of rows or one in `sizes`. If
+        `rows` is None, all rows count.
         """
         here = (r.shape[0] for r in readers if r.name == self.embedding)
         tables = {*sizes, *here, self.rows}
@@ -606,7 +606,8 @@ class CheckpointForm:
     def prefix_in_memory(self, paths: Iterable[str]) -> str:
         """Return the path of the base model inside a model with these tensors, with a dot.
 
-        Conversions on saving may begin with a name of the base model, and match no longer one.
+        Conversions on saving may begin with a name of the base model, and do not match a longer
+        path.
         """
         ends = {f".{path}": path for path in named_tensors(self._base)}
         prefixes = Counter(
@@ -638,30 +639,30 @@ class CheckpointForm:
 
 
 class ModuleForm(CheckpointForm):
-    """The names of the tensors of a module that is not of transformers: their own."""
+    """The tensor names of a module that does not come from transformers, unchanged."""
 
     def __init__(self) -> None:
         self.embedding = self.rows = None
         self.key = "module"
 
     def as_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors as they are."""
+        """Return the tensors unchanged."""
         return dict(tensors)
 
     def names(self, stored: Iterable[str]) -> dict[str, str]:
-        """Return each name as it is."""
+        """Map each name to itself."""
         return {name: name for name in stored}
 
     def prefix_in_memory(self, paths: Iterable[str]) -> str:
-        """Return "": paths are names."""
+        """Return "", since paths are names."""
         return ""
 
 
 def form_of(config: PreTrainedConfig) -> CheckpointForm:
-    """Return the names of the tensors of the base model that a configuration describes.
+    """Return the tensor names of the base model that a configuration describes.
 
     Raises:
-        BackboneError: transformers has no model for it.
+        BackboneError: transformers lacks a model for the configuration.
     """
     facts = {key: value for key, value in config.to_dict().items() if key not in _UNUSED}
     text = json.dumps(facts, sort_keys=True, default=str)
@@ -682,9 +683,9 @@ def _cached_form(kind: type[PreTrainedConfig], facts: str) -> CheckpointForm:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Map the names of a model's parameters and saved buffers to them; tied ones have several.
+    """Map names to a model's parameters and saved buffers; tied ones have several names.
 
-    Those of adapters in slots are left out.
+    Tensors of adapters in slots are left out.
     """
     named: dict[str, Tensor] = {
         join(path, name): parameter
@@ -703,7 +704,7 @@ def in_checkpoint_form(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield the tensors of a model as they would be saved, layer by layer: name and tensor.
 
-    Fused tensors are split, which copies them: so only those of one layer are copied at a time.
+    Splitting fused tensors copies them, so only one layer is converted at a time.
     """
     prefix = form.prefix_in_memory(named)
     named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
@@ -715,7 +716,7 @@ def in_checkpoint_form(
 
 
 def _without_batch(reader: TensorReader) -> TensorReader:
-    """Return a bias of logits that is stored as (1, n) as (n,)."""
+    """Return a logits bias of shape (1, n) as (n,)."""
     is_row = len(reader.shape) == 2 and reader.shape[0] == 1
     return reader._replace(shape=reader.shape[1:]) if is_row else reader
 
@@ -728,13 +729,13 @@ def _embedding(model: PreTrainedModel) -> Tensor | None:
 
 
 def stored_quantization(folder: Path) -> str | None:
-    """Return the library by which the checkpoint in a folder is quantized; None if it is not."""
+    """Return the library that quantized the checkpoint in a folder; None if not quantized."""
     config = stored_config(folder)
     return str(config.get("quant_method", "unknown")) if config else None
 
 
 def stored_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the quantization that a folder records; empty without one."""
+    """Return the quantization configuration of a folder; empty if there is none."""
     if not (folder / "config.json").is_file():
         return {}
     try:

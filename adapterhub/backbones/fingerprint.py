@@ -1,25 +1,25 @@
-"""The identity of a backbone: its weights and what it computes, from a model or from its files.
+"""The identity of a backbone, its weights and its function, from a model or from files.
 
     fingerprint = "v2-" + sha256(lines of the token embedding and the body, of sampled values)
     line        = "name shape digest", sorted; see checkpoint.py for the digest
 
-The fingerprint is the name of the weights, fast to compute. An identity has more, and is compared
-when an adapter is loaded:
+The fingerprint names the weights and is fast to compute. An identity has more fields, and is
+compared when an adapter is loaded:
 
-    config   the fields of the configuration that change what the backbone computes: the same
+    config   the fields of the configuration that change the function of the backbone: the same
              weights compute another function with another activation, number of heads or rope
     parts    the digests of all values of the embedding, the body, the pooler and each head
-    files    the sha256 of each weight file: if they are equal, no value needs to be read
+    files    the sha256 of each weight file; if they are equal, values need not be read
     half     the fingerprint of an fp16 copy
-    rows     the number of rows of the token embedding; `tokens` of them are in the parts, because
-             later ones only pad the vocabulary
+    rows     the number of rows of the token embedding; the parts include `tokens` of them, because
+             later rows only pad the vocabulary
 
-Names are those in a checkpoint (checkpoint.py), so an identity is the same for a checkpoint
-and for every class, dtype and quantization that it is loaded in. A pooler or head that only one
-side has is no difference. A model in memory is that of the files it was loaded from, provided its
-values are those in the files: all of them up to `SMALL`, a sample of larger ones. Without such
-files a model of up to `SMALL` values is read completely, a larger one in samples. What is quantized
-in memory, or has been decoded from codes in the files, is not compared.
+Names are the names in a checkpoint (checkpoint.py). So the identity of a checkpoint is the same for
+every class, dtype and quantization that it is loaded in. A pooler or head that only one side has
+does not count as a difference. A model in memory has the identity of the files it was loaded from
+if its values match the files: all values up to `SMALL`, a sample of larger models. Without such
+files, a model of up to `SMALL` values is read completely, a larger one in samples. Tensors that are
+quantized in memory, or were decoded from codes in the files, are not compared.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from adapterhub.backbones.early_checks import PIPELINE_INDEX
 from adapterhub.backbones.find import find_backbone
 from adapterhub.errors import BackboneError
 
-SMALL = 1 << 28  # values of a model in memory that are all read, in a second
+SMALL = 1 << 28  # values of a model in memory that can all be read in a second
 VERSION = "v2"
 EMBEDDING, BODY, POOLER = "embedding", "body", "pooler"
 
 
 class Vocabulary(NamedTuple):
-    """How many rows of the token embedding count: of a sample `rows`, of all values `tokens`."""
+    """The number of embedding rows that count: `rows` in a sample, `tokens` in all values."""
 
     rows: int | None = None
     tokens: int | None = None
 
     def limit(self, *, sampled: bool) -> int | None:
-        """Return the number of rows to read; None is all."""
+        """Return the number of rows to read; None means all."""
         return self.rows if sampled else self.tokens
 
     def common(self, other: Vocabulary | None) -> Vocabulary:
@@ -104,7 +104,7 @@ class BackboneIdentity:
         return cls(fingerprint, parts=parts, files=tuple(record["files"]), **others)
 
     def record(self) -> dict[str, Any]:
-        """Return what a manifest contains of the identity, besides the fingerprint."""
+        """Return the fields of the identity in a manifest, without the fingerprint."""
         return {
             **{name: getattr(self, name) for name in ("half", "rows", "tokens", "strength")},
             "config": dict(self.config),
@@ -119,16 +119,16 @@ class BackboneIdentity:
 
     @property
     def strength(self) -> str:
-        """What was read: `all` values, or a `sample`."""
+        """The values that were read: `all`, or a `sample`."""
         return "all" if self.parts else "sample"
 
     def same_sample(self, other: BackboneIdentity) -> bool:
-        """Return whether the sampled values may be of the same numbers, of which one is rounded."""
+        """Return whether the sampled values may be the same numbers, one side possibly rounded."""
         sampled = Digests(self.fingerprint, self.half)
         return sampled.same(Digests(other.fingerprint, other.half))
 
     def different_parts(self, other: BackboneIdentity) -> list[str]:
-        """List the parts that both have, with different values."""
+        """List the parts that both have with different values."""
         if self.files and self.files == other.files:
             return []
         shared = sorted(self.parts.keys() & other.parts.keys())
@@ -148,7 +148,7 @@ def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
 
 
 def _of_pipeline(folder: Path) -> str:
-    """Compute a name of the files of a pipeline of diffusers: weights and configurations."""
+    """Compute a fingerprint of a diffusers pipeline from its weights and configurations."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".json"))
     digests = [remembered([file], "sha256", partial(_sha256, file)) for file in files]
     names = [file.relative_to(folder).as_posix() for file in files]
@@ -161,11 +161,11 @@ def identity_of_files(
 ) -> BackboneIdentity:
     """Compute the identity of the checkpoint in a folder.
 
-    All rows of the token embedding count without a vocabulary. A complete identity has all values,
-    which are read once until the files change, rather than a sample.
+    Without a vocabulary, all rows of the token embedding count. A complete identity covers all
+    values rather than a sample; they are read only once until the files change.
 
     Raises:
-        BackboneError: there is no checkpoint, or it is broken.
+        BackboneError: the folder lacks a checkpoint, or the checkpoint is broken.
     """
     config = _config_in(folder)
     stored = StoredBackbone(folder, form_of(config), vocabulary or Vocabulary())
@@ -183,13 +183,13 @@ def identity_of_model(
 ) -> BackboneIdentity:
     """Compute the identity of a model in memory.
 
-    `named` has its tensors by path, without those of adapters and of new heads; `origin` is the
-    folder they were loaded from. All rows of the token embedding count without a vocabulary. A
-    complete identity has all values, where they are cheap to read; the parts of `known` hold for
-    files with the same sha256.
+    `named` maps paths to tensors, without tensors of adapters and new heads. `origin` is the folder
+    they were loaded from. Without a vocabulary, all rows of the token embedding count. A complete
+    identity covers all values if they are cheap to read. The parts of `known` are reused for files
+    with the same sha256.
 
     Raises:
-        BackboneError: the weights are quantized and do not match an origin, or the model has no
+        BackboneError: the weights are quantized and do not match an origin, or the model lacks
             weights.
     """
     identities = ModelIdentities(model, named, origin, vocabulary or Vocabulary(), known)
@@ -208,7 +208,7 @@ class StoredBackbone:
         self._tables: dict[bool, Table] = {}
 
     def table(self, *, sampled: bool) -> Table:
-        """Compute the digests of the tensors, once; those of all values are remembered."""
+        """Compute the digests of the tensors once; digests of all values are cached."""
         if sampled not in self._tables:
             self._tables[sampled] = self._digests(sampled=True) if sampled else self._remembered()
         return self._tables[sampled]
@@ -219,11 +219,11 @@ class StoredBackbone:
         return {name: Digests(*digests) for name, digests in table.items()}
 
     def digests_of_files(self) -> tuple[str, ...]:
-        """Compute the sorted sha256 of the weight files; they are remembered."""
+        """Compute the sorted sha256 of the weight files; the result is cached."""
         return tuple(sorted(remembered([f], "sha256", partial(_sha256, f)) for f in self.files))
 
     def codes(self) -> frozenset[str]:
-        """Return the names of tensors that hold codes, which a model may have decoded."""
+        """Return the names of tensors that hold codes; a model may have decoded them."""
         names = self.form.names(self._names())
         found: set[str] = set()
         for file in self.files:
@@ -266,7 +266,7 @@ class LoadedBackbone:
 
     @cached_property
     def _states(self) -> Any:
-        """What tells whether the values have changed since; None: unknown."""
+        """States that reveal changes of the values; None if unknown."""
         return tensor_states(self.named) if self.is_small else None
 
     @property
@@ -275,7 +275,7 @@ class LoadedBackbone:
         return sum(tensor.numel() for tensor in self.named.values()) <= SMALL
 
     def table(self, *, sampled: bool) -> Table:
-        """Compute the digests of the tensors, once."""
+        """Compute the digests of the tensors once."""
         if sampled not in self._tables:
             limits = self.vocabulary.limit(sampled=sampled), tuple(self._vocabulary_sizes())
             key = sampled, self.form.key, *limits
@@ -293,20 +293,20 @@ class LoadedBackbone:
         return table
 
     def _vocabulary_sizes(self) -> set[int]:
-        """Return the rows of the embedding and of an output layer, to which tokens may be added."""
+        """Return the numbers of rows of the embedding and the output layer."""
         layers = (token_table(self.model), self.model.get_output_embeddings())
         weights = (getattr(layer, "weight", None) for layer in layers)
         return {len(weight) for weight in weights if isinstance(weight, Tensor) and weight.ndim}
 
     def digests_of_files(self) -> tuple[str, ...]:
-        """Return no digests: there are no files."""
+        """Return an empty tuple, since there are no files."""
         return ()
 
 
 class ModelIdentities:
-    """The identities of one model in memory, of a sample and of all values, which are read once.
+    """The identities of one model in memory, by a sample and by all values; values are read once.
 
-    The arguments are those of `identity_of_model`.
+    The arguments are the same as for `identity_of_model`.
     """
 
     def __init__(
@@ -326,15 +326,15 @@ class ModelIdentities:
         self.is_decoded = stored_kind is not None and Backbone.of(model).quantization is None
 
     def identity(self, *, complete: bool) -> BackboneIdentity:
-        """Compute the identity; `complete` reads all values where that is cheap.
+        """Compute the identity; `complete` reads all values if that is cheap.
 
         Raises:
-            BackboneError: the weights are quantized and do not match an origin, or there are none.
+            BackboneError: the weights are quantized and do not match an origin, or are missing.
         """
         codes = self.stored.codes() if self.stored and self.is_decoded else frozenset()
         if self.stored and _is_load_of(self.loaded, self.stored, complete, codes):
             return _identity(self.config, self.stored, complete, self.known)
-        # Of a module of another library, no file is known: what is not quantized identifies it.
+        # The files of another library's module are unknown: unquantized tensors identify it.
         if self.quantized and not Backbone.of(self.loaded.model).foreign:
             raise BackboneError(
                 "the weights are quantized and do not match a checkpoint on disk",
@@ -346,7 +346,7 @@ class ModelIdentities:
 
 
 def _form_and_facts(model: PreTrainedModel) -> tuple[CheckpointForm, dict[str, Any]]:
-    """Return under which names the tensors are stored, and what changes the function."""
+    """Return the stored names of the tensors, and the facts that change the function."""
     if Backbone.of(model).foreign:
         facts: dict[str, Any] = _plain(model.config.facts())
         return ModuleForm(), facts
@@ -356,10 +356,10 @@ def _form_and_facts(model: PreTrainedModel) -> tuple[CheckpointForm, dict[str, A
 def _is_load_of(
     loaded: LoadedBackbone, stored: StoredBackbone, complete: bool, codes: frozenset[str]
 ) -> bool:
-    """Return whether the values in memory are those in the files, possibly rounded.
+    """Return whether the values in memory match the files, possibly rounded.
 
-    Complete: all values are compared where that is cheap, rather than a sample. The tensors named
-    in `codes` hold codes in the files, and are not compared.
+    `complete` compares all values if that is cheap, rather than a sample. The tensors named in
+    `codes` hold codes in the files, and are not compared.
     """
     found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True), codes)
     if found and complete and loaded.is_small:
@@ -368,7 +368,7 @@ def _is_load_of(
 
 
 def _values_agree(loaded: Table, stored: Table, codes: frozenset[str]) -> bool:
-    """Return whether two tables agree; a new pooler or head has no values in the files."""
+    """Return whether two tables agree; a new pooler or head is missing from the files."""
     names = {key.partition(" ")[0] for key in stored} - codes
     known = [(key, d) for key, d in loaded.items() if key.partition(" ")[0] in names]
     return bool(known) and all(key in stored and d.values in stored[key] for key, d in known)
@@ -438,7 +438,7 @@ def _sha256(file: Path) -> str:
         return digest.hexdigest()
 
 
-# They concern training, generation, the head or the outputs; or tensors of other shapes show them.
+# They affect training, generation, the head or the outputs, or show in the shapes of tensors.
 _WITHOUT_EFFECT = re.compile(
     r".*(dropout|pdrop|layerdrop).*|initializer_.*|init_std|.*_token_id|vocab_size|use_cache"
     r"|is_decoder|add_cross_attention|tie_word_embeddings|output_.*|router_(aux_loss_coef|jitter_noise)"
@@ -449,7 +449,7 @@ _BASE = frozenset(field.name for field in fields(PreTrainedConfig))
 
 
 def function_config(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the fields of a configuration that change what the backbone computes."""
+    """Return the fields of a configuration that change the function of the backbone."""
     chosen: dict[str, Any] = {"model_type": config.model_type}
     names = [f.name for f in fields(config) if f.name not in _BASE]
     fields_of = vars(config)  # an option that differs between layers has no attribute to read
@@ -465,7 +465,7 @@ def function_config(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _has_effect(name: str, config: PreTrainedConfig) -> bool:
-    """Return whether a length changes the function: that of a dynamic rope does."""
+    """Return whether a length changes the function, as with a dynamic rope."""
     rope = str(getattr(config, "rope_parameters", None))
     return name == "max_position_embeddings" and "dynamic" in rope
 
@@ -483,9 +483,9 @@ def _plain(value: Any) -> Any:
 def config_differences(
     recorded: Mapping[str, Any], found: Mapping[str, Any], path: str = ""
 ) -> list[str]:
-    """List the fields that both configurations have, with different values.
+    """List the fields that both configurations have with different values.
 
-    Versions of transformers add and rename fields, so one that only one side has is no difference.
+    Versions of transformers add and rename fields, so a field that only one side has is ignored.
     """
     problems = []
     for name in sorted(recorded.keys() & found.keys()):

@@ -1,28 +1,28 @@
-"""The processor of a backbone: a tokenizer, or what turns pictures and sound into its inputs.
+"""The processor of a backbone: a tokenizer, an image processor or an audio feature extractor.
 
 identity = sha256(settings of the image processor and the feature extractor)
 
-An adapter is trained on what the processor returns: another size or another mean of the pixels
-would change its inputs as much as another tokenizer. The identity has no names of classes, which
-differ with the libraries that are installed, and no settings that are null or false, which later
-versions of transformers may add. Tokenizers have an identity of their own.
+An adapter is trained on the outputs of the processor. Another image size or pixel mean would change
+its inputs as much as another tokenizer. The identity leaves out class names, which differ with the
+installed libraries, and settings that are null or false, which later versions of transformers may
+add. Tokenizers have a separate identity.
 
-The classes in transformers of processors of pictures with text also have a part that reads videos,
-which needs torchvision even where there are none. Here it is left out, and the image processor is
-the one that computes with Pillow: its pixels are the same on every machine.
+In transformers, image-text processors also have a part that reads videos. It needs torchvision,
+even if no videos are read. Here it is left out, and the image processor uses Pillow: its pixels are
+the same on every machine.
 
 The identity of a tokenizer, and the tokens added to it:
 
     identity = sha256(vocabulary, merges, special tokens, the ids of a probe text)
 
 The probe text covers normalization and splitting, which transformers versions serialize
-differently. The identity does not include tokens added after the backbone was loaded, the padding
-token, which many backbones lack, or the chat template.
+differently. The identity leaves out tokens added after the backbone was loaded, the padding token,
+which many backbones lack, and the chat template.
 
-transformers and tokenizers have no function that removes added tokens. A fast tokenizer is read
-again, in place, from its own serialization without them, and keeps its model: numbers of a Unigram
-model lose their last bit when they are read. Ids of added tokens follow each other, so that only
-the last ones can be removed: others would get new ids.
+transformers and tokenizers lack a function that removes added tokens. A fast tokenizer is reloaded
+in place from its serialization without them. It keeps its model, because the numbers of a Unigram
+model lose their last bit when they are parsed. Added tokens have consecutive ids, so only the last
+ones can be removed: others would get new ids.
 """
 
 from __future__ import annotations
@@ -61,40 +61,40 @@ if TYPE_CHECKING:
 
 
 SOUND_INPUTS = ("input_values", "input_features")
-"""What models of sound read: samples or a spectrogram."""
+"""Inputs of audio models: samples or a spectrogram."""
 
 _PARTS = ("image_processor", "feature_extractor")
-_SHORTEST = 0.1  # seconds: the convolutions of speech encoders need 25 ms of sound
+_SHORTEST = 0.1  # seconds: the convolutions of speech encoders need 25 ms of audio
 _AST_FRAMES = 100  # a second
 _NAMES = frozenset({"image_processor_type", "feature_extractor_type", "processor_class"})
 
 
 def processor_options(auto: str) -> dict[str, Any]:
-    """Return the options to load a processor with, so that it computes the same everywhere.
+    """Return the loading options that make a processor compute the same on every machine.
 
     `auto` is the name of an auto class of transformers.
     """
-    # torchvision resizes to other values, and is used where it is installed.
+    # torchvision would be used if installed, and resizes to other values.
     return {"backend": "pil"} if auto == "AutoImageProcessor" else {}
 
 
 def tokenizer_of(processor: Any) -> PreTrainedTokenizerBase | None:
-    """Return a processor's tokenizer, which it may be itself; None if it has none."""
+    """Return a processor's tokenizer, or the processor if it is one; None if it lacks one."""
     tokenizer = getattr(processor, "tokenizer", processor)
     return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 
 
 def sampling_rate(processor: Any) -> int:
-    """Return the samples of a second that a processor of sound reads."""
+    """Return the sampling rate of an audio processor, in samples per second."""
     return int(_extractor(processor).sampling_rate)
 
 
 def heard_seconds(processor: Any) -> float | None:
-    """Return the duration of which a processor makes inputs of one size, cut or padded to it.
+    """Return the duration in seconds to which a processor cuts or pads all audio.
 
-    None: inputs are as long as the sounds.
+    None: inputs are as long as the audio.
     """
-    from transformers import ASTFeatureExtractor  # imports libraries of sound
+    from transformers import ASTFeatureExtractor  # imports audio libraries
 
     extractor = _extractor(processor)
     if isinstance(extractor, ASTFeatureExtractor):
@@ -104,9 +104,9 @@ def heard_seconds(processor: Any) -> float | None:
 
 
 def sound_inputs(processor: Any, sounds: Sequence[np.ndarray[Any, Any]]) -> dict[str, Tensor]:
-    """Make model inputs of sounds, padded to the longest or to the size that the processor has.
+    """Make model inputs from audio, padded to the longest or to the size of the processor.
 
-    Each sound has its samples at the sampling rate of the processor: (samples,).
+    Each sound is an array of samples, (samples,), at the sampling rate of the processor.
     """
     extractor, rate = _extractor(processor), sampling_rate(processor)
     least = round(_SHORTEST * rate)
@@ -117,9 +117,9 @@ def sound_inputs(processor: Any, sounds: Sequence[np.ndarray[Any, Any]]) -> dict
 
 
 def frame_counts(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[int] | None:
-    """Count the frames that a speech encoder computes of each sound, without those of its padding.
+    """Count the frames that a speech encoder computes for each sound, without padding.
 
-    None: the inputs do not show their padding, or the model does not tell.
+    None: the inputs do not mark their padding, or the model cannot count frames.
     """
     counted = getattr(model, "_get_feat_extract_output_lengths", None)
     mask = inputs.get("attention_mask")
@@ -135,7 +135,7 @@ def _extractor(processor: Any) -> Any:
 def processor_identity(processor: Any) -> str | None:
     """Return the identity of a processor, 64 hexadecimal digits.
 
-    None: there is none, or it is a tokenizer.
+    None: there is no processor, or it is a tokenizer.
     """
     settings = list(_settings(processor))
     if not settings:
@@ -151,7 +151,7 @@ def _settings(processor: Any) -> Iterator[dict[str, Any]]:
             yield {k: v for k, v in facts if k not in _NAMES and not is_neutral(v)}
 
 
-"""Stands for the class below where the auto class of a processor is named."""
+"""Stands for the class below instead of the name of an auto class."""
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _OPTIONAL = ("video_processor", "feature_extractor", "audio_processor")
@@ -164,10 +164,10 @@ class PictureTextProcessor:
     def from_pretrained(folder: Path, **options: Any) -> ProcessorMixin:
         """Load the image processor and the tokenizer of a folder, and join them.
 
-        `options` are those of both parts.
+        `options` are passed to both parts.
 
         Raises:
-            BackboneError: the checkpoint has no such processor.
+            BackboneError: the checkpoint lacks such a processor.
             ConfigError: a library is missing.
         """
         own = _processor_class(folder)
@@ -191,7 +191,7 @@ class PictureTextProcessor:
 
 
 def image_placeholder(processor: Any) -> str | None:
-    """Return what stands for a picture in a text; None if the processor has no such token."""
+    """Return the placeholder token of an image in a text; None if the processor lacks one."""
     return (
         getattr(processor, "image_token", None) if hasattr(processor, "image_processor") else None
     )
@@ -205,10 +205,10 @@ def picture_inputs(
     tensors: bool = True,
     special: bool = True,
 ) -> dict[str, Any]:
-    """Return what a processor makes of texts that have a placeholder for each picture.
+    """Make model inputs from texts that have a placeholder for each image.
 
-    `pictures` has those of each text. The inputs are tensors, padded to the longest text, or lists.
-    `special` adds the special tokens of the tokenizer.
+    `pictures` has the images of each text. The inputs are tensors, padded to the longest text, or
+    lists. `special` adds the special tokens of the tokenizer.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, in code of transformers
@@ -223,7 +223,7 @@ def picture_inputs(
 
 
 def learns_suffix(processor: Any) -> bool:
-    """Return whether the processor marks the text to learn as the second part, as PaliGemma's."""
+    """Return whether the processor takes the text to learn as a second part, like PaliGemma's."""
     return "suffix" in inspect.signature(type(processor).__call__).parameters
 
 
@@ -234,7 +234,7 @@ def _part(name: str, folder: Path, options: dict[str, Any]) -> Any:
 
 
 def _processor_class(folder: Path) -> Any:
-    """Return the class that a checkpoint names, or that of its type of model."""
+    """Return the processor class that a checkpoint names, or the class for its model type."""
     names = []
     for file in _FILES:
         path = folder / file
@@ -260,9 +260,9 @@ def _processor_class(folder: Path) -> Any:
 
 
 def for_pictures(own: type[ProcessorMixin]) -> Any:
-    """Return a class of processors without the parts that read no pictures.
+    """Return a processor class without the parts that do not read images.
 
-    Its constructor takes what that of `own` takes, with None for these parts.
+    Its constructor takes the arguments of `own`, with None for these parts.
     """
     parts = [name for name in own.get_attributes() if name not in _OPTIONAL]
     absent: dict[str, Any] = dict.fromkeys(set(own.get_attributes()) - set(parts))
@@ -280,11 +280,11 @@ _PROBE = (
 
 @dataclass(eq=False)
 class BorrowedTokenizer:
-    """What adapters have changed in a tokenizer, which models may share.
+    """The changes that adapters made to a tokenizer, which models may share.
 
-    `tokens` has the contents of tokens that adapters brought; `templates` the chat template that
-    applies in each model, by a key of that model, the last one shown; `own` is the user's chat
-    template meanwhile.
+    `tokens` has the contents of tokens that adapters added. `templates` has the chat template of
+    each model, by a key of the model; the last one is shown. `own` keeps the user's chat template
+    meanwhile.
     """
 
     tokens: list[str] = field(default_factory=list)
@@ -296,7 +296,7 @@ _BORROWED: WeakKeyDictionary[PreTrainedTokenizerBase, BorrowedTokenizer] = WeakK
 
 
 class TokenizerSnapshot:
-    """A model's tokenizer, and its state when it was first used with the model.
+    """A model's tokenizer and its state at its first use with the model.
 
     Tokens with ids from `size` on were added later, or have no embedding in the checkpoint.
     """
@@ -335,7 +335,7 @@ class TokenizerSnapshot:
         return self._cached[1]
 
     def chat_template(self) -> str | None:
-        """Return the user's chat template, the default one of several; None if there is none."""
+        """Return the user's chat template, the default one of several; None if not set."""
         template = self.borrowed.own if self._shows_an_adapters() else self.tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
@@ -345,11 +345,11 @@ class TokenizerSnapshot:
         return sorted(((i, t) for i, t in tokens if i >= self.size), key=lambda pair: pair[0])
 
     def add(self, tokens: Sequence[tuple[int, AddedToken]]) -> None:
-        """Add tokens of an adapter with these ids to the tokenizer, unless it has them already.
+        """Add an adapter's tokens with these ids to the tokenizer; skip tokens that it has.
 
         Raises:
-            MismatchError: a token has or would get another id, or could not be removed again; no
-                token is added then.
+            MismatchError: a token has or would get another id, or could not be removed again. Then
+                no token is added.
         """
         missing = self._missing(tokens)
         if not missing:
@@ -372,7 +372,7 @@ class TokenizerSnapshot:
             raise
 
     def _missing(self, tokens: Sequence[tuple[int, AddedToken]]) -> dict[int, AddedToken]:
-        """Return the tokens that are to be added, by id.
+        """Return the tokens to add, by id.
 
         Raises:
             MismatchError: a token has or would get another id.
@@ -395,9 +395,9 @@ class TokenizerSnapshot:
         return missing
 
     def remove_unused(self, in_use: Collection[str]) -> None:
-        """Remove the tokens that adapters brought, up to the first one that is in use.
+        """Remove the tokens that adapters added, from the last one to the first one in use.
 
-        A token behind them, the user's or an adapter's, would get another id: then they stay.
+        They stay if a later token, from the user or an adapter, would get another id.
         """
         vocabulary = self.tokenizer.get_vocab()
         brought = {content for content in self.borrowed.tokens if content not in in_use}
@@ -409,12 +409,12 @@ class TokenizerSnapshot:
         self.borrowed.tokens = [c for c in self.borrowed.tokens if c not in gone]
 
     def show(self, key: object, template: str | None) -> None:
-        """Show the chat template that applies in a model, until another one does.
+        """Set the chat template of a model on the tokenizer, until another one applies.
 
-        Without a template of an adapter, the user's own applies. `key` identifies the model.
+        Without an adapter's template, the user's template applies. `key` identifies the model.
         """
         if template == self.borrowed.templates.get(key):
-            return  # one that the user has set since stays
+            return  # a template that the user has set since then stays
         self._hide(key)
         if template is None:
             return
@@ -425,7 +425,7 @@ class TokenizerSnapshot:
         self.tokenizer.chat_template = template
 
     def _hide(self, key: object) -> None:
-        """Show the template before that of a model; one that the user has set since stays."""
+        """Restore the template before a model's; a template set by the user since then stays."""
         borrowed = self.borrowed
         if self._shows_an_adapters():
             others = [template for k, template in borrowed.templates.items() if k != key]
@@ -435,7 +435,7 @@ class TokenizerSnapshot:
             borrowed.own = None
 
     def _shows_an_adapters(self) -> bool:
-        """Return whether the tokenizer shows the last adapter's template, not one of the user."""
+        """Return whether the tokenizer has the last adapter's template, not the user's."""
         templates = list(self.borrowed.templates.values())
         return bool(templates) and self.tokenizer.chat_template == templates[-1]
 
@@ -451,7 +451,7 @@ def _different_ids(wrong: Sequence[str]) -> MismatchError:
 
 @contextmanager
 def _kept_settings(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Keep the settings of a tokenizer's backend, which each encoding resets."""
+    """Restore the settings of a tokenizer's backend, which each encoding resets."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         yield
@@ -480,7 +480,7 @@ def _merges(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def snapshot_of(
     backbone: Backbone, tokenizer: PreTrainedTokenizerBase, size: int
 ) -> TokenizerSnapshot:
-    """Return the snapshot of a tokenizer for a backbone: the recorded one, or a new one.
+    """Return the recorded snapshot of a tokenizer for a backbone, or take a new one.
 
     `size` is the number of token ids that belong to the backbone.
 
@@ -513,10 +513,10 @@ def remember_tokenizer(
 
 
 def check_removable(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse to add tokens to a tokenizer from which they could not be removed again.
+    """Refuse a tokenizer if added tokens could not be removed again.
 
     Raises:
-        MismatchError: a part of the tokenizer cannot be written, or not be read back as it was.
+        MismatchError: a part of the tokenizer cannot be serialized, or changes when reloaded.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -538,9 +538,9 @@ def check_removable(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def remove_added_tokens(tokenizer: PreTrainedTokenizerBase, contents: Collection[str]) -> None:
-    """Remove the last added tokens of a tokenizer: it is as it was before they were added.
+    """Remove the last added tokens of a tokenizer, and restore its state before them.
 
-    None of them is in the vocabulary of its model, and no other token has a higher id.
+    The tokens must not be in the vocabulary of its model, and no other token may have a higher id.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -551,7 +551,7 @@ def remove_added_tokens(tokenizer: PreTrainedTokenizerBase, contents: Collection
     model, encodes_special = backend.model, backend.encode_special_tokens
     backend.__setstate__(json.dumps(parts).encode())
     backend.model = model
-    backend.encode_special_tokens = encodes_special  # not a part of the serialization
+    backend.encode_special_tokens = encodes_special  # not part of the serialization
 
 
 def _remove_from_python(tokenizer: Any, contents: Collection[str]) -> None:
@@ -568,7 +568,7 @@ def _remove_from_python(tokenizer: Any, contents: Collection[str]) -> None:
 
 
 def _prune(trie: dict[str, Any], word: str) -> None:
-    """Remove a word from a trie, with the branches that no other word needs."""
+    """Remove a word from a trie, and the branches that no other word needs."""
     path = [trie]
     for character in word:
         path.append(path[-1][character])

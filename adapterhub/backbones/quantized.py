@@ -1,25 +1,25 @@
-"""Quantized backbones: the schemes, how to load one, and what its layers compute.
+"""Quantized backbones: quantization schemes, loading, and access to decoded weights.
 
     nf4, fp4    4 bits per value in blocks of 64; the scales of the blocks are quantized too
     int8        8 bits per value, one scale per row; activations are rounded to 8 bits as well
     int8-weight 8 bits per value, weights only, by torchao
-    fp8-weight  the same with floating point numbers of 8 bits (4 of exponent, 3 of mantissa)
+    fp8-weight  the same with 8-bit floating point numbers (4 bits of exponent, 3 of mantissa)
 
-Linear layers are quantized, except the head, the output layer and newly initialized modules: these
-train, or determine the output directly.
+Linear layers are quantized, except the head, the output layer and newly initialized modules. These
+are trained, or determine the output directly.
 
-A checkpoint that is quantized already is loaded as it is. `dequantize` decodes it to plain weights
-as it is loaded, which transformers can do for the formats in DECODED.
+A checkpoint that is already quantized is loaded unchanged. `dequantize` decodes it to plain weights
+on loading, which transformers supports for the formats in DECODED.
 
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3,
 https://arxiv.org/abs/2305.14314; Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for
 Transformers at Scale", https://arxiv.org/abs/2208.07339.
 
-The weight of a layer is decoded, or a new one encoded in the same way. Quantizations bring layers
-that scale, round or divide their weight when they are called, and some whose kernels have no
-backward pass. What such a layer does is tried on a few random inputs rather than believed of its
-class. Hooks are not called, so adapters on it do not matter. Layers of bitsandbytes need hooks and
-settings to be trained through.
+The weight of a layer can be decoded, and a new weight encoded in the same format. Some quantized
+layers scale, round or divide their weight when they are called, and some kernels lack a backward
+pass. The behavior of such a layer is tested on a few random inputs rather than inferred from its
+class. Hooks are not called, so adapters on the layer do not matter. Training through bitsandbytes
+layers needs hooks and settings.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to quantize.
+    """A quantization scheme.
 
     Attributes:
-        config: makes the transformers configuration from the dtype of the computation and the
-            paths of the modules that are not quantized.
+        config: makes the transformers configuration from the compute dtype and the paths of the
+            modules that are not quantized.
         shards: whether FSDP2 can divide the codes.
     """
 
@@ -102,18 +102,18 @@ QUANTIZATIONS = {
 
 
 DECODED = ("fp8", "mxfp4", "compressed-tensors")
-"""The stored quantizations that transformers can decode as it loads a checkpoint."""
+"""Stored quantizations that transformers can decode when it loads a checkpoint."""
 IN_FP32 = ("bitsandbytes", "mxfp4")
-"""The stored quantizations whose layers compute in fp32, too: mxfp4 is decoded without a GPU."""
+"""Stored quantizations whose layers also compute in fp32; mxfp4 is decoded without a GPU."""
 
 
 def sharded_codes() -> list[str]:
-    """List the quantizations whose codes can be divided over processes; each has all scales."""
+    """List the quantizations whose codes can be sharded; each process has all scales."""
     return [name for name, scheme in QUANTIZATIONS.items() if scheme.shards]
 
 
 def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
-    """Return the quantization still to be applied to a checkpoint; None if it has it already.
+    """Return the quantization to apply to a checkpoint; None if it is already applied.
 
     Raises:
         ConfigError: the quantization is unknown, the checkpoint is quantized in another way, or the
@@ -147,7 +147,7 @@ def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
 
 
 def _check_known(folder: Path, stored: str) -> None:
-    """Refuse a checkpoint of which transformers would load the codes as if they were weights."""
+    """Refuse a checkpoint if transformers would load its codes as weights."""
     if stored == "bitsandbytes" or stored in AUTO_QUANTIZATION_CONFIG_MAPPING:
         return
     raise ConfigError(
@@ -159,7 +159,7 @@ def _check_known(folder: Path, stored: str) -> None:
 
 
 def _check_decodes(folder: Path, stored: str | None) -> None:
-    """Refuse to decode a checkpoint that is not quantized, or in a way that stays as it is."""
+    """Refuse to decode a checkpoint that is not quantized, or whose format cannot be decoded."""
     if stored in DECODED:
         return
     kind = f"is quantized by {stored}" if stored else "is not quantized"
@@ -171,7 +171,7 @@ def _check_decodes(folder: Path, stored: str | None) -> None:
 
 
 def cpu_note(model: PreTrainedModel) -> str:
-    """Return what a user should be told of a model whose quantization is slow on its device."""
+    """Return a note for the user if the quantization of a model is slow on its device."""
     kind = Backbone.of(model).quantization
     if kind is None or model.device.type != "cpu":
         return ""
@@ -185,7 +185,7 @@ _TALKATIVE = ("autograd._functions", "backends.cpu.ops")
 
 
 def quiet_bitsandbytes() -> None:
-    """Let bitsandbytes print errors only; it is imported by what loads a backbone with it."""
+    """Limit the log of bitsandbytes to errors; libraries import it when they load a backbone."""
     for name in _TALKATIVE:
         logging.getLogger(f"bitsandbytes.{name}").setLevel(logging.ERROR)
 
@@ -195,8 +195,8 @@ def loading_options(
 ) -> dict[str, Any]:
     """Return the options of `from_pretrained` that load a quantized backbone, or decode it.
 
-    To find newly initialized parameters, the model is first made on the meta device, which reads no
-    weights. The given options have `dtype`.
+    The model is first created on the meta device, without reading weights, to find newly
+    initialized parameters. `options` must contain `dtype`.
     """
     if quantize == DEQUANTIZE:
         return _decoding_options(folder, options)
@@ -231,13 +231,13 @@ def _decoding_options(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
-    """Make a checkpoint that transformers has decoded a plain model of one dtype, in place.
+    """Convert a model that transformers has decoded to a plain model of one dtype, in place.
 
-    What bitsandbytes left as it is has one dtype, too.
+    Tensors that bitsandbytes did not quantize get the same dtype.
 
-    transformers decodes FP8 and MXFP4 where they have no kernels, as on a CPU: to the dtype of
-    `from_pretrained`, while all other tensors keep that of the file. `save_pretrained` would encode
-    the weights again, without a configuration that says so.
+    transformers decodes FP8 and MXFP4 where it lacks kernels, such as on a CPU. The decoded weights
+    get the dtype of `from_pretrained`; all other tensors keep the dtype of the file.
+    `save_pretrained` would encode the weights again, without a configuration that records it.
     """
     stored, coded = stored_quantization(folder), Backbone.of(model).quantization is not None
     if stored is None or (coded and stored != "bitsandbytes"):
@@ -255,7 +255,7 @@ def settle_decoded(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> 
 def _skipped_modules(
     auto: Any, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
 ) -> set[str]:
-    """Return the paths of modules not to quantize: head, output layer, newly initialized."""
+    """Return the paths of modules to leave unquantized: head, output layer, new modules."""
     with MODEL_LOCK:
         model, info = auto.from_pretrained(
             folder,
@@ -270,14 +270,14 @@ def _skipped_modules(
     paths |= {path for path, module in model.named_modules() if module is output}
     if output is None and model.base_model is not model:
         paths |= {name for name, child in model.named_children() if child is not model.base_model}
-    return paths - {""} or {"lm_head"}  # transformers replaces an empty list by its own
+    return paths - {""} or {"lm_head"}  # transformers replaces an empty list with its own
 
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 def dequantized(module: nn.Module) -> Tensor | None:
-    """Decode the weight of a quantized layer as the layer computes with it.
+    """Decode the weight of a quantized layer to the values that the layer computes with.
 
     Returns:
         The weight, (d_out, d_in); None for an unsupported quantization.
@@ -310,10 +310,10 @@ def can_requantize(module: nn.Module) -> bool:
 
 
 def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[str, Any]]:
-    """Quantize a weight (d_out, d_in) in the same way as a layer's current weight.
+    """Quantize a weight (d_out, d_in) in the format of a layer's current weight.
 
     Returns:
-        The new weight, and the other attributes of the layer that must be set with it.
+        The new weight, and other attributes of the layer that must be set with it.
     """
     weight: Any = module.weight
     cls, state = type(weight), getattr(weight, "quant_state", None)
@@ -335,14 +335,14 @@ def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[s
 
 
 def _is_plain(weight: Tensor) -> bool:
-    """Return whether a tensor holds numbers, and is not a tensor subclass that holds codes."""
+    """Return whether a tensor holds numbers, rather than being a subclass that holds codes."""
     return type(weight) in (Tensor, nn.Parameter) and type(weight.data) is Tensor
 
 
 def row_scales(module: nn.Module) -> Tensor | None:
-    """Return the scales of an int8 weight's rows, (d_out,); None for any other layer.
+    """Return the row scales of an int8 weight, (d_out,); None for any other layer.
 
-    They are an attribute of the weight until the layer is first called, then of the layer's state.
+    The scales are an attribute of the weight until the first call, then of the layer's state.
     """
     for owner in (getattr(module, "weight", None), getattr(module, "state", None)):
         if isinstance(scales := getattr(owner, "SCB", None), Tensor):
@@ -351,10 +351,10 @@ def row_scales(module: nn.Module) -> Tensor | None:
 
 
 def _float8_factors(module: nn.Module) -> Tensor | None:
-    """Return what multiplies each value of an FP8 weight, broadcast to (d_out, d_in).
+    """Return the factor of each value of an FP8 weight, broadcast to (d_out, d_in).
 
-    transformers stores a factor for the whole weight, for each row, or for each block. Its layer
-    for the blocks calls them `weight_scale_inv`, although it multiplies by them.
+    transformers stores one factor for the whole weight, for each row, or for each block. Its block
+    layer names the factors `weight_scale_inv`, although it multiplies by them.
 
     Returns:
         The factors; None for a layer that does not hold 8-bit floating point numbers.
@@ -411,13 +411,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 _INPUTS = 4
-_ROUNDING = 0.1  # activations in 8 bits are rounded by some 3 %
+_ROUNDING = 0.1  # rounding activations to 8 bits changes them by about 3 %
 # A layer with other inputs or outputs, or without a kernel for this device.
 _NO_ANSWER = (RuntimeError, TypeError, ValueError, AttributeError, ImportError, NameError)
 
 
 def has_own_code(layer: nn.Module) -> bool:
-    """Return whether a layer computes by other code than nn.Linear, Conv1D and bitsandbytes."""
+    """Return whether a layer runs code other than nn.Linear, Conv1D or bitsandbytes."""
     if "forward" in vars(layer) and not hasattr(layer, "_hf_hook"):  # which accelerate sets
         return True
     usual = type(layer).forward in (nn.Linear.forward, Conv1D.forward)
@@ -441,15 +441,15 @@ def computes_with(layer: nn.Module, weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 def blocks_gradients(layer: nn.Module, width: int, like: Tensor) -> bool:
-    """Return whether no gradient reaches the input of a layer: none, an error, or zeros.
+    """Return whether a layer blocks gradients: its input gets none, zeros, or an error.
 
-    Its inputs have `width` features, and the device and dtype of `like`.
+    The input has `width` features, and the device and dtype of `like`.
     """
     with torch.enable_grad():
         x = torch.linspace(-1, 1, width, dtype=like.dtype, device=like.device)[None]
         try:
             output = _called(layer, x.requires_grad_())
-        except _NO_ANSWER:  # the model says so when it is called
+        except _NO_ANSWER:  # calling the model raises the same error
             return False
         if not isinstance(output, Tensor):
             return False
@@ -461,7 +461,7 @@ def blocks_gradients(layer: nn.Module, width: int, like: Tensor) -> bool:
 
 
 def _called(layer: nn.Module, x: Tensor) -> Any:
-    # accelerate's forward would move weights that are in place already.
+    # accelerate's forward would move weights that are already in place.
     forward = type(layer).forward if hasattr(layer, "_hf_hook") else None
     return forward(layer, x) if forward else layer.forward(x)
 
@@ -471,10 +471,11 @@ _HOOK = "_adapterhub_forgets"
 
 
 def check_gradients(model: PreTrainedModel) -> None:
-    """Refuse to train through quantized layers that pass no gradients on.
+    """Refuse to train through quantized layers that do not pass gradients on.
 
     Raises:
-        AttachError: transformers says so of this quantization, or a layer was tried.
+        AttachError: transformers cannot train this quantization, or a tested layer blocks
+            gradients.
     """
     kind, quantizer = Backbone.of(model).quantization, getattr(model, "hf_quantizer", None)
     if kind is None:
@@ -493,7 +494,7 @@ def check_gradients(model: PreTrainedModel) -> None:
 
 
 def _blocking_layers(model: PreTrainedModel) -> list[str]:
-    """List the linear layers that block gradients, of which one of each class is tried."""
+    """List the linear layers that block gradients; one layer of each class is tested."""
     kinds: dict[type, tuple[str, nn.Module, int]] = {}
     for path, layer in own_modules(model):
         width = getattr(layer, "in_features", None)
@@ -506,8 +507,8 @@ def _blocking_layers(model: PreTrainedModel) -> list[str]:
 def keep_4bit_layout(model: nn.Module, patch: Patch) -> None:
     """Stop 4-bit layers from repacking their weights.
 
-    On some CPUs bitsandbytes repacks them for inference at the first call without gradients. The
-    packed form returns wrong gradients in later calls.
+    On some CPUs, bitsandbytes repacks the weights for inference at the first call without
+    gradients. The packed layers return wrong gradients in later calls.
     """
     layers = [module for _, module in own_modules(model) if getattr(module, _CAN_PACK, False)]
     for layer in layers:
@@ -518,9 +519,9 @@ def keep_4bit_layout(model: nn.Module, patch: Patch) -> None:
 
 
 def prepare_quantized(model: nn.Module, patch: Patch) -> None:
-    """Prepare quantized layers for training through them, those that are not.
+    """Prepare quantized layers for training through them; skip prepared layers.
 
-    The patch removes the hooks, and lets layers repack their weights.
+    Undoing the patch removes the hooks and lets layers repack their weights.
     """
     for _, layer in own_modules(model):
         if row_scales(layer) is not None and _HOOK not in vars(layer):
@@ -532,8 +533,8 @@ def prepare_quantized(model: nn.Module, patch: Patch) -> None:
 def drop_saved_input(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
     """Free the input that bitsandbytes saves in an int8 layer's output; a forward hook.
 
-    It is saved for a gradient of the codes, which is never computed, and in a place that gradient
-    checkpointing does not cover.
+    The input is saved for a gradient of the codes, which is never computed. Gradient checkpointing
+    does not free it.
     """
     node: Any = getattr(output, "grad_fn", None)
     if node is None or torch.compiler.is_compiling():
