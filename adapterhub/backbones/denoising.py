@@ -1,16 +1,16 @@
-"""What a pipeline of diffusers learns: to find the noise in pictures that noise was added to.
+"""Train diffusers pipelines to predict the noise that was added to images.
 
     DDPM           x_t = sqrt(a_t) x + sqrt(1 - a_t) e       the target is e, or x, or the velocity
                                                              v = sqrt(a_t) e - sqrt(1 - a_t) x
     flow matching  x_s = (1 - s) x + s e                     the target is e - x
 
-    x: the latents of a picture, (batch, channels, height, width)    e: noise of N(0, 1), like x
+    x: the latents of an image, (batch, channels, height, width)     e: noise of N(0, 1), like x
 
-Which of both, and the noise of each step t, are in the configuration of the pipeline's scheduler.
-Of flow matching, s follows the logit-normal density of Stable Diffusion 3. Prompts are encoded by
-the pipeline's own `encode_prompt`, so that text encoders may be adapted as well.
+The configuration of the pipeline's scheduler selects one of the two, and the noise of each step t.
+In flow matching, s follows the logit-normal density of Stable Diffusion 3. The pipeline's
+`encode_prompt` encodes prompts, so text encoders can be adapted as well.
 
-Noise, latents and steps of a row are drawn with numbers of its own: they depend on its seed alone.
+Noise, latents and steps of a row depend only on the seed of the row.
 
 Ho et al. 2020, https://arxiv.org/abs/2006.11239; Esser et al. 2024,
 https://arxiv.org/abs/2403.03206; the training examples of diffusers 0.42.
@@ -41,19 +41,19 @@ from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.status import MODEL_LOCK, quiet_loading
 
 Encoded: TypeAlias = tuple[Any, ...]
-"""What `encode_prompt` of a pipeline returns."""
+"""The return value of a pipeline's `encode_prompt`."""
 
 _FLOW = "FlowMatch"  # begins the names of the schedulers of flow matching
 
 
 @dataclass(frozen=True)
 class Denoised:
-    """What a pipeline finds in noisy latents, and what it should find.
+    """Predictions of a pipeline for noisy latents, and their targets.
 
     Attributes:
-        found: (batch, ...).
-        target: like `found`.
-        weight: of each picture in the loss, (batch,).
+        found: the predictions, (batch, ...).
+        target: the targets, like `found`.
+        weight: the weight of each image in the loss, (batch,).
     """
 
     found: Tensor
@@ -62,21 +62,21 @@ class Denoised:
 
     @property
     def losses(self) -> Tensor:
-        """The mean squared error of each picture, (batch,), with its weight."""
+        """The weighted mean squared error of each image, (batch,)."""
         squares = (self.found.float() - self.target.float()) ** 2
         return self.weight * squares.flatten(1).mean(1)
 
 
 @dataclass
 class Kept:
-    """What frozen parts of a pipeline return: of each prompt and of each picture, once.
+    """Cache of the outputs of a pipeline's frozen parts, for each prompt and each image.
 
-    Each is encoded by itself, so that its numbers depend on nothing else in its batch: a resumed
-    run computes with the same ones. They are in the memory of the host. What is over the limit is
-    encoded each time.
+    Each is encoded alone, so its values do not depend on the rest of its batch, and a resumed run
+    computes with the same values. The cache is in host memory. Entries over the limit are encoded
+    each time.
 
     Attributes:
-        limit: the most that is kept, in bytes.
+        limit: the size of the cache, in bytes.
         prompts: whether the text encoders are frozen, too.
     """
 
@@ -88,7 +88,7 @@ class Kept:
     def encoded(
         self, keys: Sequence[Hashable], encode: Callable[[int], Sequence[Tensor | None]]
     ) -> list[tuple[Tensor | None, ...]]:
-        """Return what `encode(i)` returns for each row i, by its key."""
+        """Return the result of `encode(i)` for each row i, cached by key."""
         rows = []
         for number, key in enumerate(keys):
             if (row := self._values.get(key)) is None:
@@ -104,7 +104,7 @@ class Kept:
 
 
 def _joined(rows: Sequence[tuple[Tensor | None, ...]], like: Tensor) -> tuple[Any, ...]:
-    """Join the values of rows, on the device of `like`; what the first one lacks is None."""
+    """Join the values of rows, on the device of `like`; values missing in the first are None."""
     return tuple(
         None
         if values[0] is None
@@ -114,11 +114,11 @@ def _joined(rows: Sequence[tuple[Tensor | None, ...]], like: Tensor) -> tuple[An
 
 
 def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None = None) -> Any:
-    """Load a pipeline of diffusers that can be trained.
+    """Load a diffusers pipeline that can be trained.
 
     Raises:
         ConfigError: diffusers is not installed.
-        BackboneError: there is no such pipeline, or it makes no pictures of prompts.
+        BackboneError: the pipeline does not exist, or does not generate images from prompts.
     """
     require(*DIFFUSERS)
     quiet_bitsandbytes()
@@ -133,7 +133,7 @@ def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None 
         )
     try:
         with MODEL_LOCK, quiet_loading(), _no_progress_bar(), warnings.catch_warnings():
-            # That its scheduler is of an older release is of no use to who did not make it.
+            # A warning that the scheduler is outdated does not help the user of a pipeline.
             warnings.simplefilter("ignore", FutureWarning)
             kind: Any = DiffusionPipeline
             pipeline = kind.from_pretrained(
@@ -168,8 +168,8 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def make_learnable(pipeline: Any) -> None:
-    """Let the parts of a pipeline, called as a model, return `Denoised` of a batch."""
-    own = weakref.ref(pipeline)  # which is known by its parts, and else would never be freed
+    """Make the parts of a pipeline, called as a model, return `Denoised` for a batch."""
+    own = weakref.ref(pipeline)  # its parts refer to it, and it would never be freed otherwise
 
     def compute(**batch: Any) -> Denoised:
         return denoised(own(), **batch)
@@ -178,10 +178,10 @@ def make_learnable(pipeline: Any) -> None:
 
 
 def check_trainable(pipeline: Any) -> None:
-    """Refuse a pipeline that makes no pictures of prompts, or by a model that is not known here.
+    """Refuse a pipeline that does not generate images from prompts, or uses an unsupported model.
 
     Raises:
-        BackboneError: it is one.
+        BackboneError: the pipeline cannot be trained.
     """
     found, vae = _denoiser_of(pipeline), getattr(pipeline, "vae", None)
     if found is None or vae is None:
@@ -202,9 +202,9 @@ def check_trainable(pipeline: Any) -> None:
 
 
 def sized(pipeline: Any, side: int) -> dict[str, Any]:
-    """Return the options by which a pipeline makes pictures of a size, in pixels.
+    """Return the options that make a pipeline generate images of a size, in pixels.
 
-    Some would make pictures of the nearest size that they were trained on, and scale those.
+    Otherwise some pipelines generate the nearest size that they were trained on, and scale it.
     """
     binning = "use_resolution_binning"
     has = binning in inspect.signature(pipeline.__call__).parameters
@@ -212,21 +212,21 @@ def sized(pipeline: Any, side: int) -> dict[str, Any]:
 
 
 def least_side(pipeline: Any) -> int:
-    """Return the side of the squares that pictures of a pipeline consist of, in pixels."""
+    """Return the side of the squares that images of a pipeline consist of, in pixels."""
     denoise, model = _denoiser(pipeline)
     patch = 2 if denoise is _flux else model.config.get("patch_size") or 1
     return int(pipeline.vae_scale_factor) * int(patch)
 
 
 def is_flow(pipeline: Any) -> bool:
-    """Return whether a pipeline learns by flow matching."""
+    """Return whether a pipeline is trained by flow matching."""
     return type(pipeline.scheduler).__name__.startswith(_FLOW)
 
 
 def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, set[str]]:
-    """Return the most tokens that a pipeline reads of a prompt, and the prompts that have more.
+    """Return the token limit of a pipeline's prompts, and the prompts that exceed it.
 
-    Of several text encoders, that which reads most counts.
+    If there are several text encoders, the largest limit counts.
     """
     parameters = inspect.signature(pipeline.encode_prompt).parameters
     of_t5 = getattr(parameters.get("max_sequence_length"), "default", None)
@@ -242,7 +242,7 @@ def cut_prompts(pipeline: Any, prompts: Sequence[str]) -> tuple[int, set[str]]:
 
 
 def side_of(pipeline: Any) -> int:
-    """Return the side of the pictures that a pipeline was trained on, in pixels."""
+    """Return the side of the images that a pipeline was trained on, in pixels."""
     _, model = _denoiser(pipeline)
     size = model.config.get("sample_size")
     size = size[0] if isinstance(size, list | tuple) else size
@@ -259,15 +259,15 @@ def denoised(
     snr_gamma: Tensor | None = None,
     kept: Kept | None = None,
 ) -> Denoised:
-    """Add noise to pictures, and let a pipeline find it.
+    """Add noise to images, and let a pipeline predict it.
 
     Args:
-        pipeline: of diffusers.
-        pixel_values: pictures in [-1, 1], (batch, 3, height, width).
-        prompts: their prompts in UTF-8, padded by 0, (batch, bytes).
-        seeds: of the random numbers of each row, (batch,).
-        snr_gamma: the most that the signal-to-noise ratio counts, (batch,); None: all count alike.
-        kept: what frozen parts returned before; None: they compute.
+        pipeline: a diffusers pipeline.
+        pixel_values: images in [-1, 1], (batch, 3, height, width).
+        prompts: the prompts of the images in UTF-8, padded with 0, (batch, bytes).
+        seeds: the random seed of each row, (batch,).
+        snr_gamma: the cap on the signal-to-noise ratio, (batch,); None: all steps weigh the same.
+        kept: cached outputs of frozen parts; None: compute them.
     """
     denoise, model = _denoiser(pipeline)
     numbers = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
@@ -277,26 +277,26 @@ def denoised(
     noisy, steps, target, weight = _noised(pipeline, latents, noise, numbers, snr_gamma)
     encoded = _prompt(pipeline, prompt_texts(prompts), noisy, kept)
     found = denoise(pipeline, model, noisy.to(model.dtype), steps, encoded)
-    if found.shape[1] == 2 * target.shape[1]:  # models that also learned a variance
+    if found.shape[1] == 2 * target.shape[1]:  # models that also predict a variance
         found = found.chunk(2, 1)[0]
     return Denoised(found, target, weight)
 
 
 def prompt_bytes(texts: Sequence[str]) -> Tensor:
-    """Return texts in UTF-8, padded by 0: (batch, bytes)."""
+    """Encode texts in UTF-8, padded with 0: (batch, bytes)."""
     coded = [torch.tensor([*text.encode()], dtype=torch.uint8) for text in texts]
     return torch.nn.utils.rnn.pad_sequence(coded, batch_first=True)
 
 
 def prompt_texts(coded: Tensor) -> list[str]:
-    """Return the texts of `prompt_bytes`."""
+    """Decode the texts that `prompt_bytes` encoded."""
     return [bytes(row).rstrip(b"\0").decode() for row in coded.tolist()]
 
 
 def _latents(
     pipeline: Any, pixel_values: Tensor, numbers: Sequence[torch.Generator], kept: Kept | None
 ) -> Tensor:
-    """Return the latents of pictures, drawn from what the VAE encodes."""
+    """Sample the latents of images from the distribution that the VAE encodes."""
     vae = pipeline.vae
 
     def encode(pictures: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,7 +327,7 @@ def _noised(
     config = pipeline.scheduler.config
     ones = torch.ones(len(latents), device=latents.device)
     if is_flow(pipeline):
-        # What a pipeline's own scheduler did last has changed its steps.
+        # The last use of a pipeline's scheduler has changed its steps.
         schedule = type(pipeline.scheduler).from_config(config)
         share = torch.cat([torch.randn(1, generator=each) for each in numbers]).sigmoid()
         places = (share * schedule.config.num_train_timesteps).long()
@@ -355,17 +355,17 @@ def _noised(
     if snr_gamma is not None:
         snr: Any = training_utils.compute_snr
         ratio = snr(ddpm, steps).to(latents)
-        ones = torch.minimum(ratio, snr_gamma)  # of the picture; the others are of its noise
+        ones = torch.minimum(ratio, snr_gamma)  # predicts the image; the other types predict noise
         if predicted == "v_prediction":
             ones = ones / (ratio + 1)
         elif predicted == "epsilon":
-            ones = (snr_gamma / ratio).clamp(max=1)  # also where there is noise alone: 1
+            ones = (snr_gamma / ratio).clamp(max=1)  # 1 for pure noise, too
     return ddpm.add_noise(latents, noise, steps), steps, target, ones
 
 
 @contextmanager
 def _no_cut_notes(pipeline: Any) -> Iterator[None]:
-    """Let a pipeline not say of each long prompt that it is cut: `cut_prompts` counts them."""
+    """Silence a pipeline's warning for each truncated prompt; `cut_prompts` counts them."""
     logger = logging.getLogger(type(pipeline).__module__)
     before, logger.disabled = logger.disabled, True
     try:
@@ -376,7 +376,7 @@ def _no_cut_notes(pipeline: Any) -> Iterator[None]:
 
 
 def _prompt(pipeline: Any, prompts: list[str], like: Tensor, kept: Kept | None) -> Encoded:
-    """Return what the pipeline encodes of prompts, on the device of `like`."""
+    """Encode prompts with the pipeline, on the device of `like`."""
     given = {"device": next(parts_of(pipeline).parameters()).device, "num_images_per_prompt": 1}
     possible = {"prompt_2": None, "prompt_3": None, "do_classifier_free_guidance": False}
     taken = inspect.signature(pipeline.encode_prompt).parameters
@@ -395,7 +395,7 @@ def _prompt(pipeline: Any, prompts: list[str], like: Tensor, kept: Kept | None) 
 
 
 def _unet(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
-    """Stable Diffusion, and SDXL, which knows sizes as well."""
+    """Predict with Stable Diffusion, or with SDXL, which also reads sizes."""
     states, _, *pooled = encoded
     more = {}
     if pooled:
@@ -417,7 +417,7 @@ def _sd3(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encod
 
 def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
     states, pooled, _ = encoded
-    text_ids = states.new_zeros(states.shape[1], 3)  # as of `encode_prompt`, which are of no row
+    text_ids = states.new_zeros(states.shape[1], 3)  # as in `encode_prompt`: not per row
     rows, channels, height, width = noisy.shape
     packed = pipeline._pack_latents(noisy, rows, channels, height, width)
     ids = pipeline._prepare_latent_image_ids(
@@ -435,7 +435,7 @@ def _flux(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Enco
 def _pixart(pipeline: Any, model: Any, noisy: Tensor, steps: Tensor, encoded: Encoded) -> Tensor:
     states, mask, *_ = encoded
     sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
-    if model.config.sample_size == 128:  # which alone reads sizes
+    if model.config.sample_size == 128:  # only this one reads sizes
         side = torch.full((len(noisy), 2), noisy.shape[-1] * pipeline.vae_scale_factor)
         sizes = {"resolution": side.to(noisy), "aspect_ratio": torch.ones(len(noisy), 1).to(noisy)}
     return model(  # type: ignore[no-any-return]
@@ -451,7 +451,7 @@ _DENOISERS: dict[str, Callable[..., Tensor]] = {
     "PixArtTransformer2DModel": _pixart,
 }
 TRAINED = tuple(_DENOISERS)
-"""The classes of diffusers that find noise, and can be trained."""
+"""The diffusers classes that predict noise and can be trained."""
 
 
 def _denoiser_of(pipeline: Any) -> tuple[Callable[..., Tensor], Any] | None:

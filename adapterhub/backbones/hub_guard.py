@@ -1,9 +1,9 @@
-"""Check the answers of a hub before huggingface_hub uses them.
+"""Check the responses of a hub before huggingface_hub uses them.
 
-huggingface_hub joins the ETag of an answer to the path of its cache, so that a hostile hub makes it
-write and read files anywhere. It also has no limits for the sizes and times of answers, prints
-headers, and sends the token to the hubs that it knows. Inside of `guarded_hub`, its session has two
-hooks against this. Commits, hashes and file names are checked too, whatever becomes of them.
+huggingface_hub joins the ETag of a response to its cache path, so a hostile hub can make it write
+and read files anywhere. It also does not limit the size and duration of responses, prints headers,
+and sends the token to every known hub. Inside `guarded_hub`, its session has two hooks that prevent
+this. Commits, hashes and file names are also checked, wherever they are used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from adapterhub.errors import BackboneError
 
 MAX_ANSWER_BYTES = 64 << 20  # of the API: listings of repositories with 100,000 files
 GRACE_SECONDS = 60.0  # before MIN_RATE applies
-HEADER_SECONDS = 300.0  # for all headers of an answer
+HEADER_SECONDS = 300.0  # for all headers of a response
 TIMEOUT_SECONDS = 300.0  # between two packets; a hub may take minutes to check a large commit
 _ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=-]{8,128}"?')
 _HEADERS = {
@@ -48,7 +48,7 @@ _HEADERS = {
     "x-xet-hash": SHA256,
     "x-linked-size": re.compile(r"\d{1,18}"),
 }
-# They would be printed, or let the client sleep for as long as the server likes.
+# They would be printed, or could make the client sleep indefinitely.
 _DROPPED = ("x-hf-warning", "retry-after", "ratelimit")
 _XET = ("x-xet-hash", "x-xet-refresh-route", "link")
 _XET_LINK = "xet-auth"
@@ -64,12 +64,12 @@ _previous_factory: Callable[[], Any] | None = None
 
 @contextmanager
 def guarded_hub(endpoint: str | None = None) -> Iterator[None]:
-    """Check the answers that huggingface_hub receives inside of this context.
+    """Check the responses that huggingface_hub receives inside this context.
 
-    Its token is sent to the origin of `endpoint` only, by default huggingface_hub's own.
+    The token is sent only to the origin of `endpoint`, by default huggingface_hub's endpoint.
 
     Raises:
-        BackboneError: an answer is malformed, too large or too slow.
+        BackboneError: a response is malformed, too large or too slow.
     """
     try:
         network = HubNetwork(endpoint or constants.ENDPOINT)
@@ -122,9 +122,9 @@ def _guarded_client() -> Any:
 
 
 def _check_request(request: Any) -> None:
-    """Remove the token from a request to another origin; ask for uncompressed answers."""
+    """Remove the token from a request to another origin; request an uncompressed response."""
     networks, url = tuple(_active), str(request.url)
-    if not networks:  # a request of another thread that began inside of the context
+    if not networks:  # a request of another thread that began inside the context
         return
     try:
         is_hub = url_origin(url) in {network.origin for network in networks}
@@ -135,7 +135,7 @@ def _check_request(request: Any) -> None:
         raise _refusal(f"{error}") from None
     request.headers["accept-encoding"] = "identity"
     is_api = is_hub and _API.fullmatch(request.url.path) is not None
-    # A redirected request has the extensions of the first one: its answer is to the same question.
+    # A redirected request keeps the extensions of the first one, so one watchdog covers both.
     watchdog = _watchdog(networks[-1], url, _library_of(request))
     request.extensions = {
         "is_api": is_api,
@@ -146,13 +146,13 @@ def _check_request(request: Any) -> None:
 
 
 def _watchdog(network: HubNetwork, url: str, library: Any) -> Watchdog:
-    """Return what checks the peer of a request, and ends it if it is too slow."""
+    """Return a watchdog that checks the peer of a request and ends a slow one."""
     check_peer = network.trace(url)
 
     def inner(event: str, info: Mapping[str, Any]) -> None:
         try:
             check_peer(event, info)
-        except UnusableProxyError:  # as of a proxy that does not answer: a cache may be used
+        except UnusableProxyError:  # like a proxy that does not respond: the cache may be used
             raise library.ConnectError("the proxy cannot be used") from None
         if event.endswith("receive_response_headers.started"):  # the request may take long
             watchdog.begin(HEADER_SECONDS)
@@ -193,7 +193,7 @@ def _lists_files(request: Any) -> bool:
 
 
 def _stays(response: Any) -> bool:
-    """Return whether an answer redirects within its origin; its headers are then not used."""
+    """Return whether a response redirects within its origin; then its headers are not used."""
     url, location = str(response.request.url), response.headers.get("location")
     return location is not None and _same(redirect_target(url, location), url)
 
@@ -223,7 +223,7 @@ def _same(first: str, second: str) -> bool:
 
 
 def _check_names(data: bytes) -> None:
-    """Refuse a listing whose commits, hashes or file names could lead a path elsewhere."""
+    """Refuse a listing whose commits, hashes or file names could redirect a path."""
     try:
         tree = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -246,7 +246,7 @@ def _check_names(data: bytes) -> None:
 
 
 def _limited(stream: Any, limit: int | None, watchdog: Watchdog) -> Any:
-    """Wrap the stream of a body so that it ends at a size, or when it is too slow."""
+    """Wrap the stream of a body to end it at a size limit, or when it is too slow."""
 
     class LimitedStream(_library_of(stream).SyncByteStream):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
@@ -270,7 +270,7 @@ def _limited(stream: Any, limit: int | None, watchdog: Watchdog) -> Any:
 
 
 def _library_of(part: object) -> Any:
-    """Return the library of a request or stream: huggingface_hub 2 uses httpx2, version 1 httpx."""
+    """Return the library of a request or stream: httpx2 for huggingface_hub 2, httpx for 1."""
     return sys.modules[type(part).__module__.partition(".")[0]]
 
 

@@ -1,7 +1,7 @@
-"""What holds for every client of a hub, huggingface_hub's (hub_guard.py) and our own.
+"""Network rules for every client of a hub, both huggingface_hub (hub_guard.py) and our own.
 
-Which server a token belongs to, where the requests for a hub may go, how slow an answer may be, and
-the forms of commits and hashes.
+The rules cover the server that a token belongs to, the addresses that requests may reach, the
+minimum rate of responses, and the formats of commits and hashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-MIN_RATE = 4096  # bytes per second of an answer: half of what a telephone modem manages
+MIN_RATE = 4096  # bytes per second of a response: half the rate of a telephone modem
 COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 _GLANCE_SECONDS = 1.0
 _PORTS = {"http": 80, "https": 443}
@@ -37,7 +37,7 @@ def is_commit(value: object) -> bool:
 
 
 class Reach(IntEnum):
-    """Who can reach an address: everyone, one network, or one machine."""
+    """The reach of an address: public, one network, or one machine."""
 
     PUBLIC = 0
     PRIVATE = 1
@@ -45,20 +45,20 @@ class Reach(IntEnum):
 
 
 class ForbiddenAddressError(Exception):
-    """A URL or an address that the requests for a hub may not go to; the text gives the reason."""
+    """A request for a hub must not go to a URL or an address; the text gives the reason."""
 
 
 class UnusableProxyError(Exception):
-    """A request would go through a proxy that no client can use; `proxy_advice` has the reason."""
+    """A request would go through an unusable proxy; `proxy_advice` gives the reason."""
 
 
 class HubNetwork:
-    """Where the requests for one hub may go: to its own origin, or by a redirect to another.
+    """The destinations of requests for one hub: its own origin, or another one by a redirect.
 
-    Another origin must be https (http only from this machine to this machine), and it must not be
-    closer to this machine than the hub itself: a hub on the internet cannot lead a request into the
-    user's own network. Its address is checked when the connection is open, so that a name that
-    resolves to a private address does not help; behind a proxy only the URL can be checked.
+    Another origin must use https (http only from this machine to this machine). It must not be
+    closer to this machine than the hub: a hub on the internet cannot redirect a request into the
+    user's network. The address is checked when the connection is open, so a name that resolves to a
+    private address is refused. Behind a proxy, only the URL can be checked.
     """
 
     def __init__(self, base: str) -> None:
@@ -67,7 +67,7 @@ class HubNetwork:
         self._peers: set[Reach] = set()
 
     def check(self, url: str) -> None:
-        """Refuse a URL that a request for this hub may not go to.
+        """Refuse a URL that a request for this hub must not go to.
 
         Raises:
             ForbiddenAddressError: the URL is malformed, not https, or on a closer network.
@@ -82,10 +82,10 @@ class HubNetwork:
             self._check_reach(reach)
 
     def trace(self, url: str) -> Callable[[str, Mapping[str, Any]], None]:
-        """Return a callback for httpx's extension `trace`: it checks the address of the peer.
+        """Return a callback for httpx's extension `trace` that checks the address of the peer.
 
         The callback raises ForbiddenAddressError before anything is sent, and UnusableProxyError
-        before anything is connected.
+        before a connection is made.
         """
         hostname, is_hub = _split(url).hostname, url_origin(url) == self.origin
         connected: dict[str, str] = {}
@@ -122,13 +122,13 @@ class HubNetwork:
 
 
 class Watchdog:
-    """Ends a connection that is too slow, whatever part of the answer it is sending.
+    """Ends a connection that is too slow in any part of a response.
 
     The timeouts of HTTP libraries apply to each packet, and one byte is a packet. `trace` receives
-    the library's events, after `inner`; `sockets` are connections that other answers use, too.
+    the library's events after `inner`. `sockets` are connections that other responses also use.
 
     Attributes:
-        received: the bytes of the answer so far, which its reader counts.
+        received: the bytes of the response so far, counted by its reader.
         expired: whether the connection was ended.
     """
 
@@ -145,18 +145,18 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def begin(self, grace: float, began: float | None = None) -> None:
-        """Give an answer `grace` seconds, from now or from when it `began`, and then `MIN_RATE`."""
+        """Allow a response `grace` seconds, from now or from `began`; then require `MIN_RATE`."""
         self._end = (time.monotonic() if began is None else began) + grace
         if self._thread is None and not self._done.is_set():
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._done.set()
 
     def close(self) -> None:
-        """Watch no longer, and close the connections."""
+        """Stop watching, and close the connections."""
         self.stop()
         if self._thread is not None:
             self._thread.join()
@@ -164,7 +164,7 @@ class Watchdog:
             connection.close()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Receive an event of the HTTP library; remember its connections."""
+        """Receive an event of the HTTP library, and record its connections."""
         self._inner(event, info)
         if event.endswith("connect_tcp.complete"):
             # A duplicate, since TLS takes the socket over; shutting it down ends both.
@@ -172,12 +172,12 @@ class Watchdog:
 
     def _watch(self) -> None:
         while (left := self._end + self.received / MIN_RATE - time.monotonic()) > 0:
-            if self._done.wait(min(left, _GLANCE_SECONDS)):  # the end may be set anew
+            if self._done.wait(min(left, _GLANCE_SECONDS)):  # the end may change
                 return
         self.expired = True
-        while not self._done.wait(0.1):  # a connection may be made only now
+        while not self._done.wait(0.1):  # a connection may be opened after the end
             for connection in tuple(self._sockets):
-                with suppress(OSError):  # closed already
+                with suppress(OSError):  # already closed
                     connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -185,7 +185,7 @@ def redirect_target(url: str, location: str) -> str:
     """Return the absolute URL of a redirect.
 
     Raises:
-        ForbiddenAddressError: it is malformed.
+        ForbiddenAddressError: the URL is malformed.
     """
     try:
         return urljoin(url, location)
@@ -209,7 +209,7 @@ def url_origin(url: str) -> str:
 
 
 def reach_of(host: str) -> Reach | None:
-    """Return who can reach a host, from its address; None for a name other than localhost."""
+    """Return the reach of a host by its address; None for a name other than localhost."""
     if host == "localhost" or host.endswith(".localhost"):
         return Reach.LOOPBACK
     try:
@@ -225,11 +225,11 @@ def reach_of(host: str) -> Reach | None:
 
 @contextmanager
 def usable_proxies() -> Iterator[None]:
-    """Make a client inside of this context, whatever proxies the environment names.
+    """Allow creating a client despite unusable proxies in the environment.
 
-    A client makes all of them at once, and raises if one is of an unknown kind, even where NO_PROXY
-    names the only host that it is for. Here it gets a name in place of such a proxy, which
-    `HubNetwork.trace` refuses when a request would go there.
+    A client sets up all proxies at once, and raises if one has an unknown scheme, even if NO_PROXY
+    excludes the only host that it would serve. Inside this context, a placeholder name replaces
+    such a proxy. `HubNetwork.trace` refuses it when a request would go there.
     """
     with _environment:
         unusable = {
@@ -245,7 +245,7 @@ def usable_proxies() -> Iterator[None]:
 
 
 def proxy_advice(url: str) -> str:
-    """Return what to change if a URL is requested through a proxy, or ""."""
+    """Return advice for a URL that is requested through a proxy, or ""."""
     proxies, parts = getproxies(), _split(url)
     kind = parts.scheme if proxies.get(parts.scheme) else "all"
     host = parts.hostname or ""
@@ -262,7 +262,7 @@ def proxy_advice(url: str) -> str:
 
 
 def _fault_of(proxy: str) -> str:
-    """Return why no client can use a proxy of the environment, or ""."""
+    """Return the reason that a proxy of the environment is unusable, or ""."""
     kind = _kind_of(proxy)
     if kind in _SOCKS and importlib.util.find_spec("socksio") is None:
         return "needs the package socksio"

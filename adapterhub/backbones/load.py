@@ -77,19 +77,19 @@ def load_backbone(
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
             image-classification, image-text-to-text, audio-classification, speech-recognition, or
-            text-to-image: a pipeline of diffusers.
-        labels: the names of the classes, in the order of the logits, or their number.
+            text-to-image: a diffusers pipeline.
+        labels: the class names, in the order of the logits, or the number of classes.
         revision: a branch, tag or commit on the Hub.
-        dtype: fp32, bf16, fp16 or one of torch; by default fp32, or bf16 if quantized and fast.
-        quantize: nf4, fp4, int8, int8-weight, fp8-weight; "dequantize" decodes a quantized one.
+        dtype: fp32, bf16, fp16 or a torch dtype; by default fp32, or bf16 if quantized and fast.
+        quantize: nf4, fp4, int8, int8-weight, fp8-weight; "dequantize" decodes a quantized model.
         device_map: as in transformers.
         attention: the attention implementation, as `attn_implementation` in transformers.
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.
-        pooling: what heads read of a text: cls, mean, last, max, "model"; by default as trained.
-        family: a row in place of that of its type: a `Family`, its fields, or a YAML file.
+        pooling: the pooling for heads: cls, mean, last, max, "model"; by default as trained.
+        family: replaces the family of the model type: a `Family`, its fields, or a YAML file.
         tensor_parallel: divide projections over the processes of `torchrun` by transformers' plan.
-        num_labels: how many classes there are, in place of `labels`.
-        device: where the model is moved to: "cuda", 0, a `torch.device`.
+        num_labels: the number of classes, instead of `labels`.
+        device: the device to move the model to: "cuda", 0, a `torch.device`.
 
     Raises:
         BackboneError: the backbone was not found, cannot be loaded, or does not fit an option.
@@ -121,10 +121,10 @@ def _remember_pooling(model: PreTrainedModel, pooling: str | None, folder: Path 
 
 
 def _named(backbone: object) -> str:
-    """Return the name or folder of a backbone; refuse a model, which is loaded already.
+    """Return the name or folder of a backbone; refuse a loaded model.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `backbone` is neither a name nor a folder.
     """
     if isinstance(backbone, (str, os.PathLike)):
         return os.fspath(backbone)
@@ -139,10 +139,10 @@ def _named(backbone: object) -> str:
 
 
 def _labels(labels: Sequence[str] | int, count: int | None) -> Sequence[str]:
-    """Return the names of classes that are given as such, or by their number.
+    """Return the class names, from names or from a number of classes.
 
     Raises:
-        ConfigError: both are given and differ, or the number is below one.
+        ConfigError: `labels` and `count` differ, or the number is below one.
     """
     number = labels if isinstance(labels, int) and not isinstance(labels, bool) else count
     names = () if isinstance(labels, int) else labels
@@ -158,10 +158,10 @@ def _labels(labels: Sequence[str] | int, count: int | None) -> Sequence[str]:
 
 
 def _device(device: str | int | torch.device | None, device_map: object) -> torch.device | None:
-    """Return the device that a model is moved to, if one is named.
+    """Return the device to move a model to, if any.
 
     Raises:
-        ConfigError: it is none that is here, or there is a `device_map`.
+        ConfigError: the device is not available, or `device_map` is also set.
     """
     if device is None or device == "auto":
         return None
@@ -197,10 +197,10 @@ def _prepared(
 def _pipeline(
     backbone: str, revision: str | None, dtype: str | None, given: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Return a pipeline of diffusers, twice: it is its own processor.
+    """Return a diffusers pipeline as both model and processor.
 
     Raises:
-        ConfigError: options are given that it does not have.
+        ConfigError: an option does not apply to pipelines.
     """
     place = given.pop("device")
     if wrong := [name for name, value in given.items() if value]:
@@ -219,9 +219,9 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _dtype(name: str | None, quantized: bool, folder: Path) -> torch.dtype:
-    """Return the dtype of a name; by default bf16 for a quantized backbone, fp32 for others.
+    """Return the torch dtype of a name; by default bf16 if quantized, else fp32.
 
-    Kernels for codes that are stored in other formats need bf16, however slow it is.
+    Kernels for codes stored in other formats need bf16, even where it is slow.
     """
     stored = stored_quantization(folder)
     if name is None:
@@ -240,7 +240,7 @@ def _use(family: FamilySource | None, model: PreTrainedModel) -> None:
 def _remember_origin(
     model: PreTrainedModel, folder: Path, backbone: str, commit: str | None
 ) -> None:
-    # The name of a folder must be the same after a change of the working directory.
+    # A folder's name must stay valid if the working directory changes.
     is_folder = folder == Path(backbone) or is_local_name(backbone) or is_file(backbone)
     model.config._name_or_path = model.name_or_path = (
         str(folder.absolute()) if is_folder else backbone
@@ -250,9 +250,9 @@ def _remember_origin(
 
 
 def _init_options(folder: Path, task: str, backbone: str) -> dict[str, Any]:
-    """Return what the constructor of a kind of model gets.
+    """Return the constructor options for a kind of model.
 
-    An architecture that has no model of the kind is refused, before its weights are read.
+    An architecture without a model of this kind is refused before its weights are read.
     """
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -287,7 +287,7 @@ def _load_weights(
     backbone: str,
     place: torch.device | None,
 ) -> Any:
-    """Return a model, which knows the names of its new weights."""
+    """Load a model, and record the names of its new weights in it."""
     options = loading_options(auto := _auto(kind, folder), folder, options, quantize)
     model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
     settle_decoded(model, folder, options["dtype"])
@@ -300,7 +300,7 @@ def _load_weights(
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
     try:
         with MODEL_LOCK:
-            # False: never run code from a checkpoint, and do not prompt for it.
+            # False: never run code from a checkpoint, and never prompt for it.
             return auto.from_pretrained(folder, trust_remote_code=False, **options)
     except BROKEN as error:
         raise BackboneError(
@@ -318,12 +318,12 @@ def _load_processor(kind: TaskModel, folder: Path, backbone: str) -> Any:
 def _prepare_processor(
     processor: Any, new_tokens: Sequence[str], model: PreTrainedModel | None = None
 ) -> None:
-    """Give a tokenizer a padding token and new tokens, and record it for its model.
+    """Add a padding token and new tokens to a tokenizer, and record it for its model.
 
-    A processor may have no tokenizer; a model that is not loaded is None.
+    A processor may lack a tokenizer. `model` is None if the model is not loaded.
 
     Raises:
-        ConfigError: there are new tokens, and no tokenizer.
+        ConfigError: there are new tokens, but the processor lacks a tokenizer.
     """
     if model is not None:
         Backbone.of(model).processor = processor
@@ -356,7 +356,7 @@ def load_processor(
 
     Raises:
         BackboneError: the backbone was not found, or cannot be loaded.
-        ConfigError: there are new tokens, and no tokenizer.
+        ConfigError: there are new tokens, but the processor lacks a tokenizer.
     """
     if task == TEXT_TO_IMAGE:
         return load_pipeline(backbone, revision)
@@ -379,7 +379,7 @@ def meta_model(
 
     Raises:
         BackboneError: the backbone was not found, or does not fit `family`.
-        ConfigError: an unknown task, or an invalid `family`.
+        ConfigError: the task is unknown, or `family` is invalid.
     """
     options = label_options(task, labels)
     is_here = is_local_name(backbone) or is_gguf(backbone)

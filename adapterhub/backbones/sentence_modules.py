@@ -1,14 +1,14 @@
-"""What sentence-transformers computes around a transformer: all modules of `modules.json`.
+"""The modules of sentence-transformers around a transformer, as listed in `modules.json`.
 
-A vector is the pooled token states of a text, behind prompts and in front of other modules:
+The vector of a text is made from its token states by these steps:
 
-    prompt      put before each text, and pooled with it or not
-    Pooling     one way, or several side by side
+    prompt      added before each text; its tokens are pooled or not
+    Pooling     one method, or several concatenated
     Dense       with any activation of torch.nn; also LayerNorm, Normalize, Dropout
-    truncate    the first numbers alone
+    truncate    keep only the first numbers
 
-They are those of `SentenceTransformer.encode`. A module that computes something else is refused by
-its name: without it, vectors would silently be other ones.
+Vectors equal those of `SentenceTransformer.encode`. Any other module is refused by name: ignoring
+it would silently change the vectors.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, MismatchError, counted
 
 WITHOUT = "none"
-"""In place of the digest of modules: the transformer and its pooling alone."""
+"""Replaces the digest of modules for the transformer and its pooling alone."""
 
-FLAGS = {  # in the order in which sentence-transformers puts several side by side
+FLAGS = {  # in the order that sentence-transformers concatenates them
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -44,9 +44,9 @@ FLAGS = {  # in the order in which sentence-transformers puts several side by si
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""The poolings by the flags of versions before 6."""
+"""Poolings by their flags in versions before 6."""
 _INPUT = "sentence_embedding"
-_HARMLESS = {  # options of the loading of a transformer that change no vector
+_HARMLESS = {  # options for loading a transformer that do not change vectors
     "attn_implementation", "cache_dir", "device_map", "dtype", "local_files_only", "padding_side",
     "revision", "token", "torch_dtype", "trust_remote_code", "use_safetensors", "model_max_length",
 }  # fmt: skip
@@ -63,7 +63,7 @@ _WEIGHTED = "weightedmean"
 
 
 def _weighted_mean(states: Tensor, mask: Tensor, whole: Tensor) -> Tensor:
-    """Weight each token by its position from the first that is no padding."""
+    """Weight each token by its position, counted from the first token that is not padding."""
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device).unsqueeze(0)
     weights = (places - whole.long().argmax(1, keepdim=True)) * mask
     weights = weights.to(states.dtype).unsqueeze(-1)
@@ -71,13 +71,13 @@ def _weighted_mean(states: Tensor, mask: Tensor, whole: Tensor) -> Tensor:
 
 
 def pool_vectors(how: str, states: Tensor, mask: Tensor, skip: Tensor | None = None) -> Tensor:
-    """Return the pooled vectors of texts, (batch, d): of several poolings, side by side.
+    """Return the pooled vectors of texts, (batch, d); several poolings are concatenated.
 
     Args:
         how: a pooling, or several joined by +.
-        states: (batch, tokens, d).
+        states: the token states, (batch, tokens, d).
         mask: (batch, tokens), false at padding.
-        skip: how many of the first tokens of each text are not pooled, (batch,).
+        skip: the number of leading tokens of each text to leave out, (batch,).
     """
     kept = mask
     if skip is not None:
@@ -94,12 +94,12 @@ def pool_vectors(how: str, states: Tensor, mask: Tensor, skip: Tensor | None = N
 
 
 class VectorStep(nn.Module):
-    """A module behind the pooling; `kind` is its name in sentence-transformers, "" for none."""
+    """A module after the pooling; `kind` is its name in sentence-transformers, "" for none."""
 
     kind = ""
 
     def options(self) -> dict[str, Any]:
-        """Return its options, as its configuration file has them."""
+        """Return the options of the module in the form of its configuration file."""
         return {}
 
 
@@ -118,11 +118,11 @@ class DenseStep(VectorStep):
             self.residual = nn.Linear(*sizes, bias=False)
 
     def extra_repr(self) -> str:
-        """Return what is not a module."""
+        """Return a description of the options that are not modules."""
         return f"adds={self.adds}"
 
     def options(self) -> dict[str, Any]:
-        """Return its options, as its configuration file has them."""
+        """Return the options of the module in the form of its configuration file."""
         activation = type(self.activation)
         return {
             "in_features": self.linear.in_features,
@@ -133,7 +133,7 @@ class DenseStep(VectorStep):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the vectors of another size: `x`: (batch, d)."""
+        """Return the transformed vectors of `x`, (batch, d)."""
         y: Tensor = self.activation(self.linear(x))
         if not self.adds:
             return y
@@ -141,7 +141,7 @@ class DenseStep(VectorStep):
 
 
 def dense_step(linear: nn.Linear) -> DenseStep:
-    """Return a linear layer alone as a module of sentence-transformers, with its parameters."""
+    """Wrap a linear layer, sharing its parameters, as a module of sentence-transformers."""
     sizes = {"in_features": linear.in_features, "out_features": linear.out_features}
     step = DenseStep({**sizes, "bias": linear.bias is not None}, nn.Identity())
     step.linear = linear
@@ -158,7 +158,7 @@ class NormStep(VectorStep):
         self.norm = nn.LayerNorm(size)
 
     def options(self) -> dict[str, Any]:
-        """Return its options, as its configuration file has them."""
+        """Return the options of the module in the form of its configuration file."""
         return {"dimension": self.norm.normalized_shape[0]}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class NormStep(VectorStep):
 
 
 class LengthStep(VectorStep):
-    """Vectors of length 1."""
+    """Scales vectors to length 1."""
 
     kind = "Normalize"
 
@@ -178,7 +178,7 @@ class LengthStep(VectorStep):
 
 
 class FirstStep(VectorStep):
-    """The first numbers of vectors."""
+    """Keeps the first numbers of vectors."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -191,20 +191,20 @@ class FirstStep(VectorStep):
 
 @dataclass(frozen=True, eq=False)
 class SentenceModules:
-    """What is computed around a transformer for the vector of a text.
+    """The computation around a transformer that makes the vector of a text.
 
     Attributes:
-        pooling: how token states are pooled, see `pool_vectors`.
-        normalize: whether vectors get length 1 at last.
+        pooling: the pooling of token states, see `pool_vectors`.
+        normalize: whether the final vectors are scaled to length 1.
         pools_prompt: whether the tokens of a prompt are pooled.
         lower: whether texts are lower-cased before a tokenizer reads them.
-        steps: what is behind the pooling, frozen.
-        shown: all modules in words.
+        steps: the frozen modules after the pooling.
+        shown: a description of all modules.
         prompts: the prompts by name.
-        default_prompt: the one that is put before each text, by name.
-        similarity: how vectors are compared, such as cosine.
-        truncate: how many numbers of a vector are kept, None for all.
-        recorded: whether the folder has modules at all.
+        default_prompt: the name of the prompt that is added before each text.
+        similarity: the similarity function of vectors, such as cosine.
+        truncate: the number of values of a vector to keep, None for all.
+        recorded: whether the folder lists modules at all.
     """
 
     pooling: str = "mean"
@@ -221,14 +221,14 @@ class SentenceModules:
 
     @property
     def prompt(self) -> str:
-        """What is put before each text."""
+        """The prompt that is added before each text."""
         return self.prompts.get(self.default_prompt or "", "")
 
     @property
     def digest(self) -> str | None:
-        """What identifies all that options of a task do not; None: there is nothing else.
+        """The identity of everything that task options do not cover; None if there is nothing.
 
-        A few bytes of a digest of the steps, with their weights.
+        A prefix of a digest of the steps and their weights.
         """
         if not self.steps and self.pools_prompt and not self.lower:
             return None
@@ -249,10 +249,10 @@ class SentenceModules:
         )  # fmt: skip
 
     def check_sizes(self, pooling: str, hidden: int) -> None:
-        """Refuse a pooling whose vectors the next module does not read.
+        """Refuse a pooling whose vectors do not fit the next module.
 
         Raises:
-            MismatchError: it is of another size.
+            MismatchError: the vectors have another size.
         """
         size = hidden * len(pooling.split("+"))
         first = next((s for s in self.steps if not isinstance(s, LengthStep | FirstStep)), None)
@@ -285,11 +285,11 @@ class SentenceModules:
         return F.normalize(found, dim=-1) if normalize else found
 
     def text(self, text: str) -> str:
-        """Return a text as a tokenizer reads it."""
+        """Return a text as it is passed to a tokenizer."""
         return "".join(map(str.lower, text)) if self.lower else text
 
     def skipped(self, prompt: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
-        """Return how many tokens of each text with a prompt are not pooled."""
+        """Return the number of tokens of each text with a prompt that are not pooled."""
         if self.pools_prompt or not prompt:
             return 0
         ids = tokenizer(self.text(prompt), truncation=True, max_length=limit)["input_ids"]
@@ -297,7 +297,7 @@ class SentenceModules:
 
 
 def model_folder(model: PreTrainedModel) -> Path | None:
-    """Return the folder that a model was loaded from, if it is known."""
+    """Return the folder that a model was loaded from, if known."""
     for place in (Backbone.of(model).folder, getattr(model, "name_or_path", "")):
         if place and is_folder(place):
             return Path(place)
@@ -305,18 +305,18 @@ def model_folder(model: PreTrainedModel) -> Path | None:
 
 
 _LOADED = "_adapterhub_sentence_modules"
-_KNOWN: dict[str, SentenceModules] = {}  # by digest: tasks name theirs by it
+_KNOWN: dict[str, SentenceModules] = {}  # by the digest that tasks record
 
 
 def modules_of_model(model: PreTrainedModel, wanted: str | None = None) -> SentenceModules:
-    """Return what a backbone was trained to compute around its token states.
+    """Return the modules that a backbone was trained with around its token states.
 
-    `wanted` is the digest of those that an adapter was trained over, `WITHOUT`, or None for those
-    of the backbone.
+    `wanted` is the digest of the modules that an adapter was trained with, `WITHOUT`, or None for
+    the modules of the backbone.
 
     Raises:
         BackboneError: a module is not supported, or its files are broken.
-        MismatchError: the backbone has not the modules that are wanted.
+        MismatchError: the modules of the backbone differ from the wanted ones.
     """
     if wanted == WITHOUT:
         try:
@@ -347,7 +347,7 @@ def modules_of_model(model: PreTrainedModel, wanted: str | None = None) -> Sente
 
 
 def known_modules(digest: str | None) -> SentenceModules:
-    """Return modules that `modules_of_model` has found in this process, else the pooling alone."""
+    """Return modules that `modules_of_model` found in this process, else the pooling alone."""
     return _KNOWN.get(str(digest), SentenceModules())
 
 
@@ -358,7 +358,7 @@ def _lowers(tokenizer: Any) -> bool:
 
 
 def read_modules(folder: Path) -> SentenceModules:
-    """Return what the files of a backbone say of its modules.
+    """Read the modules of a backbone from its files.
 
     Raises:
         BackboneError: a module is not supported, or its files are broken.
@@ -406,7 +406,7 @@ def _place(folder: Path, module: Mapping[str, Any], problems: list[str]) -> tupl
 
 
 def _problems_of_options(folder: Path) -> Iterator[str]:
-    """Yield what the options of the transformer change that is not supported."""
+    """Yield the unsupported changes that the options of the transformer make."""
     options = transformer_options(folder)
     task = options.get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
@@ -443,7 +443,7 @@ class _Found:
     shown: list[str] = field(default_factory=lambda: ["Transformer"])
 
     def add(self, kind: str, folder: Path) -> list[str]:
-        """Add a module of a class, and return what is wrong with it."""
+        """Add a module of a class, and return its problems."""
         read = {"Pooling": self._pool, "Dense": self._dense, "LayerNorm": self._norm}.get(kind)
         options = json_or_none(folder / _ONE)
         options = options if isinstance(options, dict) else {}
@@ -502,7 +502,7 @@ class _Found:
         self.steps.append(step.float().eval().requires_grad_(False))
 
     def complete(self, own: Mapping[str, Any], options: Mapping[str, Any]) -> SentenceModules:
-        """Return all of it, with the prompts and options of the whole."""
+        """Return all modules, with the prompts and options of the model."""
         size = own.get("truncate_dim")
         truncate = size if isinstance(size, int) and size > 0 else None
         steps, normalize = list(self.steps), False
@@ -531,7 +531,7 @@ class _Found:
 
 
 class _Unsupported(Exception):
-    """Why a module is not supported."""
+    """The reason that a module is not supported."""
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
