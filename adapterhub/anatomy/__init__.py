@@ -1,6 +1,6 @@
-"""Where an architecture's projections, sublayers and norms are: sites, and one row per family.
+"""Locations of an architecture's projections, sublayers and norms: sites, and one row per family.
 
-Reads modules and their names; loads no checkpoint and computes nothing.
+This package reads modules and their names. It does not load checkpoints or compute anything.
 """
 
 from adapterhub.anatomy.build import anatomy_of

@@ -1,26 +1,26 @@
-"""A backbone: any model as its modules, and what is known of it.
+"""The backbone: a uniform view of any model and the facts recorded about it.
 
 The base case is any `torch.nn.Module`: hooks, slots and files need modules, parameters and paths,
-which every module has. `TransformersBackbone` adds what transformers knows of its models (tokens,
-head, stops), `PipelineBackbone` the parts of a pipeline of diffusers. `Backbone.of` takes whatever
-a user has in hand. A backbone is no copy, and has no state of its own: what is recorded of a model
-when it is loaded, is recorded at the model, and travels with its copies.
+which every module has. `TransformersBackbone` adds the tokens, head and stop tokens of transformers
+models; `PipelineBackbone` adds the parts of a diffusers pipeline. `Backbone.of` accepts a module, a
+view or a pipeline. A backbone is not a copy and holds no state: facts recorded when a model is
+loaded are stored on the model and travel with its copies.
 
-Code that was written for models of transformers gets `backbone.model`: of any other module, a
-`ModuleView`. Its attributes are the module's own, one dictionary of both, so that a hook, slot or
-mode that the view gets is the module's. Users keep their module, and never see the view.
+Code written for transformers models uses `backbone.model`. For any other module this is a
+`ModuleView`. The view and the module share one attribute dictionary, so a hook, slot or mode set on
+the view is set on the module. Users keep their module and never see the view.
 
-A pipeline is no module, but has modules:
+A pipeline is not a module but contains modules:
 
-    unet, transformer, prior, decoder    what removes the noise
-    text_encoder, ...                    what reads the prompt
+    unet, transformer, prior, decoder    the denoisers
+    text_encoder, ...                    the prompt encoders
 
-`parts_of` returns those of them that the pipeline's class names as loadable, in one `ModuleDict`:
-their paths begin with the name of the part, as in the files of diffusers. A class that names none
-(PixArt, DiT), or nothing that removes the noise (PRX), has the parts above. The pipeline itself is
-not changed. Other modules, such as a VAE, a ControlNet or a T5 that no such file has, are no parts:
-they are not adapted by default, may be exchanged, and an adapter is saved for the numbers of all
-parts. Each can have adapters of its own.
+`parts_of` returns the modules that the pipeline's class lists as loadable, in one `ModuleDict`.
+Their paths begin with the name of the part, as in diffusers files. A class that lists no parts
+(PixArt, DiT), or no denoiser (PRX), has the parts above. The pipeline itself is not changed. Other
+modules are not parts: a VAE, a ControlNet, or a T5 that no such file contains. They are not adapted
+by default and may be exchanged. A saved adapter is tied to the weights of all parts. Each part can
+have separate adapters.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # Buffers that training changes, by their usual names.
 _STATISTICS = frozenset({"cluster_size", "embed_avg", "embedding_avg", "num_batches_tracked"})
 _AVERAGES = ("running_", "ema_", "moving_")
-CHILD = "adapterhub"  # the name of the one child module that a host has while adapters are attached
+CHILD = "adapterhub"  # the one child module of a host while adapters are attached
 
 
 def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str, nn.Module]]:
@@ -75,8 +75,8 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def has_statistics(module: nn.Module) -> bool:
     """Return whether a module changes buffers while it trains.
 
-    They are the averages of a batch norm or of a codebook, or the vectors of a spectral norm, which
-    torch keeps in a parametrization, and before that in a hook.
+    Such buffers are the averages of a batch norm or a codebook, or the vectors of a spectral norm.
+    torch keeps those vectors in a parametrization (in a hook, in the older form).
     """
     buffers = (name for name, buffer in module._buffers.items() if buffer is not None)
     if any(name in _STATISTICS or name.startswith(_AVERAGES) for name in buffers):
@@ -87,7 +87,7 @@ def has_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def still_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep buffers as they are inside: to read a weight with a spectral norm changes them."""
+    """Keep buffers unchanged inside: reading a weight with a spectral norm changes them."""
     training = [m for m in model.modules() if m.training and has_statistics(m)]
     try:
         for module in training:
@@ -99,17 +99,17 @@ def still_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def parameter_at(module: nn.Module, path: str) -> nn.Parameter | None:
-    """Return the parameter of a module at a path; None if there is none."""
+    """Return the parameter of a module at a path, or None if it does not exist."""
     owner, _, name = path.rpartition(".")
     return module.get_submodule(owner)._parameters.get(name)
 
 
 def copy_with(module: Any, parameters: Mapping[str, Any], cls: type | None = None) -> Any:
-    """Return a shallow copy of a module with other objects in place of some parameters.
+    """Return a shallow copy of a module with some parameters replaced by other objects.
 
-    The module itself stays as it is, since other threads may compute with it. A path, such as
-    `out_proj.weight`, is of a parameter of a child, which is copied likewise. The copy is of the
-    class `cls`, by default of the module's own.
+    The module itself is not changed, since other threads may compute with it. A path such as
+    `out_proj.weight` names a parameter of a child; the child is also copied. `cls` is the class of
+    the copy, by default the module's class.
     """
     copied: Any = object.__new__(cls or type(module))
     vars(copied).update(vars(module))
@@ -138,7 +138,7 @@ def _collect(
     seen: set[int],
     found: list[tuple[str, nn.Module]],
 ) -> None:
-    """Append a module and those below it, each before its children."""
+    """Append a module and its descendants, each before its children."""
     if not every_use and id(module) in seen:
         return
     seen.add(id(module))
@@ -185,15 +185,15 @@ def has_path(layer: nn.Module, path: str) -> bool:
 
 
 def base_classes(config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
-    """Return the classes that AutoModel has for a configuration; empty if it has none."""
+    """Return the AutoModel classes for a configuration; empty if there are none."""
     return _classes(transformers.AutoModel, config)
 
 
 def new_base_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the base model of a configuration, or that of a task for a type with no other.
+    """Build the base model of a configuration; a type without one gets a task model's base model.
 
     Raises:
-        ValueError: no auto class of transformers has the configuration.
+        ValueError: no auto class of transformers supports the configuration.
     """
     if classes := base_classes(config):
         return classes[0](config)
@@ -210,9 +210,9 @@ def _classes(auto: Any, config: PreTrainedConfig) -> tuple[type[PreTrainedModel]
 
 
 def token_table(module: nn.Module) -> Any | None:
-    """Return the module that embeds tokens; None if there is none or it cannot be determined.
+    """Return the module that embeds tokens, or None if it is absent or cannot be determined.
 
-    It is a table with one row per token, or another module in its place (of pixels or sound).
+    It is a table with one row per token, or the module that embeds pixels or audio instead.
     """
     find = getattr(module, "get_input_embeddings", None)
     try:
@@ -223,10 +223,10 @@ def token_table(module: nn.Module) -> Any | None:
 
 
 def position_module(root: nn.Module) -> nn.Module | None:
-    """Return the module of a stack to which token positions can be passed; None if there is none.
+    """Return the module of a stack that accepts token positions, or None if there is none.
 
-    The stack's root, if its forward takes `position_ids`; otherwise its table of positions, if that
-    takes `position_ids` and `past_key_values_length`, as in BART.
+    This is the stack's root if its forward takes `position_ids`. Otherwise it is the position
+    table, if that takes `position_ids` and `past_key_values_length`, as in BART.
     """
     if "position_ids" in _parameters(root):
         return root
@@ -237,7 +237,7 @@ def position_module(root: nn.Module) -> nn.Module | None:
 def padding_table(root: nn.Module) -> nn.Module | None:
     """Return the table of a stack that counts positions from padding ids, as in M2M-100, or None.
 
-    Without ids it takes embeddings, in which it finds no padding.
+    Without ids it takes embeddings, where it cannot detect padding.
     """
     names = {"input_ids", "inputs_embeds", "past_key_values_length"}
     return next((m for m in root.children() if names == _parameters(m)), None)
@@ -248,23 +248,24 @@ def _parameters(module: nn.Module) -> set[str]:
 
 
 _PARTS: weakref.WeakKeyDictionary[Any, PipelineParts] = weakref.WeakKeyDictionary()
-_LOADABLE = "_lora_loadable_modules"  # of the class of a pipeline
-_INSIDE = "_orig_mod"  # of a compiled module: the module
+_LOADABLE = "_lora_loadable_modules"  # a class attribute of pipelines
+_INSIDE = "_orig_mod"  # the attribute of a compiled module that holds the original
 _TEXT = "text_encoder"
 _USUAL = re.compile(rf"(unet|transformer|prior|decoder|{_TEXT})(_\d)?")
 
 
 class PipelineParts(nn.ModuleDict):
-    """The modules of a pipeline that adapters can be at.
+    """The modules of a pipeline that can have adapters.
 
     Args:
         pipeline: the pipeline.
 
     Attributes:
         kind: the class of the pipeline.
-        compiled: the names of the parts in whose place the pipeline has `torch.compile(part)`.
+        compiled: the names of the parts that the pipeline holds as `torch.compile(part)`.
         others: the names of the pipeline's other modules.
-        compute: what calling the parts as a model computes; None: a pipeline is called itself.
+        compute: the function that runs when the parts are called as a model; None if the pipeline
+            itself is called.
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -275,18 +276,18 @@ class PipelineParts(nn.ModuleDict):
         self.compute: Callable[..., Any] | None = None
 
     def forward(self, **inputs: Any) -> Any:
-        """Compute what `compute` does."""
+        """Call `compute`."""
         if self.compute is None:
             raise TypeError(f"call the {self.kind.__name__} itself: its parts have no forward")
         return self.compute(**inputs)
 
     def __reduce__(self) -> tuple[Callable[[type], PipelineParts], tuple[type], dict[str, Any]]:
-        # A copy of what is inside, which knows these parts, asks for their kind first.
+        # The contents refer to these parts: copying them needs the kind first.
         return _without_modules, (self.kind,), vars(self)
 
 
 def is_pipeline(thing: object) -> TypeGuard[Any]:
-    """Return whether an object is a pipeline of diffusers."""
+    """Return whether an object is a diffusers pipeline."""
     if isinstance(thing, nn.Module | type):
         return False
     kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(thing).__mro__}
@@ -294,7 +295,7 @@ def is_pipeline(thing: object) -> TypeGuard[Any]:
 
 
 def loadable_in(kind: type, names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the names of a pipeline's modules that are parts, by the class of it."""
+    """Return the names of a pipeline's modules that are parts, according to its class."""
     present = list(names)
     loadable = tuple(getattr(kind, _LOADABLE, ()))
     if any(name in present for name in loadable if not name.startswith(_TEXT)):
@@ -304,9 +305,9 @@ def loadable_in(kind: type, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def parts_of(pipeline: Any) -> PipelineParts:
-    """Return the parts of a pipeline; the same object as long as it has the same parts.
+    """Return the parts of a pipeline; the same object as long as the parts are the same.
 
-    A compiled part stands for the one inside, whose hooks it calls.
+    A compiled part is represented by the original module, because it calls that module's hooks.
     """
     modules = _modules_of(pipeline)
     known = _PARTS.get(pipeline) or _of_a_copy(modules)
@@ -333,28 +334,28 @@ def _without_modules(kind: type) -> PipelineParts:
 
 
 def _of_a_copy(modules: Mapping[str, nn.Module]) -> PipelineParts | None:
-    """Return the parts that are copied with the adapters of a pipeline; None without adapters."""
+    """Return the parts copied together with a pipeline's adapters; None without adapters."""
     known = (getattr(m.__dict__.get("save_pretrained"), "owner", None) for m in modules.values())
     return next((parts for parts in known if isinstance(parts, PipelineParts)), None)
 
 
 class ModuleConfig(PreTrainedConfig):
-    """The configuration of a view: the module's class, and its options if it shows them."""
+    """The configuration of a view: the module's class, and its options if it exposes them."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.options = dict(options or {})
 
     def facts(self) -> dict[str, Any]:
-        """Return what changes what the module computes, as far as it says."""
+        """Return the exposed options that affect the module's output."""
         return {"model_type": self.model_type, **self.options}
 
 
 class ModuleView(PreTrainedModel):
-    """A module of any library, as a model without tokens.
+    """A module of any library, viewed as a model without tokens.
 
     Args:
-        module: the module, whose attributes are those of the view.
+        module: the module; the view shares its attributes.
     """
 
     __slots__ = ("_known_config", "module")
@@ -385,44 +386,44 @@ class ModuleView(PreTrainedModel):
         return self.module.forward
 
     def get_input_embeddings(self) -> nn.Module:
-        """Refuse: no module is known to embed tokens."""
+        """Raise an error: the module is not known to embed tokens."""
         raise NotImplementedError
 
     def get_output_embeddings(self) -> None:
-        """Return None: no module is known to write tokens."""
+        """Return None: the module is not known to output tokens."""
 
     def can_generate(self) -> bool:  # type: ignore[override]
-        """Return whether texts are generated: no."""
+        """Return False: the module does not generate text."""
         return False
 
 
 def _options(module: nn.Module) -> Mapping[str, Any]:
-    """Return the options that a module shows in its configuration, as those of diffusers do.
+    """Return the options that a module exposes in its configuration, as diffusers modules do.
 
-    Names with a dash in front are the library's.
+    Names with a leading underscore belong to the library.
     """
     config = getattr(module, "config", None)
     return config if isinstance(config, Mapping) else {}
 
 
 def _name(module: nn.Module) -> str:
-    """Return the name of the class of the user's own object."""
+    """Return the class name of the user's object."""
     return type(module).__name__ if not isinstance(module, PipelineParts) else module.kind.__name__
 
 
 T = TypeVar("T")
 EndTokens = int | list[int] | None
-"""The tokens at which generation stops, as a generation config has them."""
+"""The tokens at which generation stops, in the form of a generation config."""
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
-_DRAWN = "_is_hf_initialized"  # with which transformers marks what it has initialized
+_DRAWN = "_is_hf_initialized"  # transformers marks initialized parameters with it
 
 
 class RecordedFact(Generic[T]):
-    """What is recorded of a backbone: an attribute of the user's module, which its copies have.
+    """A fact recorded about a backbone: an attribute of the user's module, kept by its copies.
 
     Args:
         name: the end of the attribute's name.
-        default: the value of a model of which nothing is recorded; setting None removes the record.
+        default: the value for a model without a record; setting None removes the record.
     """
 
     def __init__(self, name: str, default: T) -> None:
@@ -452,19 +453,19 @@ class Backbone:
     """A model of any library, as adapters see it.
 
     Args:
-        module: the user's own module, or the parts of a pipeline.
+        module: the user's module, or the parts of a pipeline.
 
     Attributes:
-        module: likewise.
-        foreign: whether the module is of another library than transformers.
-        folder: the folder it was loaded from.
-        fresh: the paths of parameters that its checkpoint does not have, such as a new task head.
-        rows: the rows of its checkpoint's token embedding.
-        pooling: what the heads of new adapters read, as the user chose when it was loaded.
-        trained_pooling: the pooling that it was trained with.
-        tokenizer: the tokenizer that is used with it, and its state when it was first used.
-        processor: what makes its inputs.
-        family: the row of its own, in place of that of its type.
+        module: the user's module, or the parts of a pipeline.
+        foreign: whether the module comes from a library other than transformers.
+        folder: the folder the model was loaded from.
+        fresh: the paths of parameters missing from its checkpoint, such as a new task head.
+        rows: the number of rows of its checkpoint's token embedding.
+        pooling: the pooling for the heads of new adapters, chosen by the user at loading.
+        trained_pooling: the pooling used in training.
+        tokenizer: the tokenizer used with the model, and its state at first use.
+        processor: the processor that prepares its inputs.
+        family: the row for this model, which overrides the row of its type.
     """
 
     foreign = True
@@ -482,7 +483,7 @@ class Backbone:
 
     @staticmethod
     def of(thing: Any) -> Backbone:
-        """Return the backbone of a module, a view of one, or a pipeline of diffusers."""
+        """Return the backbone of a module, a view of a module, or a diffusers pipeline."""
         if isinstance(thing, ModuleView):
             thing = thing.module
         elif is_pipeline(thing):
@@ -493,23 +494,23 @@ class Backbone:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The module for code that takes a model of transformers."""
+        """The module, for code that takes a transformers model."""
         return ModuleView(self.module)
 
     @property
     def name(self) -> str:
-        """The name of the class of the user's own object."""
+        """The class name of the user's object."""
         return type(self.module).__name__
 
     def is_of(self, model: object) -> bool:
-        """Return whether a module, a view or a pipeline is this one."""
+        """Return whether a module, view or pipeline belongs to this backbone."""
         return Backbone.of(model).module is self.module
 
     # Identity
 
     @property
     def origin(self) -> Path | None:
-        """The folder it was loaded from, if that still exists; makes no network requests."""
+        """The folder the model was loaded from, if it still exists; makes no network requests."""
         config = self.model.config
         name = str(config._name_or_path)
         for folder in (self.folder, name):
@@ -522,13 +523,13 @@ class Backbone:
         return Path(cached).parent if isinstance(cached, str) else None
 
     def name_and_revision(self, fingerprint: Callable[[], str]) -> tuple[str, str | None]:
-        """Return the name that is valid on any machine, and the commit.
+        """Return a name that is valid on any machine, and the commit.
 
-        That is a Hub id unchanged, the Hub id of a folder in the Hub's cache, or a local name: the
-        last component of any other folder and the start of the fingerprint, as in
-        `bert--0123456789ab`. Hub ids cannot contain `--`, and other weights in a folder of the same
-        name have another name. The names in a folder's own config.json are not used: they are often
-        those of its parent model.
+        The name is a Hub id, also for a folder in the Hub's cache. For any other folder it is a
+        local name: the folder's last component and the start of the fingerprint, as in
+        `bert--0123456789ab`. Hub ids cannot contain `--`. Different weights in a folder of the same
+        name get a different local name. The name in a folder's config.json is not used: it is often
+        the name of the parent model.
         """
         config = self.model.config
         name = str(config._name_or_path or "")
@@ -541,7 +542,7 @@ class Backbone:
         plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")[:100]
         return local_name(plain or f"unnamed-{config.model_type}", fingerprint), revision
 
-    # Tokens: any other module is not known to embed or generate some
+    # Tokens: modules outside transformers are not known to embed or generate tokens
 
     @property
     def token_embedding(self) -> nn.Parameter | None:
@@ -563,9 +564,9 @@ class Backbone:
         """Let generation stop at these tokens."""
 
     def token_tables(self) -> list[tuple[nn.Module, str]]:
-        """Return the modules that have a row for each token, and the name of their parameter.
+        """Return the modules that have a row for each token, and the names of their parameters.
 
-        The token embedding, other embeddings that are tied to it, and an output layer.
+        These are the token embedding, other embeddings tied to it, and an output layer.
         """
         if (table := self.token_embedding) is None:
             return []
@@ -575,14 +576,14 @@ class Backbone:
         return [(m, "weight") for m in modules if m._parameters.get("weight") is not None]
 
     def remember_vocabulary_size(self) -> None:
-        """Record the number of rows of the token embedding as that of the checkpoint."""
+        """Record the current number of token embedding rows as the checkpoint's number."""
         if (table := self.token_embedding) is not None:
             self.rows = table.shape[0]
 
     def checkpoint_vocabulary_size(self) -> int | None:
         """Return the number of rows of the checkpoint's token embedding, if known.
 
-        The model's own may have been resized since.
+        The model's embedding may have been resized since.
         """
         rows = self.rows
         origin = self.origin
@@ -592,19 +593,19 @@ class Backbone:
         return rows
 
     def keep_states_whole(self, patch: Patch) -> None:
-        """Give the frozen head of a language model whole tensors, not views of the last position.
+        """Pass whole tensors to a language model's frozen head, not views of the last position.
 
-        In front of a frozen weight torch multiplies such a view, (batch, 1, d), row by row, and on
-        a CPU copies the weight for each: batch * vocabulary * d numbers, in bf16 in hundreds of
-        times the time.
+        With a frozen weight, torch multiplies such a view, (batch, 1, d), row by row. On a CPU it
+        copies the weight for each row: batch * vocabulary * d numbers. In bf16 this takes hundreds
+        of times as long.
         """
         if isinstance(head := self.output_embedding, nn.Linear):
             patch.hook(head.register_forward_pre_hook, whole_states)
 
     def initialize_again(self) -> None:
-        """Draw the newly initialized parameters anew, with the numbers that loading would draw.
+        """Draw the newly initialized parameters again, with the numbers that loading would draw.
 
-        The model is without adapters.
+        The model must not have adapters.
         """
         model, new = self.model, self.fresh
         for name, tensor in model.state_dict(keep_vars=True).items():
@@ -614,7 +615,7 @@ class Backbone:
             setattr(module, _DRAWN, not any(name.startswith(inside) for name in new))
         owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in new}
         devices = {name: model.get_parameter(name).device for name in new}
-        for owner in owners.values():  # loading draws on the processor
+        for owner in owners.values():  # loading draws on the CPU
             owner.to("cpu")
         with torch.no_grad():
             model.initialize_weights()
@@ -637,14 +638,14 @@ class Backbone:
 
     @property
     def divided(self) -> bool:
-        """Whether transformers has divided its projections over processes, and FSDP2 has not."""
+        """Whether transformers, rather than FSDP2, has split its projections over processes."""
         size, fsdp = (getattr(self.module, name, None) for name in ("_tp_size", "_fsdp_size"))
         meshed = getattr(self.module, "_device_mesh", None) is not None
         return bool(size) and size != 1 and meshed and (fsdp or 1) <= 1
 
     @property
     def quantization(self) -> str | None:
-        """How it is quantized, as `quantization_kind` does; None if it is not."""
+        """The kind of quantization, as in `quantization_kind`; None if it is not quantized."""
         config = getattr(self.model.config, "quantization_config", None)
         if config is None:
             return None
@@ -655,8 +656,7 @@ class Backbone:
     ) -> tuple[str | None, str | None]:
         """Return the dtype of the weights, a key of DTYPES, and their kind of quantization.
 
-        `originals` maps the id of a parameter that an adapter owns to the backbone's parameter that
-        it replaces.
+        `originals` maps the id of an adapter's parameter to the backbone parameter it replaces.
         """
         first = next(p for p in self.model.parameters() if p.is_floating_point())
         stored = originals.get(id(first), first).dtype
@@ -670,7 +670,7 @@ class Backbone:
 
 
 class PipelineBackbone(Backbone):
-    """The parts of a pipeline of diffusers that adapters can be at."""
+    """The parts of a diffusers pipeline that can have adapters."""
 
     module: PipelineParts
 
@@ -681,7 +681,7 @@ class PipelineBackbone(Backbone):
 
 
 class TransformersBackbone(Backbone):
-    """A model of transformers, which knows its tokens, its head and where its texts end."""
+    """A transformers model, which has tokens, a head and stop tokens."""
 
     foreign = False
 
@@ -725,7 +725,7 @@ class TransformersBackbone(Backbone):
 
 
 def is_transformers(thing: object) -> TypeGuard[PreTrainedModel]:
-    """Return whether an object is a model of transformers."""
+    """Return whether an object is a transformers model."""
     return isinstance(thing, PreTrainedModel)
 
 
@@ -749,9 +749,9 @@ _TORCHAO = {"Int8WeightOnlyConfig": "int8-weight", "Float8WeightOnlyConfig": "fp
 
 
 def quantization_kind(config: Mapping[str, Any]) -> str:
-    """Name the quantization that a transformers configuration describes.
+    """Return the name of the quantization that a transformers configuration describes.
 
-    One of QUANTIZATIONS, or the method's own name if it is none of these.
+    It is one of QUANTIZATIONS, or else the name of the quantization method.
     """
     if config.get("load_in_4bit"):
         return str(config.get("bnb_4bit_quant_type", "int4"))
@@ -788,7 +788,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def storage_problem(parameter: object) -> str:
     """Describe why a parameter cannot be overwritten with only a rounding error.
 
-    "" for a plain floating point parameter.
+    Returns "" for a plain floating point parameter.
     """
     if not isinstance(parameter, nn.Parameter):
         return "it is not stored as one parameter"
@@ -814,9 +814,9 @@ def storage_problems(
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether a tensor holds numbers, not the codes of a quantization."""
+    """Return whether a tensor holds numbers rather than quantization codes."""
     has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
-    # Counters, positions and masks among the buffers; codes are of 4, 8 or 32 bits.
+    # Counters, positions and masks among the buffers; codes have 4, 8 or 32 bits.
     has_numbers = tensor.is_floating_point() or tensor.dtype in (torch.int64, torch.bool)
     return has_numbers and not tensor.is_meta and not has_codes
 
@@ -827,12 +827,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor."""
+    """Return the part of a tensor that this process holds."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def shared_like(live: Tensor, tensor: Tensor) -> Tensor:
-    """Return a whole tensor, or this process's share of it if `live`, of its shape, is sharded."""
+    """Return a whole tensor, or this process's shard if `live`, of the same shape, is sharded."""
     if not is_sharded(live) or is_sharded(tensor) or live.shape != tensor.shape:
         return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor  # torch without distributed

@@ -1,9 +1,9 @@
 """Build the anatomy of a model: apply its family's row to its modules.
 
-The sites of a module of another library are each projection, convolution, embedding and norm. A
-site's id is its path: `blocks.3.attn.qkv`. Its role is the last part of the path, `qkv`, or in an
-attention, or in a feed-forward network that a row of `_NETWORKS` fits, the role that it has in a
-model of transformers: `attn.q`, `ffn.up`. So options that name either find it. Layers are
+In a module of another library, each projection, convolution, embedding and norm is a site. A site's
+id is its path: `blocks.3.attn.qkv`. Its role is the last part of the path: `qkv`. In an attention,
+and in a feed-forward network that matches a row of `_NETWORKS`, it is the role used for
+transformers models: `attn.q`, `ffn.up`. Options that name either match the site. Layers are
 numbered in each list of modules of one class.
 """
 
@@ -67,15 +67,15 @@ from adapterhub.anatomy.sites import (
 from adapterhub.errors import BackboneError, SiteError, did_you_mean
 
 # The words in the names of an attention's children: `to_q`, `q_proj`, `query`, `to_out.0`,
-# `img_attn_qkv`, `add_k_proj`, `txt_kv_proj`. A name with another word is of something else.
+# `img_attn_qkv`, `add_k_proj`, `txt_kv_proj`. A name with any other word is not part of attention.
 _WORDS = {
     "q": "q", "query": "q", "k": "k", "key": "k", "v": "v", "value": "v", "kv": "kv", "qkv": "qkv",
     "o": "o", "out": "o",
 }  # fmt: skip
 _SILENT = {"to", "proj", "linear", "layer", "attn", "img"}
-# Of an attention to two sequences (Flux, Stable Diffusion 3), those of the second one: the text.
+# In attention over two sequences (Flux, Stable Diffusion 3), the words for the second (the text).
 _ADDED = {"add", "added", "txt", "t"}
-# The children of a feed-forward network, with their roles. Which one is the gate, names do not say.
+# The children of a feed-forward network and their roles. Names do not show which one is the gate.
 _NETWORKS: tuple[Mapping[str, str], ...] = (
     {"net.0.proj": "up", "net.2": "down"},
     {"proj_mlp": "up", "proj_out": "down"},
@@ -107,10 +107,10 @@ def module_anatomy(backbone: Backbone, head: tuple[str, ...] = ()) -> Anatomy:
 
     Args:
         backbone: the module.
-        head: the paths of the modules that are its head: no sites, and trained as a whole.
+        head: the paths of the modules of its head. They have no sites and are trained whole.
 
     Raises:
-        SiteError: a head that the module does not have.
+        SiteError: the module has no submodule at a path in `head`.
     """
     paths = dict(own_modules(backbone.module))
     if unknown := [name for name in head if name not in paths or not name]:
@@ -128,7 +128,7 @@ def module_anatomy(backbone: Backbone, head: tuple[str, ...] = ()) -> Anatomy:
             for site in _sites(path, module, roles, layers, read.get(path)):
                 sites[site.id] = site
             if path in sublayers:
-                # A container passes its input through all children, and may not get another one.
+                # A container passes its input through all children: it must not get another one.
                 role, first, last = sublayers[path]
                 width = in_features(paths[first])
                 sizes = (width, width)
@@ -147,15 +147,15 @@ def module_anatomy(backbone: Backbone, head: tuple[str, ...] = ()) -> Anatomy:
 def sites_by_path(
     anatomy: Anatomy, read: Mapping[str, str], unused: Collection[str] = ()
 ) -> dict[str, Site]:
-    """Return the sites of a model of transformers that have no role in its family, by their paths.
+    """Return the sites of a transformers model that have no role in its family, by their paths.
 
-    They are projections, convolutions, embeddings and norms, in layers and outside: of models of
-    pictures without attention, embeddings, poolers, the output layer of a language model. A path
-    is that in the base model, so that it is the same with any head.
+    They are projections, convolutions, embeddings and norms, inside and outside layers. Examples
+    are vision models without attention, poolers, and the output layer of a language model. Paths
+    are relative to the base model, so they are the same with any head.
 
     Args:
         anatomy: the sites with roles.
-        read: the modules whose weights others read, as `read_by_owners` maps them.
+        read: the modules whose weights other modules read, as mapped by `read_by_owners`.
         unused: the paths of modules that are never called.
     """
     paths = dict(own_modules(anatomy.model))
@@ -174,7 +174,7 @@ def sites_by_path(
 
 
 def _only_tied(paths: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield the paths of embeddings that only hold the table of others: `shared` of T5."""
+    """Yield the paths of embeddings that only hold a table for others, such as T5's `shared`."""
     tables: dict[int, list[str]] = {}
     for path, module in paths.items():
         if isinstance(module, nn.Embedding):
@@ -186,7 +186,7 @@ def _only_tied(paths: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def _layers(paths: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
-    """Map lists of modules of one class, which are not inside of another one, to their elements."""
+    """Map the outermost lists of modules of one class to their elements."""
     found: dict[str, tuple[str, ...]] = {}
     for path, module in paths.items():
         inside = any(path.startswith(f"{other}.") for other in found)
@@ -206,8 +206,8 @@ def _roles(
     """Find attention and feed-forward networks.
 
     Returns:
-        The roles of projections by their paths; and by the path of each sublayer that is as wide
-        behind as in front, its role and its first and last projection.
+        The roles of projections by their paths. Also, for each sublayer with equal input and output
+        widths, its role and its first and last projection, by the sublayer's path.
     """
     roles: dict[str, str] = {}
     sublayers: dict[str, tuple[str, str, str]] = {}
@@ -233,9 +233,9 @@ def _roles(
 
 
 def _of_attention(children: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Map the roles of an attention to its projections, and those of a second sequence.
+    """Map roles to the projections of an attention, and to its projections of a second sequence.
 
-    Both are empty for what is no attention: without queries and keys.
+    Both maps are empty without queries and keys: the module is then not an attention.
     """
     both: tuple[dict[str, str], dict[str, str]] = {}, {}
     for child in (child for child in children if "." not in child.removesuffix(".0")):
@@ -247,20 +247,20 @@ def _of_attention(children: Iterable[str]) -> tuple[dict[str, str], dict[str, st
 
 
 def _in_attention(child: str) -> tuple[bool, str]:
-    """Return whether a child of an attention is of the second sequence, and its role; "" if none.
+    """Return whether an attention's child serves the second sequence, and its role or "".
 
-    A name of silent words alone is of the output: `proj`, `proj_attn`.
+    A name that consists only of silent words is the output: `proj`, `proj_attn`.
     """
     words = set(re.split(r"[._]", child.removesuffix(".0")))
     named = {_WORDS[word] for word in words & _WORDS.keys()}
-    silent = _SILENT | _ADDED | ({"mlp"} if named == {"qkv"} else set())  # both in one: of Flux 2
+    silent = _SILENT | _ADDED | ({"mlp"} if named == {"qkv"} else set())  # fused, as in Flux 2
     known = words <= _WORDS.keys() | silent and len(named) <= 1
     role = next(iter(named), "o" if "proj" in words else "")
     return bool(words & _ADDED), role if known else ""
 
 
 def _fused(paths: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield the paths of projections that nothing calls: diffusers has fused them in another."""
+    """Yield the paths of projections that are never called because diffusers has fused them."""
     for path, module in paths.items():
         if getattr(module, "fused_projections", False):
             children = {name: _in_attention(name) for name, _ in module.named_children()}
@@ -271,10 +271,10 @@ def _fused(paths: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Map modules to the modules around them that read their weights themselves, by path.
+    """Map modules to the enclosing modules that read their weights directly, by path.
 
-    `F.linear(x, self.qkv.weight)`: no hook of the inner one sees what is computed. torch's own
-    layers do so only where no module inside has a hook.
+    With `F.linear(x, self.qkv.weight)`, no hook of the inner module sees the computation. torch's
+    own layers do this only if no module inside has a hook.
     """
     classes = {type(module): module for module in paths.values()}
     others = (m for m in classes.values() if not type(m).__module__.startswith("torch.nn."))
@@ -288,9 +288,9 @@ def read_by_owners(paths: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def never_called(paths: Mapping[str, nn.Module], read: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `read` that the module around them does not call: WavLM's projections.
+    """Return the entries of `read` that the enclosing module never calls: WavLM's projections.
 
-    Others are called in some branch of its forward, where hooks see them.
+    The other modules are called in some branch of its forward, where hooks see them.
     """
     called: dict[type[nn.Module], Collection[str]] = {}
     found: dict[str, str] = {}
@@ -306,9 +306,9 @@ def never_called(paths: Mapping[str, nn.Module], read: Mapping[str, str]) -> dic
 def _of_network(
     paths: Mapping[str, nn.Module], path: str, children: Container[str]
 ) -> dict[str, str]:
-    """Map the roles of a feed-forward network to its projections; {} if it is none.
+    """Map roles to the projections of a feed-forward network; {} for other modules.
 
-    What is not as wide behind as in front embeds something.
+    A module with different input and output widths is an embedding, not a network.
     """
     for row in _NETWORKS:
         if all(child in children for child in row):
@@ -323,7 +323,7 @@ def _attention_name(path: str, module: nn.Module) -> str:
     crossed = getattr(module, "is_cross_attention", None)
     if crossed is None:
         name = path.rpartition(".")[2]
-        crossed = "cross" in name or name.endswith("attn2")  # the second one of a block
+        crossed = "cross" in name or name.endswith("attn2")  # a block's second attention
     return "cross" if crossed else "attn"
 
 
@@ -369,14 +369,14 @@ def _read_matrices(
 ) -> Iterator[tuple[str, str, tuple[int, int], WeightMatrix]]:
     """Yield the matrices of a module whose weight its owner reads: id, role, sizes and matrix.
 
-    There is none where the owner is the whole model, or the weight is no matrix.
+    Nothing is yielded if the owner is the whole model or the weight is not a matrix.
     """
     if not owner or not (is_projection(module) or isinstance(module, CONVOLUTIONS)):
         return
     if not isinstance(module._parameters.get("weight"), nn.Parameter):
         return
     name = path[len(owner) + 1 :]
-    turned = hasattr(module, "nx")  # GPT-2's
+    turned = hasattr(module, "nx")  # GPT-2's Conv1D
     whole = WeightMatrix(f"{name}.weight", f"{name}.bias", transposed=turned)
     columns, rows = WeightMatrix(transposed=turned).sizes(module)
     yield path, role, (columns, rows), whole
@@ -387,9 +387,9 @@ def _read_matrices(
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm whose features are the last dimension, as of tokens.
+    """Return whether a module is a norm over the last dimension, as for tokens.
 
-    Those of channels, (batch, channels, ...), are no places for what changes features.
+    Norms over channels, (batch, channels, ...), do not suit methods that change features.
     """
     name = type(module).__name__.lower()
     channels = isinstance(module, nn.GroupNorm) or has_statistics(module)
@@ -398,10 +398,10 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _slices(path: str, role: str, d_in: int, d_out: int) -> Iterator[tuple[str, str, FeatureSlice]]:
-    """Yield the slices of the output of a fused projection, with their names and roles.
+    """Yield the slices of a fused projection's output, with their names and roles.
 
-    Queries, keys and values are apart only where they are as wide as the input: with fewer keys,
-    names do not say how many.
+    Queries, keys and values are separated only if they are as wide as the input: with fewer keys,
+    names do not show how many.
     """
     sublayer, _, letters = role.rpartition(".")
     with_network = "mlp" in path.rpartition(".")[2]
@@ -419,7 +419,7 @@ def _slices(path: str, role: str, d_in: int, d_out: int) -> Iterator[tuple[str, 
 
 
 def _layer_of(path: str, layers: Mapping[str, tuple[str, ...]]) -> tuple[str, int | None]:
-    """Return the list that a path is in, and the layer's number; else the outermost module."""
+    """Return the list that contains a path and the layer's number, or the outermost module."""
     for stack, members in layers.items():
         for number, layer in enumerate(members):
             if f"{path}.".startswith(f"{layer}."):
@@ -427,7 +427,7 @@ def _layer_of(path: str, layers: Mapping[str, tuple[str, ...]]) -> tuple[str, in
     return path.partition(".")[0], None
 
 
-# Projections outside of the known roles: `mixer.in_proj`, `moe.gate`.
+# Projections outside the known roles: `mixer.in_proj`, `moe.gate`.
 # Inputs with one entry per token, which virtual tokens would not have.
 PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs", "global_attention_mask"})
 _TOKENS = frozenset({"input_ids", "inputs_embeds"})
@@ -435,10 +435,10 @@ FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 def anatomy_of(model: nn.Module, head: Sequence[str] = ()) -> Anatomy:
-    """Return the anatomy of a model, from its family's row or, without one, from its structure.
+    """Return the anatomy of a model, from its family's row or, without a row, from its structure.
 
-    A row of the model's own (`use_family`) comes before that of its type. The sites of a module
-    that is not of transformers are named by their paths; `head` are its modules that are its head.
+    A row set for the model (`use_family`) overrides the row of its type. The sites of a module
+    outside transformers are named by their paths; `head` lists the modules of its head.
     """
     backbone = Backbone.of(model)
     with still_statistics(backbone.module):
@@ -452,8 +452,8 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     """Apply a family's row to a model.
 
     Raises:
-        BackboneError: the row does not fit: the model has none of the modules it names, or fused
-            projections of other sizes; or it has two stacks of one name.
+        BackboneError: the row does not fit the model. The model lacks all modules that the row
+            names, or has fused projections of other sizes; or two stacks have the same name.
     """
     _check_names(family)
     base = model.base_model
@@ -488,7 +488,7 @@ def _is_cross(site: Site) -> bool:
 
 
 def _check_names(family: Family) -> None:
-    """Refuse a row with two stacks of one name."""
+    """Raise an error if two stacks of a row have the same name."""
     names = [stack.name for stack in family.stacks]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BackboneError(
@@ -535,10 +535,10 @@ def _states_behind_embeddings(
     layers: tuple[str, ...],
     layer_width: int,
 ) -> Iterator[Site]:
-    """Yield the site of the states that enter the layers of a stack that embeds tokens.
+    """Yield the site of the states that enter the layers of a stack with token embeddings.
 
-    Where embeddings are narrower than layers, or layers share modules, the states enter the
-    projection that widens them.
+    If embeddings are narrower than layers, or layers share modules, the states enter the projection
+    that widens them.
     """
     table = token_table(model)
     reads = inspect.signature(root.forward).parameters.keys() & _TOKENS
@@ -569,11 +569,11 @@ def _output_site(model: PreTrainedModel, stack: str) -> Iterator[Site]:
 
 
 def _embedding_width(root: nn.Module) -> int | None:
-    """Return the width of a stack's token embeddings; None if none can be put in front of them."""
+    """Return the width of a stack's token embeddings; None if none can be prepended."""
     table = token_table(root)
     parameters = inspect.signature(root.forward).parameters
     takes = {"input_ids", "inputs_embeds", "attention_mask"} <= parameters.keys()
-    takes = takes and parameters["input_ids"].default is None  # embeddings alone are enough
+    takes = takes and parameters["input_ids"].default is None  # embeddings alone suffice
     if takes and not PER_TOKEN & parameters.keys() and isinstance(table, nn.Embedding):
         return table.weight.shape[1]
     return None
@@ -601,9 +601,9 @@ def _sites_of_layers(
 
 
 def _has_sublayer(role: str, roles: Iterable[str]) -> bool:
-    """Return whether a layer has the sublayer that a norm belongs to; true for other roles.
+    """Return whether a layer has the sublayer of a norm; true for other roles.
 
-    Experts alone are none: parameters of such norms have their paths as names in files.
+    Experts alone are not a sublayer: files name the parameters of such norms by their paths.
     """
     sublayer, _, name = role.partition(".")
     return name not in NORMS or any(
@@ -613,8 +613,8 @@ def _has_sublayer(role: str, roles: Iterable[str]) -> bool:
     )
 
 
-# The functions below pass `paths`: role -> the path of its module, or of the first and last module
-# of a sublayer; and `linear`: role of a projection -> the fields of its site.
+# The functions below pass `paths` (role -> the path of its module, or of a sublayer's first and
+# last module) and `linear` (role of a projection -> the fields of its site).
 _Paths = Mapping[str, tuple[str, ...]]
 _Fields = dict[str, Any]
 
@@ -651,7 +651,7 @@ def _norms(model: PreTrainedModel, paths: _Paths) -> Iterator[tuple[str, _Fields
 
 
 def _held_weights(model: PreTrainedModel, paths: _Paths) -> Iterator[tuple[str, _Fields]]:
-    """Yield the sites of routed experts, one for each projection, and of a router."""
+    """Yield the sites of routed experts, one for each projection, and the site of a router."""
     weights: list[tuple[str, str, HeldWeight]] = []
     if path := paths.get(EXPERTS):
         projections = expert_weights(model.get_submodule(path[0]))
@@ -668,7 +668,7 @@ def _projections(
 ) -> dict[str, _Fields]:
     """Return the fields of the sites of projections, by role.
 
-    The host of one that is never called is the module that reads its weight, of `owners`.
+    If a projection is never called, its host is the module in `owners` that reads its weight.
     """
     linear: dict[str, _Fields] = {}
     for role, (path, *_) in paths.items():
@@ -704,12 +704,12 @@ def fused_parts(
 ) -> Iterator[tuple[str, FeatureSlice]]:
     """Yield the roles and features of a fused projection's parts.
 
-    `attn.qkv` consists of attn.q, attn.k and attn.v, `ffn.gate_up` of ffn.gate and ffn.up.
+    `attn.qkv` consists of attn.q, attn.k and attn.v; `ffn.gate_up` consists of ffn.gate and ffn.up.
 
-    `queries` is the size of attn.q; None if only the configuration has it.
+    `queries` is the size of attn.q; None if only the configuration defines it.
 
     Raises:
-        BackboneError: the parts do not have the size of the projection together.
+        BackboneError: the sizes of the parts do not add up to the size of the projection.
     """
     sublayer, _, name = role.rpartition(".")
     groups, sizes = 1, [out_features(module) // 2] * 2
@@ -731,7 +731,7 @@ def fused_parts(
 def _attention_sizes(
     model: PreTrainedModel, fused: int, layout: Layout, queries: int | None
 ) -> tuple[int, list[int]]:
-    """Return the number of runs in a fused output, and the sizes of q, k and v in all of them."""
+    """Return the number of runs in a fused output, and the total sizes of q, k and v."""
     if queries is None:
         heads, groups = _head_counts(model)
         queries = fused // (heads + 2 * groups) * heads
@@ -746,7 +746,7 @@ def _head_counts(model: PreTrainedModel) -> tuple[int, int]:
     """Return the numbers of query heads and of key-value heads.
 
     Raises:
-        BackboneError: the configuration does not have them.
+        BackboneError: the configuration does not define them.
     """
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
@@ -785,7 +785,7 @@ def _sublayer(
     paths: _Paths,
     linear: Mapping[str, _Fields],
 ) -> _Fields | None:
-    """Return a sublayer's fields, from its own path or from its first and last projection."""
+    """Return a sublayer's fields, from its path or from its first and last projection."""
     if role in paths:
         first_path, host = paths[role][0], paths[role][-1]
         width = _own_width(model, host) or _layer_width(model, layer, paths, linear)
@@ -797,13 +797,13 @@ def _sublayer(
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     hosts = first["host"], last["host"]
-    if "matrix" in first or "matrix" in last:  # no call of theirs has the input or the output
+    if "matrix" in first or "matrix" in last:  # their calls have no input or output to hook
         return {"host": hosts[0], **sizes} if hosts[0] == hosts[1] else None
     return {"host": hosts[1], "input_host": hosts[0], **sizes}
 
 
 def _own_width(model: PreTrainedModel, path: str) -> int | None:
-    """Return the hidden size if it is the one size that a module's projections read and write.
+    """Return the hidden size if it is the only size that is both an input and an output size.
 
     A layer's attention may read more than one hidden state, as in Zamba 2.
     """
@@ -816,7 +816,7 @@ def _own_width(model: PreTrainedModel, path: str) -> int | None:
 def _layer_width(
     model: PreTrainedModel, layer: nn.Module, paths: _Paths, linear: Mapping[str, _Fields]
 ) -> int:
-    """Return the size of a layer's input and output in features."""
+    """Return the number of features of a layer's input and output."""
     read = {in_features(module) for module in layer.modules() if is_projection(module)}
     text = getattr(model.config.get_text_config(), "hidden_size", None)
     firsts = (_first_projection(role, linear).get("d_in") for role in ("attn", "ffn"))
@@ -834,7 +834,7 @@ def _first_projection(role: str, linear: Mapping[str, _Fields]) -> _Fields:
 def _stream(
     model: PreTrainedModel, norms: str | None, role: str, paths: _Paths, input_host: str | None
 ) -> Stream | None:
-    """Return how a sublayer is connected to the residual stream; None if the row has no norms."""
+    """Return a sublayer's connection to the residual stream; None if the row has no norms."""
     if norms is None:
         return None
     norm, postnorm = (paths.get(f"{role}.{name}", (None,))[0] for name in NORMS)

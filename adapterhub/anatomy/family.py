@@ -18,8 +18,8 @@ class Stack:
     are relative to one layer.
 
     Attributes:
-        name: "encoder" or "decoder"; in a model with several of a kind, what it reads: "vision",
-            "audio", "language".
+        name: "encoder" or "decoder"; in a model with several of a kind, the kind of input:
+            "vision", "audio", "language".
         layers: the module list of the layers. `a.*.b` means that each element of `a` has a list
             `b`; layers are numbered across these lists.
         sites: role -> path of its module. `a|b` is the first of the two that exists. A sublayer
@@ -31,12 +31,12 @@ class Stack:
         body: the module inside the root whose output the root pools; None if it pools nothing.
         fused: the layout of the parts in a fused projection's output: `blocks` (all of q, then all
             of k, ...; the default), `heads` (q, k and v of the first key-value head, then of the
-            next) or `whole` (unknown: the parts are no sites).
+            next) or `whole` (unknown: the parts are not sites).
         norms: "pre" or "post", or the name of a boolean config option that is true for pre-norm;
             None if unknown.
         bias: the table of relative positions, a child of the attention that computes their bias. A
-            layer without one uses the bias of the nearest earlier layer that has one.
-        own: the sites of layers that differ from `sites`, by number.
+            layer without a table uses the bias of the nearest earlier layer with one.
+        own: the sites of layers that differ from `sites`, by layer number.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Family:
-    """One row: all that adapterhub needs to know about an architecture family.
+    """One row: the complete description of an architecture family.
 
     Attributes:
         model_types: the `config.model_type` values that the row applies to.
@@ -60,12 +60,12 @@ class Family:
         below: the modules before the first layer (embeddings).
         positions_from_padding: whether the backbone counts positions from the padding index, as
             RoBERTa does.
-        constants: parameters that are tables of a formula (sinusoidal positions) and never train.
+        constants: parameters computed from a formula (sinusoidal positions), which never train.
         batch_dim: the batch dimension of hidden states.
         positions_follow_mask: whether positions are counted over the tokens that the attention mask
             includes.
-        query_stream: the argument of a layer with a second stream of hidden states, which heads
-            read in place of the first if it is passed (XLNet); None if there is none.
+        query_stream: the layer argument for a second stream of hidden states (XLNet). If it is
+            passed, heads read it instead of the first stream. None without a second stream.
     """
 
     model_types: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Rows of the user's own, for all models of a type in this process or for one model.
+"""User-defined rows, for all models of a type in this process or for one model.
 
 A row as plain data is read strictly from YAML or a mapping, and written as YAML or Python source:
 
@@ -11,7 +11,7 @@ A row as plain data is read strictly from YAML or a mapping, and written as YAML
       norms: pre
     below: [embed_tokens]
 
-The fields are those of `Family` and `Stack`; what has its default is left out.
+The fields are the attributes of `Family` and `Stack`. Fields with default values are omitted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from adapterhub.config.options import from_dict, to_dict
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
-# Projections outside of the known roles: `mixer.in_proj`, `moe.gate`.
+# Projections outside the known roles: `mixer.in_proj`, `moe.gate`.
 _OPEN = ("attn", "cross", "ffn", "mixer", "moe", "other")
 
 
@@ -50,14 +50,16 @@ FamilySource = Family | Mapping[str, Any] | str | Path
 
 
 def register_family(family: FamilySource, *, replace: bool = False) -> Family:
-    """Add a row for the models of its types, which are loaded after this or have no adapters yet.
+    """Register a row for the model types it names.
+
+    The row applies to models that are loaded later or that do not have adapters yet.
 
     Args:
         family: a `Family`, a mapping of its fields, or a YAML file.
-        replace: replace the rows of these types.
+        replace: replace existing rows for these types.
 
     Raises:
-        ConfigError: the row is not valid, or there is another row for one of its types.
+        ConfigError: the row is not valid, or one of its types already has another row.
     """
     row = read_family(family)
     taken = [t for t in row.model_types if FAMILIES.get(t, row) != row]
@@ -72,11 +74,11 @@ def register_family(family: FamilySource, *, replace: bool = False) -> Family:
 
 
 def use_family(model: PreTrainedModel, family: FamilySource) -> None:
-    """Use a row for one model, which has no adapters.
+    """Use a row for one model, which must not have adapters yet.
 
     Raises:
         ConfigError: the row is not valid.
-        BackboneError: it is for another type of model, or names modules that the model lacks.
+        BackboneError: the row is for another model type, or names modules that the model lacks.
     """
     row = read_family(family)
     model_type = model.config.model_type
@@ -95,7 +97,7 @@ def use_family(model: PreTrainedModel, family: FamilySource) -> None:
 
 
 def _missing(base: nn.Module, row: Family) -> Iterator[str]:
-    """Yield the modules that a row names, but no layer of a model has."""
+    """Yield the modules that a row names and all layers of a model lack."""
     paths = [path for path, _ in base.named_modules()]
     for stack in row.stacks:
         layers = [base.get_submodule(path) for path in layer_paths(base, stack.layers)]
@@ -124,8 +126,9 @@ def read_family(source: FamilySource) -> Family:
     """Read a row from a YAML file or a mapping, and check it.
 
     Raises:
-        ConfigError: the file cannot be read; unknown or missing fields, values of a wrong type,
-            unknown roles, or fused projections that are no sites. All problems in one error.
+        ConfigError: the file cannot be read, or the row has unknown or missing fields, values of a
+            wrong type, unknown roles, or fused projections that are not sites. One error lists all
+            problems.
     """
     if isinstance(source, Family):
         row = source
@@ -143,14 +146,14 @@ def read_family(source: FamilySource) -> Family:
 
 
 def family_data(row: Family) -> dict[str, Any]:
-    """Return a row as plain data, without the fields that have their defaults."""
+    """Return a row as plain data, without fields that have default values."""
     data = _changed(row)
     data["stacks"] = [_changed(stack) for stack in row.stacks]
     return data
 
 
 def family_yaml(row: Family) -> str:
-    """Write a row as YAML, for `read_family`."""
+    """Format a row as YAML, for `read_family`."""
     return dump_yaml(family_data(row))
 
 
@@ -165,7 +168,7 @@ def _changed(row: Family | Stack) -> dict[str, Any]:
 
 
 def _with_text_keys(data: dict[str, Any]) -> dict[str, Any]:
-    """Write the numbers of layers as texts: YAML has numbers there, JSON cannot."""
+    """Convert layer numbers to strings: YAML allows number keys, JSON does not."""
     stacks = data.get("stacks")
     if not isinstance(stacks, list | tuple):
         return data
@@ -216,7 +219,7 @@ def _stack_problems(stack: Stack) -> Iterator[str]:
 
 
 def row_text(row: Family) -> str:
-    """Write a row as Python source."""
+    """Format a row as Python source."""
     lines = ["Family("]
     lines.append(f"    {_quoted(row.model_types)},")
     lines.append("    stacks=(")

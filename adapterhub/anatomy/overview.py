@@ -1,4 +1,4 @@
-"""What was found in a module and what was not: its sites in rows, and parameters at no site."""
+"""Overview of a module: its sites in rows, and its parameters without a site."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Part(NamedTuple):
     Attributes:
         part: its name: `unet`, `text_encoder`.
         module: the name of its class.
-        parameters: how many numbers it has.
-        sites: how many sites.
+        parameters: the number of parameters.
+        sites: the number of sites.
     """
 
     part: str
@@ -28,17 +28,17 @@ class Part(NamedTuple):
 
 
 class SiteRow(NamedTuple):
-    """Sites of one role.
+    """The sites of one role.
 
     Attributes:
-        site: a pattern of them, for `sites=`; of a model of transformers, its stack and role.
-        kind: the kind of the first one.
-        d_in: the input size of the first one.
-        d_out: its output size.
-        host: the path of its module.
-        layers: the layers that have one, in words: all, `1 of 4: 3`; "" outside of layers.
-        modules: the names of the classes of their modules.
-        sites: all of them.
+        site: a pattern that matches them, for `sites=`; in a transformers model, stack and role.
+        kind: the kind of the first site.
+        d_in: the input size of the first site.
+        d_out: the output size of the first site.
+        host: the path of the first site's module.
+        layers: the layers that have such a site, as text: all, `1 of 4: 3`; "" outside layers.
+        modules: the class names of their modules.
+        sites: all sites of the row.
     """
 
     site: str
@@ -57,11 +57,11 @@ class SiteRow(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Parameters of modules of one class that are at no site.
+    """Parameters without a site, in modules of one class.
 
     Attributes:
         module: the name of the class.
-        parameters: how many numbers they have.
+        parameters: the total size of the parameters.
         names: their names in the modules.
         paths: the paths of the modules; "" is the outermost one.
     """
@@ -90,7 +90,7 @@ def parts_in(anatomy: Anatomy) -> list[Part]:
 
 
 def site_rows(anatomy: Anatomy) -> list[SiteRow]:
-    """List the sites in rows: by stack and role, or where paths name them, by part."""
+    """List the sites in rows: by stack and role, or by part if sites are named by paths."""
     parts, view = parts_in(anatomy), anatomy.backbone.foreign
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in anatomy.every():
@@ -117,9 +117,9 @@ def site_rows(anatomy: Anatomy) -> list[SiteRow]:
 
 
 def without_sites(anatomy: Anatomy) -> list[Rest]:
-    """List the parameters that no site stands for, by the class of their module, the most first.
+    """List the parameters without a site, by the class of their module, largest total first.
 
-    The parameters of a head, and constants, are not among them.
+    The parameters of a head and constants are excluded.
     """
     whole: set[str] = set()
     single: set[str] = set()
@@ -149,15 +149,15 @@ def without_sites(anatomy: Anatomy) -> list[Rest]:
 
 
 def class_at(anatomy: Anatomy, path: str) -> str:
-    """Return the name of the class of a module."""
+    """Return the class name of a module."""
     module: nn.Module = anatomy.backbone.module.get_submodule(path)
     return type(module).__name__
 
 
 def _pattern(anatomy: Anatomy, within: str, role: str, sites: Sequence[Site]) -> str:
-    """Return a pattern of some sites that matches no others, if there is one; else their role.
+    """Return a pattern that matches only these sites, if one exists; otherwise their role.
 
-    Of one site, that is its id.
+    For a single site, the pattern is its id.
     """
     ids = {site.id for site in sites}
     patterns = [role, f"*.{role}"]
@@ -170,7 +170,7 @@ def _pattern(anatomy: Anatomy, within: str, role: str, sites: Sequence[Site]) ->
 
 
 def _layers(anatomy: Anatomy, sites: Iterable[Site]) -> str:
-    """Say which layers of a stack have some sites; "" where some are elsewhere."""
+    """Describe the layers of a stack that have some sites; "" if some sites are elsewhere."""
     found = {(site.stack, site.layer) for site in sites}
     numbers = sorted(layer for _, layer in found if layer is not None)
     if len({stack for stack, _ in found}) > 1 or len(numbers) < len(found):

@@ -1,12 +1,12 @@
-"""Projections: modules that multiply by a matrix, whatever library they come from.
+"""Projections: modules of any library that multiply by a matrix.
 
-Also weights that a module multiplies by in its own forward: of routed experts, and of routers. A
-mixture of experts holds the projections of all experts as tensors of three dimensions:
+This file also covers weights that a module uses in its own forward: routed experts and routers. A
+mixture of experts holds the projections of all experts as three-dimensional tensors:
 
     gate_up_proj    (experts, 2 d_inner, d)        up_proj    (experts, d_inner, d)
     down_proj       (experts, d, d_inner)
 
-Some architectures store each matrix transposed. A router is a matrix too, (experts, d), inside a
+Some architectures store each matrix transposed. A router is also a matrix, (experts, d), inside a
 module that returns more than the product: scores, and the numbers of the selected experts.
 
 Other modules have matrices in their parameters: kernels, tables, packed weights.
@@ -15,12 +15,13 @@ Other modules have matrices in their parameters: kernels, tables, packed weights
     Embedding                (numbers, d)                     as (d, numbers)
     MultiheadAttention       (3 d, d)                         as three of (d, d)
 
-A convolution is a projection of patches of its input: so what changes a matrix changes a kernel.
+A convolution is a projection of patches of its input, so a method that changes a matrix can change
+a kernel.
 
-The source of a module's forward shows what it calls, in which order, and what it returns; also how
-it attends, through transformers' attention interface or with torch's functions, whether it turns
-queries and keys by their positions, and whether an autograd function of its own computes its layers
-(Reformer). Nothing is run.
+The source code of a module's forward shows the call order and the return value. It shows whether
+attention uses transformers' attention interface or torch's functions, whether queries and keys are
+rotated by position, and whether a custom autograd function computes the layers (Reformer). Nothing
+is run.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "@", "scaled_dot_product_atte
 def call_order(module: nn.Module) -> tuple[str, ...]:
     """List the paths of the submodules that a module's forward uses, in the order of first use.
 
-    Its own methods are followed; branches count as if all were taken. Empty without a source.
+    Calls of the module's methods are followed, and all branches count as taken. The result is empty
+    if the source is not available.
     """
     return tuple(dict.fromkeys(_used(module)))
 
 
 def is_called_whole(model: nn.Module, path: str) -> bool:
-    """Return whether the modules around one call it, not its parts alone, as BridgeTower does.
+    """Return whether the enclosing modules call a module itself, not only its parts.
 
-    True without a source, and where a part of the path is handed to something else.
+    BridgeTower calls only parts. Also true if the source is not available, or if a module on the
+    path is passed to other code.
     """
     names = path.split(".")
     for depth in range(len(names) if path else 0):
@@ -72,7 +75,8 @@ def is_called_whole(model: nn.Module, path: str) -> bool:
 def returns_tuple(module: nn.Module) -> bool:
     """Return whether a module's forward returns a tuple rather than a tensor.
 
-    By its annotation or, without one, by its `return` statements; false without a source.
+    Its annotation decides, or without one its `return` statements. False if the source is not
+    available.
     """
     function = definition_of(module, "forward")
     if function is None:
@@ -84,10 +88,10 @@ def returns_tuple(module: nn.Module) -> bool:
 
 
 def multiplies_otherwise(module: nn.Module) -> bool:
-    """Return whether a `Linear` of a transformers model computes another product than `Linear`.
+    """Return whether a `Linear` of a transformers model computes a different product.
 
-    One that multiplies groups of features by blocks of its weight (DeepSeek-V4), say: its forward
-    takes the weight apart.
+    An example is a layer that multiplies groups of features by blocks of its weight (DeepSeek-V4):
+    its forward splits the weight.
     """
     of_model = type(module).__module__.startswith(("transformers.models.", "transformers_modules."))
     if not (of_model and isinstance(module, nn.Linear)):
@@ -100,34 +104,35 @@ def multiplies_otherwise(module: nn.Module) -> bool:
 
 
 def weights_read(module: nn.Module) -> set[str]:
-    """Return the paths of the submodules whose weights a module's forward reads itself.
+    """Return the paths of the submodules whose weights a module's forward reads directly.
 
-    What such a submodule would compute is not always what is used: `F.conv1d(x, self.conv.weight)`.
-    Its own methods are followed; a weight of which only the dtype or the like is asked is not read.
+    The result used may differ from the submodule's own output: `F.conv1d(x, self.conv.weight)`.
+    Calls of the module's methods are followed. Reading only a weight's dtype or the like does not
+    count.
     """
     found = (f"{path}.".partition(".weight.") for path in _read(module, "forward", frozenset()))
     return {owner for owner, at, rest in found if at and rest.partition(".")[0] not in _FACTS}
 
 
 def multiplies_weight(module: nn.Module, child: str) -> bool:
-    """Return whether a module multiplies by the weight of a child: `self.dt_proj.weight @ x`."""
+    """Return whether a module multiplies by a child's weight: `self.dt_proj.weight @ x`."""
     weight = f"self.{child}.weight"
     return any(weight in _operands(method) for method in _own_methods(module))
 
 
 @cache
 def _operands(method: Callable[..., Any] | None) -> frozenset[str]:
-    """Return the operands of the products `a @ b` in a method, as they are written."""
+    """Return the source text of the operands of the products `a @ b` in a method."""
     nodes = ast.walk(_definition(method) or ast.Pass())
     products = (n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult))
     return frozenset(ast.unparse(side) for n in products for side in (n.left, n.right))
 
 
 def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:
-    """Return whether a stack needs token ids beside embeddings, which virtual tokens do not have.
+    """Return whether a stack needs token ids in addition to embeddings; virtual tokens lack ids.
 
-    It passes them to its layers, as where ids select experts, or to a module of its own that does
-    not get the embeddings too, as one that finds padding by id.
+    It does if it passes ids to its layers, where they may select experts, or to a submodule that
+    does not also receive the embeddings, such as one that detects padding by id.
 
     `stack` is the module whose forward takes `input_ids`.
     """
@@ -136,13 +141,13 @@ def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:
     function = definition_of(stack, "forward")
     children = {f"self.{name}" for name, _ in stack.named_children()} - {"self.embed_tokens"}
     calls = _unconditional_calls(function.body) if function else []
-    others = {"inputs_embeds", "position_ids"}  # what is computed from these needs no ids
+    others = {"inputs_embeds", "position_ids"}  # values computed from these need no ids
     passed = (_names_in(call) for call in calls if ast.unparse(call.func) in children)
     return any("input_ids" in names and not names & others for names in passed)
 
 
 def _unconditional_calls(statements: list[ast.stmt]) -> list[ast.Call]:
-    """List the calls of a function's body that no condition guards."""
+    """List the unconditional calls of a function's body."""
     plain = [s for s in statements if not isinstance(s, ast.If | ast.For | ast.While | ast.Try)]
     return [node for s in plain for node in ast.walk(s) if isinstance(node, ast.Call)]
 
@@ -153,12 +158,12 @@ def _names_in(call: ast.Call) -> set[str]:
 
 
 def definition_of(module: nn.Module, method: str) -> ast.FunctionDef | None:
-    """Return the definition of a method of a module's class; None without a source."""
+    """Return the definition of a method of a module's class, or None without its source."""
     return _definition(_method(module, method))
 
 
 def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
-    """List the definitions of the methods of a module's class, but those of `nn.Module`."""
+    """List the definitions of a class's methods, without the methods of `nn.Module`."""
     found = map(_definition, _own_methods(module))
     return [definition for definition in found if definition is not None]
 
@@ -191,15 +196,16 @@ def _used(module: nn.Module) -> Iterator[str]:
 
 
 def _read(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
-    """Yield what a method reads from `self`, as dotted paths; functions that get it are followed.
+    """Yield the attributes that a method reads from `self`, as dotted paths.
 
-    So are the names of what is read: `q = self.q_proj`, and those of what is passed on.
+    Functions that receive `self` are followed. So are names for an attribute, as in
+    `q = self.q_proj`, and arguments that pass it on.
     """
     function = _method(module, method)
     yield from _read_in(module, function, [("",)], {}, followed)
 
 
-# The paths of what a name stands for; "" is the module itself.
+# The paths that a name refers to; "" is the module itself.
 _Names = dict[str, tuple[str, ...]]
 
 
@@ -210,7 +216,7 @@ def _read_in(
     named: _Names,
     followed: frozenset[str],
 ) -> Iterator[str]:
-    """Yield what a function reads of a module, given what its arguments stand for."""
+    """Yield the attributes of a module that a function reads, given the paths of its arguments."""
     definition = _definition(function)
     if function is None or definition is None or function.__qualname__ in followed:
         return
@@ -222,7 +228,7 @@ def _read_in(
 
 
 class _Reader:
-    """Reads one function: what it uses of a module, in the order of evaluation."""
+    """Reader of one function: the module attributes it uses, in the order of evaluation."""
 
     def __init__(
         self,
@@ -235,7 +241,7 @@ class _Reader:
         self.known = getattr(function, "__globals__", {})
 
     def attributes(self, node: ast.AST) -> Iterator[str]:
-        """Yield what is read, as dotted paths."""
+        """Yield the attributes that are read, as dotted paths."""
         if isinstance(node, ast.Attribute | ast.Name) and (paths := self.paths(node)):
             for path in paths:
                 if path and _method(self.module, path) is not None:
@@ -254,7 +260,7 @@ class _Reader:
             yield from self.attributes(child)
 
     def paths(self, node: ast.AST) -> tuple[str, ...]:
-        """Return the paths of what an expression names: `self.q`, a name of it, `getattr`."""
+        """Return the paths that an expression refers to: `self.q`, a name for it, `getattr`."""
         names: list[str] = []
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
@@ -269,14 +275,14 @@ class _Reader:
         return tuple(join(path, *reversed(names)) for path in found)
 
     def _renames(self, node: ast.Assign) -> bool:
-        """Note the names that an assignment gives to what is read, if it does nothing else."""
+        """Record the names that an assignment gives to attributes, if it does nothing else."""
         (target, *others), value = node.targets, node.value
         pairs = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = list(zip(target.elts, value.elts, strict=False))
         found = {t.id: self.paths(v) for t, v in pairs if isinstance(t, ast.Name)}
         for name in found:
-            self.names.pop(name, None)  # whatever it was before
+            self.names.pop(name, None)  # drop the earlier meaning
         if others or len(found) < len(pairs) or not all(found.values()):
             return False
         self.names |= found
@@ -287,7 +293,7 @@ class _Reader:
             self.names[target.id] = tuple(p for v in values.elts for p in self.paths(v))
 
     def _followed(self, call: ast.Call) -> Iterator[str] | None:
-        """Return what a function reads that gets the module, or a part of it; None for others."""
+        """Return the reads of a function that receives the module or a part; None for others."""
         function, first = call.func, []
         if isinstance(function, ast.Name):
             called = self.known.get(function.id)
@@ -322,7 +328,7 @@ class _Reader:
 
 def _in_order(node: ast.AST) -> list[ast.AST]:
     """Return the parts of a node in the order of evaluation."""
-    if isinstance(node, ast.Call):  # it is called when its arguments are known
+    if isinstance(node, ast.Call):  # arguments are evaluated before the call
         return [*node.args, *node.keywords, node.func]
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         return [node.value] if node.value is not None else []
@@ -332,7 +338,7 @@ def _in_order(node: ast.AST) -> list[ast.AST]:
 
 
 def rotates(module: nn.Module) -> bool:
-    """Return whether an attention turns queries and keys by their positions (RoPE)."""
+    """Return whether an attention rotates queries and keys by their positions (RoPE)."""
     return any(
         "rotary" in name or "rope" in name.split("_")
         for function in own_methods(module)
@@ -347,9 +353,9 @@ def attends(module: nn.Module) -> Attends | None:
 
     Returns:
         "interface": it calls one of transformers' attention functions. "torch": it computes one
-        softmax on each path through its forward, and products by `matmul` or a like function.
-        None: it has no attention, or of another form (several softmaxes, as over landmarks;
-        products by `einsum` alone).
+        softmax on each path through its forward, and products with `matmul` or a similar function.
+        None: it has no attention, or attention of another form (several softmaxes, as over
+        landmarks; products with `einsum` only).
     """
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
@@ -360,15 +366,15 @@ def attends(module: nn.Module) -> Attends | None:
 
 
 class _Paths:
-    """Counts softmaxes on the paths through a module's forward; its own methods are followed."""
+    """Counter of softmaxes on the paths through a module's forward and the methods it calls."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.followed: tuple[str, ...] = ()
-        self.names: set[str] = set()  # of the functions that are called
+        self.names: set[str] = set()  # names of the called functions
 
     def most_of(self, method: str) -> int:
-        """Return the most softmaxes that one path through a method computes."""
+        """Return the largest number of softmaxes on one path through a method."""
         function = definition_of(self.module, method)
         if function is None or method in self.followed:
             return 0
@@ -418,7 +424,7 @@ def reversible_stack(model: nn.Module, layer: str) -> nn.Module | None:
     """Return the module around a layer that computes its layers in an autograd function.
 
     Returns:
-        None if autograd sees each operation of the layers, as in nearly all models.
+        None if autograd records each operation of the layers, as in nearly all models.
     """
     names = layer.split(".")
     around = (model.get_submodule(".".join(names[:n])) for n in range(len(names)))
@@ -433,7 +439,7 @@ def _names_function(module: nn.Module) -> bool:
     return any(isinstance(n, type) and issubclass(n, torch.autograd.Function) for n in named)
 
 
-# Parameters of three dimensions, and the roles of the projections that they hold.
+# Three-dimensional parameters, and the roles of the projections they hold.
 _EXPERT_PARAMETERS = {
     "gate_up_proj": "gate_up",
     "gate_proj": "gate",
@@ -447,9 +453,9 @@ _NO_ROUTER = re.compile(r"shared|gate_proj|gate_up", re.IGNORECASE)
 def is_projection(module: nn.Module) -> bool:
     """Return whether a module is a matrix with an input and an output size.
 
-    torch's `Linear`, its quantized variants, with a weight or with packed codes, and GPT-2's
-    `Conv1D`. None is a subclass that multiplies in another way, or the output projection of torch's
-    attention, which never runs: the attention reads its weight.
+    True for torch's `Linear`, its quantized variants (with a weight or packed codes) and GPT-2's
+    `Conv1D`. False for a subclass that multiplies differently, and for the output projection of
+    torch's attention. The latter never runs: the attention reads its weight.
     """
     if multiplies_otherwise(module) or isinstance(module, NonDynamicallyQuantizableLinear):
         return False
@@ -459,12 +465,12 @@ def is_projection(module: nn.Module) -> bool:
 
 
 def plain_projections(module: nn.Module) -> dict[str, nn.Module]:
-    """Map paths to the projections inside a module whose output is one tensor."""
+    """Map paths to the projections in a module that output one tensor."""
     return {p: m for p, m in own_modules(module) if is_projection(m) and not returns_tuple(m)}
 
 
 def latent_sizes(attention: nn.Module) -> tuple[int, int] | None:
-    """Return the sizes of the keys and the values of latent attention, which it makes itself.
+    """Return the sizes of the keys and values that latent attention computes.
 
     Keys have `qk_head_dim` features in each head, values `v_head_dim`: DeepSeek-V2, section 2.1,
     https://arxiv.org/abs/2405.04434.
@@ -489,7 +495,7 @@ def out_features(module: nn.Module) -> int:
 
 
 def usual_size(layers: Iterable[nn.Module]) -> int:
-    """Return the size that most projections of some layers have, as input or output; 0 if none."""
+    """Return the most common input or output size of the projections of some layers, or 0."""
     projections = [m for layer in layers for m in layer.modules() if is_projection(m)]
     sizes = Counter(n for m in projections for n in {in_features(m), out_features(m)})
     return sizes.most_common(1)[0][0] if sizes else 0
@@ -500,7 +506,7 @@ class HeldWeight(NamedTuple):
 
     Attributes:
         parameter: the name of the parameter in the module.
-        experts: how many matrices it holds; None if it is one matrix.
+        experts: the number of matrices it holds; None if it is one matrix.
         transposed: whether a matrix is stored as (d_in, d_out), not (d_out, d_in).
     """
 
@@ -518,7 +524,7 @@ def expert_weights(module: nn.Module) -> dict[str, HeldWeight]:
     """Map the projections of routed experts in a module, such as `gate_up`, to their weights.
 
     Returns:
-        {} for any other module, and for one whose weights are quantized.
+        {} for any other module, and for experts with quantized weights.
     """
     stacked = {
         name: p
@@ -541,9 +547,9 @@ def expert_weights(module: nn.Module) -> dict[str, HeldWeight]:
 
 
 def _is_transposed(module: nn.Module, stacked: dict[str, nn.Parameter]) -> bool:
-    """Return how the module declares its matrices; else what their sizes allow.
+    """Return whether the matrices are transposed, as the module declares or else by their sizes.
 
-    The output of `down` has the size of the input of the others.
+    The output of `down` has the same size as the input of the others.
     """
     declared = getattr(module, "is_transposed", None)
     if isinstance(declared, bool):
@@ -559,7 +565,7 @@ def expert_modules(layer: nn.Module) -> list[str]:
 
 
 def router_weight(module: nn.Module) -> HeldWeight | None:
-    """Return the weight of a router whose output is not the product alone; None for others."""
+    """Return the weight of a router that returns more than the product; None for other modules."""
     if is_projection(module) and not returns_tuple(module):
         return None
     weight = module._parameters.get("weight")
@@ -568,9 +574,9 @@ def router_weight(module: nn.Module) -> HeldWeight | None:
 
 
 def router_path(layer: nn.Module, experts: str) -> str | None:
-    """Return the path of the router beside the experts at a path; None if there is none.
+    """Return the path of the router next to the experts at a path, or None if there is none.
 
-    It is the first module beside them that is named as a router and has one output for each.
+    It is the first such module with a router's name and one output for each expert.
     """
     count = _number_of_experts(layer.get_submodule(experts))
     around = experts.rpartition(".")[0]
@@ -609,9 +615,9 @@ class WeightMatrix(NamedTuple):
 
     Attributes:
         weight: the path of the parameter in the module.
-        bias: the path of the bias of its outputs; there may be none.
-        start: the first row that belongs to the matrix, where others are packed with it.
-        rows: how many do; None for all.
+        bias: the path of the bias of its outputs, which may not exist.
+        start: the first row of the matrix, if the parameter packs several matrices.
+        rows: the number of its rows; None for all.
         transposed: whether the parameter is stored as (d_in, d_out).
     """
 
@@ -630,13 +636,13 @@ class WeightMatrix(NamedTuple):
         return bias[self._own(bias)]
 
     def _own(self, parameter: Tensor) -> slice:
-        """Return which rows of a weight or a bias belong to the matrix."""
+        """Return the slice of a weight's or a bias's rows that belong to the matrix."""
         if self.rows is None or len(parameter) == self.rows:
             return slice(None)
         return slice(self.start, self.start + self.rows)
 
     def within(self, parameter: Tensor, changed: Tensor) -> Tensor:
-        """Return a parameter, or a bias, with other rows in the place of those of the matrix."""
+        """Return a parameter or bias with the rows of the matrix replaced by `changed`."""
         if self.transposed:
             return changed.T
         rows = changed.reshape(len(changed), *parameter.shape[1:]).to(parameter.dtype)
@@ -652,15 +658,15 @@ class WeightMatrix(NamedTuple):
 
 
 def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
-    """Map the roles of the matrices of a module to them; "" is the role of the only one.
+    """Map roles to the matrices of a module; "" is the role of a single matrix.
 
     Returns:
-        {} for a projection, for a weight that is computed of other parameters (a weight norm), and
-        for any other module.
+        {} for a projection, for a weight that is computed from other parameters (a weight norm),
+        and for any other module.
     """
     if isinstance(module, nn.MultiheadAttention):
         return _of_attention(module)
-    if not isinstance(module._parameters.get("weight"), nn.Parameter):  # made of others
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):  # computed from others
         return {}
     if isinstance(module, CONVOLUTIONS):
         return {"": WeightMatrix()}
@@ -668,24 +674,25 @@ def matrices_in(module: nn.Module) -> dict[str, WeightMatrix]:
 
 
 def is_table(module: nn.Module) -> bool:
-    """Return whether a module looks up rows of its weight, perhaps with a factor on them.
+    """Return whether a module looks up rows of its weight, optionally scaled.
 
-    transformers' scaled embeddings keep that as `embed_scale`. An embedding with another forward,
-    as of positions that it counts itself, or one that changes its rows (`max_norm`), is none.
+    transformers' scaled embeddings store the factor as `embed_scale`. False for an embedding with
+    another forward, such as one that counts positions itself, and for one that changes its rows
+    (`max_norm`).
     """
     if not isinstance(module, nn.Embedding) or module.max_norm is not None:
         return False
-    if len(module._parameters) > 1:  # a row of its own for some token
+    if len(module._parameters) > 1:  # a separate row for some token
         return False
     return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
 
 
 def _of_attention(attention: nn.MultiheadAttention) -> dict[str, WeightMatrix]:
-    """Return the matrices of torch's attention, whose forward reads all parameters itself."""
+    """Return the matrices of torch's attention; its forward reads all parameters directly."""
     size = attention.embed_dim
     found: dict[str, WeightMatrix] = {}
     for number, role in enumerate("qkv"):
-        own = f"{role}_proj_weight"  # where keys or values have another size; biases are packed
+        own = f"{role}_proj_weight"  # if keys or values have another size; biases are packed
         apart = getattr(attention, own, None) is not None
         weight = own if apart else "in_proj_weight"
         found[role] = WeightMatrix(weight, "in_proj_bias", number * size, size)

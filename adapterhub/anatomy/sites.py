@@ -1,36 +1,41 @@
-"""Sites: canonical names for the places of a backbone, mapped to the modules that host them.
+"""Sites: canonical names for places in a backbone, mapped to the modules that host them.
 
 A **site** is a named place in a backbone: `encoder.3.attn.q` is the query projection of the fourth
-encoder layer, whatever its module is called inside transformers. Roles in a layer:
+encoder layer, independent of its module's name in transformers. Roles in a layer:
 
     attn.q attn.k attn.v attn.o    projections of self-attention (or fused: attn.qkv)
-    attn.q_a attn.q_b attn.kv_a attn.kv_b    those of latent attention, into and out of its
+    attn.q_a attn.q_b attn.kv_a attn.kv_b    projections of latent attention, into and out of its
                                    bottlenecks
     cross.q cross.k cross.v cross.o    projections of cross-attention, in encoder-decoders
     ffn.gate ffn.up ffn.down       projections of the feed-forward network (or fused: ffn.gate_up)
     ffn.experts.NAME               projections of all its routed experts: gate_up, up, down
-    ffn.router                     what selects the experts of a token
+    ffn.router                     the module that selects the experts of a token
     attn.kv cross.kv               keys and values, where they enter the attention function
-    mixer.NAME                     projections of what mixes tokens without attention: linear
+    mixer.NAME                     projections of token mixers without attention: linear
                                    attention, state spaces, recurrences, convolutions
-    moe.NAME other.NAME            projections beside experts, and those that fit nothing here
+    moe.NAME other.NAME            projections next to experts, and projections without another role
     attn cross ffn mixer           a sublayer as a whole: from its input x to its output y, before
                                    the residual connection is added
     attn.norm cross.norm ffn.norm  the normalization of a sublayer
-    attn.postnorm ffn.postnorm     a second one, on the sublayer's output before the residual
-                                   connection
+    attn.postnorm ffn.postnorm     a second normalization, on the sublayer's output before the
+                                   residual connection
     layer                          a layer as a whole: its output is the residual stream
 
-Stacks are `encoder` and `decoder`, or in a model with several of a kind what they read: `vision`,
-`audio`, `language`. Roles of a stack: `embed`, where token embeddings enter it; `input`, the states
-behind its embeddings, as wide as these; `output`, the states that the output layer of a language
-model reads; and `mix`, the output of its last layer, for methods that combine the outputs of all
-layers. Architectures differ only in data: a `Family` row, in families/ or derived from the
-structure (discovery/).
+Stacks are `encoder` and `decoder`. In a model with several of a kind, they are named after their
+input: `vision`, `audio`, `language`. A stack has these roles:
+
+    embed     where token embeddings enter the stack
+    input     the states after its embeddings, of the same width
+    output    the states that the output layer of a language model reads
+    mix       the output of its last layer, for methods that combine the outputs of all layers
+
+Architectures differ only in data: a `Family` row, in families/ or derived from the structure
+(discovery/).
 
 Layer selections: `all`, `top 4`, `first 2`, `0..3`, a number or several.
 
-Layer groups are what was found in each layer, and modules whose outputs nothing reads.
+Layer groups list the sites found in each layer. `dropped_modules` lists modules whose outputs are
+never read.
 """
 
 from __future__ import annotations
@@ -76,7 +81,7 @@ def layer_numbers(layers: str | int | tuple[int, ...], depth: int) -> range | se
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Write layer numbers with runs as ranges, ends included: "0..3, 5, 7"."""
+    """Format layer numbers with runs as inclusive ranges: "0..3, 5, 7"."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][-1] == number - 1:
@@ -113,7 +118,7 @@ Kind = Literal[
     "linear", "weight", "sublayer", "layer", "keyvalue", "norm", "embed", "states", "mix"
 ]
 SUBLAYERS = ("attn", "cross", "ffn", "mixer")
-STREAM = ("residual", "block")  # the points of the residual stream a module may read, see Stream
+STREAM = ("residual", "block")  # points of the residual stream that a module may read, see Stream
 NORMS = ("norm", "postnorm")
 EXPERTS, ROUTER = "ffn.experts", "ffn.router"
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
@@ -123,7 +128,7 @@ ROLES = (
     "ffn.up",
     "ffn.down",
     "ffn.gate_up",
-    EXPERTS,  # in a row: the module of the weights, whose projections are the sites
+    EXPERTS,  # in a row: the module of the weights; its projections are the sites
     *(f"{EXPERTS}.{name}" for name in ("gate_up", "gate", "up", "down")),
     ROUTER,
     *(f"{s}.kv" for s in ("attn", "cross")),
@@ -141,7 +146,7 @@ class FeatureSlice(NamedTuple):
     """The output features of a fused projection that one site owns.
 
     They are `start` to `stop` of every run of `period` features. If the period is the whole output,
-    that is one block; if it is `3 head_dim`, it is the q, k or v of each head in turn.
+    the slice is one block. If it is `3 head_dim`, the slice is the q, k or v of each head in turn.
     """
 
     start: int
@@ -170,13 +175,14 @@ class FeatureSlice(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """How a sublayer is connected to the residual stream.
+    """The connection of a sublayer to the residual stream.
 
     With r the residual (`residual`) and y the sublayer's output, the layer continues with
-    norm(r + postnorm(y)) (`block`). Each field is a module path, None if there is no such module.
+    norm(r + postnorm(y)) (`block`). Each field is a module path, or None if the module does not
+    exist.
 
     Attributes:
-        input_host: the module whose input is r; None if that is the sublayer's host.
+        input_host: the module whose input is r; None if it is the sublayer's host.
         norm: the normalization of the sum.
         postnorm: the normalization of y.
     """
@@ -195,18 +201,18 @@ class Site:
         stack: the name of the stack.
         layer: the layer's number; None for the sites of a stack.
         role: the name without stack and layer.
-        kind: which entry points a method can use here.
+        kind: the kind of site, which determines the entry points a method can use here.
         host: the path of the module whose output the site changes.
         d_in: the size of the input x in features.
         d_out: the size of the output y in features.
-        input_host: the path of the module whose input is x, if that is not the host.
+        input_host: the path of the module whose input is x, if it is not the host.
         part: the output features that the site owns, if the host is a fused projection.
-        stream: how the sublayer is connected to the residual stream; None if unknown.
+        stream: the sublayer's connection to the residual stream; None if unknown.
         bias: the path of the attention that computes the bias of relative positions used here.
-        d_values: the size of the values of an attention, if it is not that of its keys, d_out.
-        held: the weight, if the host multiplies by it itself (`weight`); sizes are those of one
-            matrix of it.
-        matrix: the matrix, if the host is no projection, but a convolution or the like (`linear`).
+        d_values: the size of an attention's values, if it differs from the size of its keys, d_out.
+        held: the weight, if the host multiplies by it directly (`weight`); sizes refer to one of
+            its matrices.
+        matrix: the matrix, if the host is a convolution or the like, not a projection (`linear`).
     """
 
     id: str
@@ -232,24 +238,24 @@ class Site:
 
     @property
     def inside(self) -> bool:
-        """Whether the weight is that of a module inside the host, which reads it itself."""
+        """Whether the weight belongs to a module inside the host, which reads it directly."""
         return self.matrix is not None and "." in self.matrix.weight
 
     @property
     def module(self) -> str:
-        """The path of the module whose weight it is: the host, or that inside it."""
+        """The path of the module that owns the weight: the host, or a module inside it."""
         inside = self.matrix.weight.rpartition(".")[0] if self.matrix else ""
         return join(self.host, inside)
 
     @property
     def weight_path(self) -> str:
-        """The path of the module whose weight it is; of stacked weights, that of the parameter."""
+        """The path of the module that owns the weight; of the parameter if it is stacked."""
         stacked = self.held is not None and self.held.experts is not None
         return join(self.host, self.held.parameter) if stacked and self.held else self.module
 
     @property
     def reads(self) -> str:
-        """The stack whose tokens get here: keys of cross-attention are those of the encoder."""
+        """The stack whose tokens arrive here; keys of cross-attention come from the encoder."""
         return "encoder" if self.role in ("cross.k", "cross.v") else self.stack
 
 
@@ -259,13 +265,14 @@ class Anatomy:
 
     Attributes:
         backbone: the model.
-        model: the same for code that takes a model of transformers.
+        model: the same model, for code that takes a transformers model.
         family: the row that describes it.
         base_path: the path of the base model in the model; "" if it is the model itself.
         sites: the sites by id.
         layers: the paths of each stack's layers in the model.
-        named_head: the modules of the head, where the caller named them; None: by the model.
-        by_path: the modules of a model of transformers that have no role, as sites named by their
+        named_head: the modules of the head, if the caller named them; None to derive them from the
+            model.
+        by_path: the modules of a transformers model that have no role, as sites named by their
             paths in the base model.
     """
 
@@ -304,14 +311,14 @@ class Anatomy:
 
         Args:
             patterns: roles (`attn.q`), roles of one stack (`decoder.attn.q`), site ids, or any of
-                these with wildcards (`encoder.*.ffn.*`). What matches none of these is the path of
-                a module, or its end (`query`, `pooler.dense`), also with wildcards.
+                these with wildcards (`encoder.*.ffn.*`). Any other pattern is the path of a module,
+                or its end (`query`, `pooler.dense`), also with wildcards.
             layers: `all`, `top 4`, `first 2`, `0..3`, a number or several.
-            strict: whether each pattern must match a site; otherwise a pattern of a valid role may
-                match none, and none is a path.
+            strict: whether each pattern must match a site. Otherwise a pattern with a valid role
+                may match no site, and patterns are not matched as paths.
 
         Raises:
-            SiteError: a pattern that matches nothing (all of them in one error), or no site at all.
+            SiteError: patterns match nothing (all listed in one error), or no site is selected.
         """
         patterns = tuple(patterns)
         matched = {p: self.matching(p, by_path=strict) for p in patterns}
@@ -327,12 +334,12 @@ class Anatomy:
         return selected
 
     def every(self) -> Iterator[Site]:
-        """Yield all sites: those with roles, then those without."""
+        """Yield all sites: first the sites with roles, then the sites without."""
         yield from self.sites.values()
         yield from self.by_path.values()
 
     def matching(self, pattern: str, by_path: bool = True) -> list[Site]:
-        """Return the sites that a pattern matches: by their names, else by their modules' paths."""
+        """Return the sites that match a pattern: by name, or else by the path of the module."""
         named = [site for site in self.sites.values() if matches(pattern, site)]
         if named or not by_path or self.named_head is not None:
             return named
@@ -341,9 +348,9 @@ class Anatomy:
 
     @cached_property
     def _paths(self) -> dict[str, str]:
-        """The paths of modules in the base model, by the ids of the sites that are of a whole.
+        """The paths of modules in the base model, by the ids of sites that cover a whole module.
 
-        Weights of experts have the paths of the parameters.
+        Experts' weights have the paths of their parameters.
         """
         base = f"{self.base_path}." if self.base_path else ""
         return {
@@ -371,9 +378,10 @@ class Anatomy:
         )
 
     def _meaning(self, name: str) -> str:
-        """Return the roles that peft's `all-linear` stands for; "" for other names.
+        """Return a hint for a name that matches no site, or "".
 
-        Or where the module is that a path begins with, if it is no part of a pipeline.
+        For peft's `all-linear` it lists the roles of linear sites. For a path in a pipeline's
+        module that is not a part, it shows how to attach an adapter there.
         """
         own, first = self.backbone.module, name.partition(".")[0]
         if isinstance(own, PipelineParts) and first in own.others:
@@ -383,9 +391,9 @@ class Anatomy:
         return f"; try {', '.join(roles)}" if roles else ""
 
     def packed_hosts(self) -> list[str]:
-        """List the paths of projections that store packed codes in place of a weight.
+        """List the paths of projections that store packed codes instead of a weight.
 
-        Layers of GPTQ and AWQ do: they can be called, but their weights cannot be read.
+        Layers of GPTQ and AWQ are examples: they can be called, but their weights cannot be read.
         """
         linear = (s for s in self.sites.values() if s.kind == "linear" and not s.matrix)
         modules = ((host, self.model.get_submodule(host)) for host in {s.host: 0 for s in linear})
@@ -399,11 +407,11 @@ class Anatomy:
         """Map the path of each backbone parameter to the number of layers above it.
 
         0 is the top layer and everything after it (a final norm, a pooler); embeddings, before the
-        first layer, get the number of all layers. Layers of an encoder-decoder are counted through
-        both stacks: the decoder is above the encoder.
+        first layer, get the total number of layers. Layers of an encoder-decoder are counted
+        through both stacks: the decoder is above the encoder.
 
         Raises:
-            SiteError: weights are stored as packed codes, so whole layers cannot train.
+            SiteError: weights are stored as packed codes, so whole layers cannot be trained.
         """
         if packed := self.packed_hosts():
             more = [f"and {len(packed) - 3} more"] if len(packed) > 3 else []
@@ -421,7 +429,7 @@ class Anatomy:
         """Map paths to the backbone's own parameters.
 
         Excludes parameters of the task head and of adapters, constants, and empty ones. A tied
-        parameter has one path, or with `every_use` one for each module that it belongs to.
+        parameter has one path, or with `every_use` one path for each module that uses it.
         """
         heads = tuple(f"{name}." for name in self.head())
         constants = {self.path(path) for path in self.family.constants}
@@ -435,7 +443,7 @@ class Anatomy:
         }
 
     def head(self) -> dict[str, nn.Module]:
-        """Return the modules of the task head: those outside the base model.
+        """Return the modules of the task head, which are outside the base model.
 
         Empty if the model has a language-model head.
         """
@@ -443,7 +451,7 @@ class Anatomy:
             return {name: self.model.get_submodule(name) for name in self.named_head}
         if self.model.get_output_embeddings() is not None:
             return {}
-        if type(self.model) in base_classes(self.model.config):  # with a module for its layers
+        if type(self.model) in base_classes(self.model.config):  # contains its layers
             return {}
         if not self.base_path:
             return self._head_of_encoder()
@@ -454,7 +462,7 @@ class Anatomy:
         return {} if self._writes_tokens(head) else head
 
     def _writes_tokens(self, head: Mapping[str, nn.Module]) -> bool:
-        """Return whether a head has an output for each token: that of CTC, which has no getter."""
+        """Return whether a head has an output for each token: CTC's head, which lacks a getter."""
         config = self.model.config
         tokens = getattr(config, "vocab_size", None)
         outputs = {
@@ -465,10 +473,11 @@ class Anatomy:
         return tokens is not None and tokens in outputs and config.num_labels not in outputs
 
     def _head_of_encoder(self) -> dict[str, nn.Module]:
-        """Return the head of a class that has an encoder in place of the base model.
+        """Return the head of a class that has an encoder instead of the base model.
 
-        These are the modules behind it, such as the two of Whisper's classifier of sounds, if one
-        has as many outputs as there are labels; those of other classes are projections.
+        The head is the modules after the encoder, such as the two of Whisper's audio classifier, if
+        one of them has as many outputs as there are labels. In other classes, such modules are
+        projections.
         """
         encoders = {path.partition(".")[0] for paths in self.layers.values() for path in paths}
         children = list(self.model.named_children())
@@ -480,7 +489,7 @@ class Anatomy:
         return behind if self.model.config.num_labels in outputs else {}
 
     def key(self, path: str) -> str:
-        """Return the name of a parameter in adapter files: by site, else by layer, else by path.
+        """Return a parameter's name in adapter files: by site, or else by layer, or else by path.
 
         `encoder.layer.3.attention.self.query.weight` of BERT is `encoder.3.attn.q.weight`.
         """
@@ -497,8 +506,8 @@ class Anatomy:
     def layer_of(self, path: str) -> tuple[str, int] | Literal["below", "above"]:
         """Return the (stack, number) of the layer that contains a parameter.
 
-        `below` if it comes before the first layer (embeddings), `above` if it comes after the last
-        one (final norm, pooler).
+        Return `below` for a parameter before the first layer (embeddings), and `above` for a
+        parameter after the last layer (final norm, pooler).
         """
         if layer := self._layer(path):
             return layer
@@ -516,7 +525,7 @@ class Anatomy:
 def matches(pattern: str, site: Site) -> bool:
     """Return whether a pattern matches a site: its role, its stack and role, or its id.
 
-    Where the id is the path of a module, its last part matches too: `to_q`.
+    If the id is the path of a module, its last part also matches: `to_q`.
     """
     names: tuple[str, ...] = (site.role, f"{site.stack}.{site.role}", site.id)
     if site.id == site.module:
@@ -534,7 +543,7 @@ def is_path(pattern: str, path: str) -> bool:
 
 
 def names_a_role(pattern: str) -> bool:
-    """Return whether a pattern uses a valid role, even if this backbone does not have it."""
+    """Return whether a pattern uses a valid role, even a role that this backbone lacks."""
     role = pattern
     if pattern.partition(".")[0] not in (*SUBLAYERS, *ROLES):
         role = re.sub(r"^\w+\.(\d+\.|\*\.)?", "", pattern)
@@ -546,7 +555,7 @@ def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
     ids = {site.id for site in sites}
     for name in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
         names = sorted({name(s) for s in anatomy.every() if s.id in ids})
-        # A name can be the role of one site, and the last part of the path of another one.
+        # A name can be the role of one site and the last part of another site's path.
         if {s.id for n in names for s in anatomy.matching(n)} == ids:
             return names
     return [s.id for s in anatomy.every() if s.id in ids]
@@ -562,9 +571,9 @@ class LayerGroup(NamedTuple):
         stack: the name of the stack.
         layers: the numbers of the layers.
         found: the roles of their sites, by sublayer: `attn.q`, `attn.o`, `attn`.
-        missing: what methods would need and is not there, in words.
-        other_weights: the matrices that belong to no site, relative to the layer.
-        experts: how many routed experts each layer has, if their weights are sites.
+        missing: descriptions of sites that methods may need and the layers lack.
+        other_weights: the paths, relative to the layer, of matrices without a site.
+        experts: the number of routed experts in each layer, if their weights are sites.
     """
 
     stack: str
@@ -576,7 +585,7 @@ class LayerGroup(NamedTuple):
 
 
 def layer_groups(anatomy: Anatomy) -> list[LayerGroup]:
-    """Group the layers of each stack by what was found in them."""
+    """Group the layers of each stack by the sites found in them."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for stack, paths in anatomy.layers.items():
         for number, path in enumerate(paths):
@@ -617,7 +626,7 @@ def _missing(roles: tuple[str, ...]) -> Iterator[str]:
 
 
 def _other_weights(anatomy: Anatomy, layer: str, sites: list[Site]) -> Iterator[str]:
-    """Yield the paths of a layer's matrices that no site stands for."""
+    """Yield the paths of a layer's matrices that have no site."""
     hosts = {site.host for site in sites if site.kind in ("linear", "norm")}
     held = {join(site.host, site.held.parameter) for site in sites if site.held}
     for path, module in own_modules(anatomy.model.get_submodule(layer)):
@@ -628,23 +637,23 @@ def _other_weights(anatomy: Anatomy, layer: str, sites: list[Site]) -> Iterator[
 
 
 def dropped_modules(anatomy: Anatomy) -> tuple[str, ...]:
-    """Return the paths of the modules behind the last states that are read; () in most models.
+    """Return the paths of the modules after the last states that are read; () in most models.
 
-    LLaVA and its kin read the states before the last layer of their encoder of pictures,
-    hidden_states[-2]: what follows is computed and dropped, so nothing there could be trained.
+    LLaVA and similar models read the states before the last layer of their image encoder,
+    hidden_states[-2]. Later outputs are computed and dropped, so nothing there can be trained.
     """
     chosen = getattr(anatomy.model.config, _OPTION, None)
     numbers = [chosen] if isinstance(chosen, int) else list(chosen or ())
     if not numbers or "vision" not in anatomy.layers:
         return ()
     layers = anatomy.layers["vision"]
-    # States 0 are the embeddings: states n are read behind n layers.
+    # States 0 are the embeddings: states n are read after n layers.
     read = max(n if n >= 0 else len(layers) + 1 + n for n in numbers)
     return (*layers[read:], *_behind(anatomy)) if read < len(layers) else ()
 
 
 def _behind(anatomy: Anatomy) -> Iterator[str]:
-    """Yield the modules of the encoder that are registered behind its layers, such as a norm."""
+    """Yield the modules of the encoder that are registered after its layers, such as a norm."""
     paths = [paths[0].split(".") for paths in anatomy.layers.values()]
     columns = zip(*paths, strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda names: len(set(names)) == 1, columns))

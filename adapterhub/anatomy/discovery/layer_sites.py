@@ -1,8 +1,8 @@
 """All sites of one layer: attention, network, further projections and norms.
 
 A norm inside a sublayer's module belongs to that sublayer, unless it is applied between its
-projections. A layer's own norms follow from the order in which its forward uses them. A norm whose
-role is ambiguous gets none.
+projections. The roles of a layer's direct norms follow from their order of use in its forward. A
+norm with an ambiguous role does not get a role.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from adapterhub.anatomy.sites import EXPERTS, ROUTER
 
 _HEAD_NORM = re.compile(r"^(q|k|v|query|key|value)_?[a-z]*norm", re.IGNORECASE)
 _ENDS = ("o", "down")
-Sublayers = Mapping[str, Sequence[str]]  # name -> the paths of its modules, its projections or it
+Sublayers = Mapping[str, Sequence[str]]  # name -> the paths of its projections, or its own path
 
 
 def sites_of_layer(layer: nn.Module, width: int) -> dict[str, str]:
-    """Map the roles in a layer of a size in features to the paths of their modules."""
+    """Map the roles in a layer with `width` features to the paths of their modules."""
     sublayers = attention_sublayers(layer)
     sites: dict[str, str] = {}
     for sublayer, attentions in sublayers.items():
@@ -95,7 +95,7 @@ def _ends(sublayer: str, sites: dict[str, str]) -> list[str]:
 
 
 def feed_forward_networks(layer: nn.Module, groups: list[str], width: int) -> list[dict[str, str]]:
-    """List the sites of each feed-forward network of a layer; {} for one without sites.
+    """List the sites of each feed-forward network of a layer; {} for a network without sites.
 
     `groups` are the paths of the modules that contain attention; `width` is the layer's size in
     features.
@@ -152,7 +152,7 @@ def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
 
 
 def expert_blocks(layer: nn.Module) -> list[str]:
-    """List the outermost modules with experts, but for attention whose projections are experts."""
+    """List the outermost modules with experts, except attention with experts as projections."""
     paths = [path for path, module in own_modules(layer) if _has_experts(module)]
     outermost = [p for p in paths if not any(p.startswith(f"{q}.") for q in paths)]
     return [p for p in outermost if kind_of(layer, f"{p}.experts") != "attn"]
@@ -174,7 +174,7 @@ def _whole_block(path: str) -> dict[str, str]:
 
 
 def inner_size(layer: nn.Module, network: Mapping[str, str]) -> float:
-    """Return the size of a network between its projections; a mixture of experts is the largest."""
+    """Return a network's size between its projections; infinite for a mixture of experts."""
     down = network.get("ffn.down")
     return in_features(layer.get_submodule(down)) if down else math.inf
 
@@ -184,7 +184,7 @@ def feed_forward_group(
 ) -> dict[str, str]:
     """Return the outermost module around ffn.down that does not contain attention.
 
-    `groups` maps a sublayer to the path of a module that contains it, `sites` roles to paths.
+    `groups` maps a sublayer to the path of a module that contains it; `sites` maps roles to paths.
     """
     group = ""
     parent = sites.get("ffn.down", sites.get("ffn", "")).rpartition(".")[0]
@@ -200,8 +200,8 @@ def norm_roles(
 ) -> dict[str, str]:
     """Map the roles of norms (`attn.norm`) to their paths.
 
-    `groups` maps a sublayer to the path of a module that contains it only; `sublayers` to the paths
-    of its first and last projection, or of its module, empty if they are unknown.
+    `groups` maps a sublayer to the path of a module that contains only it. `sublayers` maps it to
+    the paths of its first and last projection, or of its module; empty if they are unknown.
     """
     paths = [path for path, module in layer.named_modules() if _is_norm(path, module, width)]
     inside: dict[str, list[str]] = {sublayer: [] for sublayer in groups}
@@ -227,7 +227,7 @@ def _is_norm(path: str, module: nn.Module, width: int) -> bool:
 
 
 def norm_size(module: nn.Module) -> int | None:
-    """Return the size of a norm's weight; None for a norm without, and for other modules."""
+    """Return the size of a norm's weight; None for norms without a weight and other modules."""
     weight = getattr(module, "weight", None)
     named = "norm" in type(module).__name__.lower()
     return weight.shape[0] if named and isinstance(weight, Tensor) and weight.ndim == 1 else None
@@ -243,12 +243,12 @@ def _inner(layer: nn.Module, norm: str, projections: Sequence[str]) -> bool:
     if name not in order or not used:
         return False
     at = order.index(name)
-    starts_before = len(here) < len(projections)  # outside of the holder
+    starts_before = len(here) < len(projections)  # outside the holder
     return (starts_before or used[0] < at) and at < used[-1]
 
 
 def _using(order: Sequence[str], path: str) -> int | None:
-    """Return the position of the first call of a module or of one around it."""
+    """Return the position of the first call of a module or an enclosing module."""
     return next((n for n, used in enumerate(order) if f"{path}.".startswith(f"{used}.")), None)
 
 
@@ -266,7 +266,7 @@ def _own_norms(layer: nn.Module, norms: list[str], sublayers: Sublayers) -> dict
 
 
 def _assigned(names: list[str], gaps: list[list[str]]) -> dict[str, str]:
-    """Assign norms to sublayers by their number before the first, between, and after the last."""
+    """Assign norms to sublayers by the number of norms before, between and after sublayers."""
     counts = [len(gap) for gap in gaps]
     between = len(names) - 1
     norms = [norm for gap in gaps for norm in gap]

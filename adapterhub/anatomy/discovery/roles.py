@@ -1,24 +1,24 @@
 """The projections of a layer and their roles: of attention, fused ones, and all others.
 
-The layout of a fused query-key-value projection is read from the source of its attention. What
-decides is the first operation that splits its output or gives it more dimensions:
+The layout of a fused query-key-value projection is read from the source of its attention. The
+first operation that splits its output or adds dimensions decides:
 
     .view(..., 3, heads, head_dim)          blocks: all of q, then all of k, then all of v
     .chunk(3, dim), .split(sizes, dim)      blocks
     .view(..., heads, 3, head_dim)          heads: q, k and v of each head in turn
     .view(..., heads, 3 * head_dim)         heads
 
-The parts must be named as query, key and value, in this order, where they are unpacked. Whatever is
-written differently is unknown: the projection has no parts then.
+The parts must be unpacked into names for query, key and value, in this order. Any other code gives
+an unknown layout, and the projection has no parts.
 
-Projections that no known sublayer has get a role by what their module is called:
+Projections outside known sublayers get a role from the name of their module:
 
     mixer.NAME    linear attention, state spaces, recurrences and convolutions over tokens
     attn.NAME     attention whose projections are not a query, a key and a value
-    ffn.NAME      a network of another form; `moe.NAME` beside its experts
-    other.NAME    what none of these words fits
+    ffn.NAME      a network of another form; `moe.NAME` next to its experts
+    other.NAME    projections that match none of these words
 
-NAME is the last part of the path that tells it apart: `mixer.in_proj`, `mixer.conv_in_proj`.
+NAME is the shortest unique end of the path: `mixer.in_proj`, `mixer.conv_in_proj`.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _NAMES = {
     "v": ("v", "value", "wv"),
     "o": ("o", "out", "output", "dense", "c", "wo", "proj", "projection", "attention_out"),
     "qkv": ("qkv", "query_key_value", "wqkv", "c_attn", "in"),
-    # Latent attention: keys and values, often queries too, through a small bottleneck.
+    # Latent attention: keys and values, and often queries, pass through a small bottleneck.
     "q_a": ("q_a",),
     "q_b": ("q_b",),
     "kv_a": ("kv_a", "kv_a_proj_with_mqa"),
     "kv_b": ("kv_b",),
 }
-# Attention without a softmax, which has states instead of keys and values.
+# Attention without a softmax: it has states instead of keys and values.
 _RECURRENT = re.compile(r"linear_?att|delta|lightning|mamba|rwkv|gla", re.IGNORECASE)
 _CROSS = re.compile(r"cross|enc_?dec|encoder_att", re.IGNORECASE)
 _SEPARATE = ("q", "k", "v", "q_a", "q_b", "kv_a", "kv_b")
 _RESHAPES = ("view", "reshape")
 _SPLITS = ("chunk", "split")
-# They leave every feature where it is.
+# Operations that do not move features.
 _ELEMENTWISE = ("clamp", "contiguous", "to", "unsqueeze", "float")
 MIXER = re.compile(
     r"mamba|mixer|ssm|linear_?att|delta|(?<!pw)(?<!pointwise_)conv|recurrent|rwkv|time_mix|lightning|short_?conv"
@@ -86,7 +86,7 @@ def attention_modules(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
         by_role = {role: children[name] for role, name in projections.items()}
         if any(map(returns_tuple, by_role.values())):
             continue
-        # A layer may use the keys and values of an earlier one.
+        # A layer may use the keys and values of an earlier layer.
         shares = {"q", "o"} == projections.keys() == set(map(_role, children))
         whole = shares or {"q", "k", "v"} <= projections.keys()
         latent = {"kv_a", "kv_b"} <= projections.keys()
@@ -98,7 +98,7 @@ def attention_modules(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the projections of a module; some are wrapped, as `q_proj.linear`."""
+    """Yield the projections of a module, also wrapped ones such as `q_proj.linear`."""
     for name, child in module.named_children():
         if is_projection(child):
             yield name, child
@@ -112,7 +112,7 @@ def _role(name: str) -> str | None:
 
 
 def _is_fused(projections: Mapping[str, nn.Module]) -> bool:
-    """Return whether a projection has the size of q, k and v together, as far as that is known."""
+    """Return whether a projection has the combined size of q, k and v, as far as known."""
     if "qkv" not in projections:
         return False
     if "o" not in projections:
@@ -123,7 +123,7 @@ def _is_fused(projections: Mapping[str, nn.Module]) -> bool:
 
 
 def attention_sublayers(layer: nn.Module) -> dict[str, dict[str, dict[str, str]]]:
-    """Map attn and cross to their attention modules, and these to their projections by role."""
+    """Map attn and cross to their attention modules, and each module to its projections by role."""
     sublayers: dict[str, dict[str, dict[str, str]]] = {}
     for path, projections in attention_modules(layer):
         sublayer = "cross" if _CROSS.search(path) else "attn"
@@ -132,7 +132,7 @@ def attention_sublayers(layer: nn.Module) -> dict[str, dict[str, dict[str, str]]
 
 
 def attention_group(attention: str) -> str:
-    """Return the path of the module around an attention's projections, its output among them."""
+    """Return the path of the module around an attention's projections, including its output."""
     # q, k and v may be one level deeper than the output, as in BERT.
     return attention.rpartition(".")[0] or attention
 
@@ -142,7 +142,7 @@ def attention_sites(
 ) -> dict[str, str]:
     """Map the roles of an attention's projections and of its keys and values to their paths.
 
-    `path` is that of the attention module in the layer; `projections` maps roles to their names.
+    `path` is the path of the attention module in the layer; `projections` maps roles to names.
     """
     separate = [name for name in _SEPARATE if name in projections]
     names = separate if {"q", "kv_a"} & projections.keys() else [*separate, "qkv"]
@@ -157,7 +157,7 @@ def attention_sites(
 
 
 def _attention_output(layer: nn.Module, path: str, name: str | None, width: int) -> str | None:
-    """Return the output projection: the child `name`, or one beside the attention at `path`."""
+    """Return the output projection: the child `name`, or one next to the attention at `path`."""
     candidates = [join(path, name)] if name else []
     group = attention_group(path)
     around = (join(group, p) for p in plain_projections(layer.get_submodule(group)))
@@ -166,7 +166,7 @@ def _attention_output(layer: nn.Module, path: str, name: str | None, width: int)
 
 
 def fused_layout(attention: nn.Module, name: str) -> Layout:
-    """Return the layout of a fused projection's output; `whole` if its use does not show it."""
+    """Return the layout of a fused projection's output; `whole` if the source does not show it."""
     found: set[Layout] = set()
     for method in own_methods(attention):
         uses = list(_uses(method, name))
@@ -205,7 +205,7 @@ def _calls(expression: ast.expr) -> Iterator[_Operation]:
 
 
 def _is_output(node: ast.expr, name: str, carriers: set[str]) -> bool:
-    """Return whether an expression is the projection's output, its features in their places."""
+    """Return whether an expression is the projection's output, with its features in order."""
     if isinstance(node, ast.Name):
         return node.id in carriers
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -234,7 +234,7 @@ def _number(node: ast.expr) -> int | None:
 
 
 def _in_order(method: ast.FunctionDef) -> bool:
-    """Return whether query, key and value are unpacked in this order, and in no other."""
+    """Return whether query, key and value are unpacked in this order only."""
     orders = {
         "".join(part.id[0] for part in node.elts if isinstance(part, ast.Name))
         for node in ast.walk(method)
@@ -246,9 +246,9 @@ def _in_order(method: ast.FunctionDef) -> bool:
 def further_sites(
     layer: nn.Module, projections: Iterable[str], taken: Mapping[str, str]
 ) -> dict[str, str]:
-    """Give each projection that has no role one of its own.
+    """Assign a unique role to each projection without a role.
 
-    `taken` maps roles to the paths that have one.
+    `taken` maps assigned roles to paths.
 
     Returns:
         The further paths by role.
@@ -264,7 +264,7 @@ def further_sites(
 
 
 def mixer_of(layer: nn.Module, sites: Mapping[str, str]) -> str | None:
-    """Return the path of the module that has all projections of a layer's mixer, if it is one."""
+    """Return the path of the module that has all projections of a layer's mixer, or None."""
     paths = [path for role, path in sites.items() if role.startswith("mixer.")]
     parts = [path.split(".")[:-1] for path in paths]
     common = [a[0] for a in zip(*parts, strict=False) if len(set(a)) == 1] if parts else []
@@ -279,7 +279,7 @@ def _of_an_expert(path: str) -> bool:
 
 
 def kind_of(layer: nn.Module, path: str) -> str:
-    """Return what a projection belongs to, by the words of the modules around it, innermost first.
+    """Return the kind of a projection, from the words of the enclosing modules, innermost first.
 
     Returns:
         `mixer`, `attn`, `moe`, `ffn` or `other`.
@@ -296,9 +296,9 @@ def kind_of(layer: nn.Module, path: str) -> str:
 
 
 def own_name(module: nn.Module, layer: nn.Module) -> str:
-    """Return the name of a module's class without what it shares with its layer's.
+    """Return a module's class name without the words it shares with the class of its layer.
 
-    `MLP` of a RecurrentGemmaMLP in a RecurrentGemmaDecoderLayer.
+    For a RecurrentGemmaMLP in a RecurrentGemmaDecoderLayer, this is `MLP`.
     """
     words, whole = (_WORD.findall(type(each).__name__) for each in (module, layer))
     equal = [a == b for a, b in zip(words, whole, strict=False)]
@@ -307,7 +307,7 @@ def own_name(module: nn.Module, layer: nn.Module) -> str:
 
 
 def _distinct_end(path: str, others: Collection[str], kind: str, taken: Mapping[str, str]) -> str:
-    """Return the shortest end of a path that no other one has, as one word."""
+    """Return the shortest end of a path that no other path has, as one word."""
     parts = path.split(".")
     for count in range(1, len(parts) + 1):
         end = parts[-count:]

@@ -1,4 +1,4 @@
-"""Derive the row of an architecture from the modules of a model, and of each stack of layers."""
+"""Derive the row of an architecture, with each stack of layers, from a model's modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from adapterhub.anatomy.projections import (
 )
 
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
-# What a stack reads, by the words of its path; the first that matches counts.
+# The input of a stack, by the words of its path; the first match counts.
 _READS = {
     "vision": r"vision|visual|image|vit\b|patch",
     "audio": r"audio|speech|acoustic|sound|wav",
@@ -41,7 +41,7 @@ _MERGERS = re.compile(r"merger|projector", re.IGNORECASE)
 
 
 def discover(model: PreTrainedModel) -> Family:
-    """Derive the row of a model from its structure; it has no stacks if there are no layers."""
+    """Derive the row of a model from its structure, without stacks if it has no layers."""
     base = cast(PreTrainedModel, model.base_model)
     lists = layer_lists(base)
     alone = len(lists) == 1
@@ -91,13 +91,13 @@ def _counts_from_padding(base: nn.Module, row: Family) -> bool:
 
 
 def named(stacks: Sequence[Stack], by_input: bool) -> list[Stack]:
-    """Return stacks with names of their own.
+    """Return stacks with unique names.
 
-    A stack alone, or the encoder and the decoder of one model, keep their names. Others are named
-    after what they read, by the words of their path; one whose path does not say that keeps its
-    name, and what is still equal is numbered: `vision`, `vision2`.
+    A single stack keeps its name, as do the encoder and decoder of one model. Other stacks are
+    named after their input, from the words of their path. A stack whose path does not show the
+    input keeps its name. Names that are still equal are numbered: `vision`, `vision2`.
 
-    `by_input`: an encoder and a decoder read inputs of different kinds, pictures and text.
+    `by_input`: an encoder and a decoder read different kinds of input, such as images and text.
     """
     names = [stack.name for stack in stacks]
     if len(stacks) > 1 and (by_input or len(set(names)) < len(names)):
@@ -115,11 +115,11 @@ def _read(stack: Stack) -> str | None:
 
 
 def layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    """List the module lists of layers: those with attention, and those apart from them.
+    """List the module lists of layers: lists with attention, and lists separate from them.
 
-    Of nested lists whose layers have one class and attention only the innermost, and those of
-    stages; of others the outermost. Lists in a list (`groups.0.layers`, `groups.1.layers`) are one
-    entry (`groups.*.layers`) with all modules.
+    Of nested lists, keep the innermost if its layers have one class and attention, or if the outer
+    list holds stages; otherwise keep the outermost. Lists in a list (`groups.0.layers`,
+    `groups.1.layers`) are one entry (`groups.*.layers`) with all modules.
     """
     lists = {p: list(m) for p, m in own_modules(base) if isinstance(m, nn.ModuleList)}
     every = {p: m for p, m in lists.items() if m and None not in m}
@@ -134,7 +134,7 @@ def layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
         if apart and (_attend(layers) or (several and all(map(_is_layer, layers)))):
             chosen[path] = layers
     chosen = {path: m for path, m in chosen.items() if not _belongs_to_layers(path, m, chosen)}
-    if not chosen:  # of convolutions alone, say: they have layers, if no projections
+    if not chosen:  # for example only convolutions: layers without projections
         outer = {p: m for p, m in every.items() if len(m) > 1 and all(map(_has_parameters, m))}
         chosen = {p: m for p, m in outer.items() if not any(p.startswith(f"{o}.") for o in outer)}
     specs: dict[str, list[nn.Module]] = {}
@@ -144,7 +144,7 @@ def layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
 
 
 def _staged(lists: Mapping[str, list[nn.Module]]) -> dict[str, str]:
-    """Map the lists of the layers of stages to the list of the stages, as in ConvNeXt."""
+    """Map the lists of layers in stages to the list of stages, as in ConvNeXt."""
     inner = {p: p.rsplit(".", 2)[0] for p, m in lists.items() if _OF_A_STAGE.search(p)}
     inner = {p: o for p, o in inner.items() if o in lists and _alike_layers(lists[p])}
     counts = Counter(inner.values())
@@ -172,7 +172,7 @@ def _has_parameters(module: nn.Module) -> bool:
 def _belongs_to_layers(
     path: str, modules: list[nn.Module], lists: Mapping[str, list[nn.Module]]
 ) -> bool:
-    """Return whether a list belongs to layers beside it: one merger for some of them."""
+    """Return whether a list belongs to layers next to it: one merger for some of the layers."""
     if _MERGERS.search(path) and not _attend(modules) and any(map(_attend, lists.values())):
         return True
     parent = path.rpartition(".")[0]
@@ -185,7 +185,7 @@ def _nested(path: str, other: str) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return whether a module may be a layer: it has projections, and is none itself."""
+    """Return whether a module may be a layer: it has projections and is not a projection."""
     return not is_projection(module) and bool(plain_projections(module))
 
 
@@ -194,8 +194,8 @@ def discovered_stack(
 ) -> Stack:
     """Describe a stack of layers.
 
-    `path` is that of its module list in the base model, with `.*.` where there are several;
-    `alone`: the model has no other stack.
+    `path` is the path of its module list in the base model, with `.*.` for several lists; `alone`
+    means that the model has no other stack.
     """
     usual = usual_size(layers)
     found = [_sites(layer, usual) for layer in layers]
@@ -217,22 +217,22 @@ def _layouts(layers: list[nn.Module], found: list[dict[str, str]]) -> dict[str, 
         for role in ("attn.qkv", "cross.qkv"):
             if path := sites.get(role):
                 around, _, name = path.rpartition(".")
-                known = f"{role[:-4]}.o" in sites  # its input has the size of the queries
+                known = f"{role[:-4]}.o" in sites  # its input is as large as the queries
                 layout = fused_layout(layer.get_submodule(around), name) if known else WHOLE
                 layouts.setdefault(role, set()).add(layout)
-        if "gate_up" not in sites.get("ffn.gate_up", "gate_up"):  # by its size, in any order
+        if "gate_up" not in sites.get("ffn.gate_up", "gate_up"):  # by size: order unknown
             layouts["ffn.gate_up"] = {WHOLE}
     return {role: all_.pop() if len(all_) == 1 else WHOLE for role, all_ in layouts.items()}
 
 
 def _sites(layer: nn.Module, usual: int) -> dict[str, str]:
-    """Map the roles in a layer to paths, by the first of its possible sizes that shows an output.
+    """Map the roles in a layer to paths, with the first possible size that gives an output.
 
-    Layers of one stack may differ in size, as in vision encoders whose later stages have more
-    features, and one may change it, as where such a stage starts. Without attention, a size that a
-    norm of the layer has comes first: the size of most layers may be the inner one of this network.
+    Layers of one stack may differ in size: later stages of vision encoders have more features. A
+    layer may also change the size, as at the start of such a stage. Without attention, the sizes of
+    the layer's norms come first: the size of most layers may be this network's inner size.
 
-    `usual` is the size in features of most layers of the stack.
+    `usual` is the number of features of most layers of the stack.
     """
     sizes = dict.fromkeys(_sizes_of_attention(layer))
     shows = {"attn.o"} if sizes else {"ffn", "ffn.down", "mixer"}
@@ -252,7 +252,7 @@ def _sizes_of_attention(layer: nn.Module) -> Iterator[int]:
 
 
 def _sizes_of_norms_and_projections(layer: nn.Module, usual: int) -> list[int]:
-    """List the sizes that a layer without attention may have, likely ones first."""
+    """List the possible sizes of a layer without attention, most likely first."""
     normed = {size for size in map(norm_size, layer.modules()) if size}
     sizes = (usual, *sorted(map(in_features, _projections(layer))))
     return sorted(sizes, key=lambda size: size not in normed)
@@ -271,7 +271,7 @@ def _stack_name(
 
 
 def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
-    """Return whether attention is causal: as it declares, else by transformers' lists of models."""
+    """Return whether attention is causal, as declared or else by transformers' lists of models."""
     attentions = (m.get_submodule(path) for m in layers for path, _ in attention_modules(m))
     for attention in attentions:
         if isinstance(causal := getattr(attention, "is_causal", None), bool):
@@ -282,7 +282,7 @@ def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
 
 
 def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
-    """Return the path of the table of relative positions in self-attention, if it has one."""
+    """Return the path of the table of relative positions in self-attention, or None."""
     path = sites.get("attn.kv", "")
     attention = layer.get_submodule(path)
     if not hasattr(attention, "compute_bias"):
@@ -294,10 +294,10 @@ def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
 def _merged(
     layers: list[nn.Module], found: list[dict[str, str]]
 ) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
-    """Merge the sites of layers that differ, as where only some have experts, into `a|b` paths.
+    """Merge the sites of different layers, such as layers with and without experts, as `a|b` paths.
 
-    Where a path has a role in some of the layers that have it only, those that differ from the
-    most common layer are returned apart, by number.
+    If a path has a role in only some of the layers that contain it, the sites of layers that differ
+    from the most common layer are returned separately, by number.
     """
     roles = dict.fromkeys(role for sites in found for role in sites)
     paths = {role: dict.fromkeys(s[role] for s in found if role in s) for role in roles}
@@ -314,7 +314,7 @@ def _existing(layer: nn.Module, specs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tower(path: str) -> str:
-    """Return the outermost module around a list of layers; "" if that is the model."""
+    """Return the outermost module around a list of layers; "" if it is the model."""
     first, _, rest = path.partition(".")
     return first if rest and not rest.startswith("*") else ""
 

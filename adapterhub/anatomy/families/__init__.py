@@ -1,6 +1,6 @@
 """One row per architecture family: all differences between architectures are data in this folder.
 
-A row is a `Family` (see family.py for every field). BERT's, with the sites that matter most:
+A row is a `Family` (see family.py for every field). BERT's row, with its most important sites:
 
     BERT = Family(
         ("bert",),                                      # config.model_type values
@@ -21,14 +21,14 @@ A row is a `Family` (see family.py for every field). BERT's, with the sites that
         below=("embeddings",),                          # modules before the first layer
     )
 
-Reading: site `encoder.3.attn.q` is the module `encoder.layer.3.attention.self.query`. sites.py
-lists the roles. A path that a model does not have is skipped, so one row serves the variants of a
-family (gated or plain feed-forward networks); `a|b` is the first of two that exists.
+To read a row: site `encoder.3.attn.q` is the module `encoder.layer.3.attention.self.query`.
+sites.py lists the roles. A path that a model lacks is skipped, so one row covers the variants of a
+family (gated or plain feed-forward networks). `a|b` is the first of two paths that exists.
 
-Writing: first try without a row, because structural discovery (discovery/) reads most
-architectures. `adapterhub inspect MODEL --draft-family --python` prints what it found as a row.
-Print the model, add what is missing, and put the row into the file for its kind: the tests then run
-every method on it. docs/tutorials/new-architecture.md does it step by step. Mind these:
+To write a row: first try without one, because structural discovery (discovery/) handles most
+architectures. `adapterhub inspect MODEL --draft-family --python` prints the discovered row. Print
+the model, add missing sites, and put the row into the file for its kind: the tests then run every
+method on it. docs/tutorials/new-architecture.md shows each step. Note these rules:
 
 - Leave out `attn.kv` if prefixes do not fit the attention: `attends` (projections.py) is None.
 - A fused q, k, v is `attn.qkv`; check in the model's forward whether it is split in blocks or per
@@ -46,7 +46,7 @@ from adapterhub.anatomy.family import Family
 
 
 def rows_of(module: ModuleType) -> tuple[Family, ...]:
-    """Return the rows that a module defines, in their order."""
+    """Return the rows defined in a module, in order of definition."""
     return tuple(row for row in vars(module).values() if isinstance(row, Family))
 
 

@@ -93,7 +93,7 @@ GPT_NEO = Family(
     below=("wte", "wpe"),
 )
 
-# Attention and the feed-forward network run in parallel behind one norm.
+# Attention and the feed-forward network run in parallel after one norm.
 GPTJ = Family(
     ("gptj",),
     stacks=(
@@ -167,7 +167,7 @@ FALCON = Family(
     below=("word_embeddings",),
 )
 
-# Its biases depend on the distance of positions alone: no position needs to be counted.
+# Its biases depend only on the distance between positions, so positions need not be counted.
 MPT = Family(
     ("mpt",),
     stacks=(

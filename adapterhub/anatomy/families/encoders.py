@@ -163,8 +163,8 @@ MODERNBERT = Family(
     below=("embeddings",),
 )
 
-# XLNet's attention projections are plain tensors, on which no hook can be registered, and its
-# attention adds the residual before it returns.
+# XLNet's attention projections are plain tensors, so they cannot have hooks. Its attention adds the
+# residual before it returns.
 XLNET = Family(
     ("xlnet",),
     stacks=(
