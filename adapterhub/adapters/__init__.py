@@ -1,9 +1,9 @@
-"""The life of an adapter: build, attach, activate, route, load, save, export, detach.
+"""The lifecycle of an adapter: build, attach, activate, route, load, save, export, detach.
 
 Equations belong in methods/, hooks in hooks/, stores in registry/.
 
-`adapterhub.adapters(model)` is `adapters` of route.py: this folder has the same name, so it can
-be called.
+`adapterhub.adapters(model)` calls `adapters` of route.py: this package has the same name, so it is
+callable.
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""What is active on a model: a stack of adapters, or one composition for each row of a batch.
+"""Activations of a model: a stack of adapters, or one composition for each row of a batch.
 
-What belongs to a call is in an activation's `table`: which modules apply in which slot. What
-cannot belong to a call is switched `on` and `off`: the head, labels and backbone parameters that
-adapters of a stack replace. Per row, a hook on the model's own head calls the heads of the rows.
+An activation's `table` holds the state of a call: the modules that apply in each slot. State that
+all calls share is switched `on` and `off`: the head, labels and backbone parameters that adapters
+of a stack replace. Per row, a hook on the model's own head calls the heads of the rows.
 
-`attach(model, method, on=[...])` trains an adapter on top of frozen ones. It is active with those
-that it was trained on, in line: they come first, and it gets their outputs (Pfeiffer et al. 2020,
-"MAD-X", section 4.3, https://arxiv.org/abs/2005.00052: a task adapter on a language adapter). In a
-stack of several adapters on one foundation, it applies once.
+`attach(model, method, on=[...])` trains an adapter on top of frozen ones. The frozen adapters are
+active with it: they come first, and it gets their outputs (Pfeiffer et al. 2020, "MAD-X",
+section 4.3, https://arxiv.org/abs/2005.00052: a task adapter on a language adapter). In a stack of
+several adapters on one foundation, the foundation applies once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FRESH = ".fresh."  # in the names of parameters that the checkpoint lacked
 
 
 def with_foundations(adapters: Mapping[str, Adapter], composition: Composition) -> Composition:
-    """Return a composition with the adapters below those that it names."""
+    """Return a composition together with the adapters below the named ones."""
     if not any(adapters[name].on for name in adapter_names(composition)):
         return composition
     return _expanded(adapters, composition, frozenset())
@@ -90,7 +90,7 @@ def _names_below(adapter: Adapter) -> list[str]:
 
 
 def _flat(composition: Composition) -> Iterator[str | Average]:
-    """Yield the names and averages of a stack, in which stacks may be nested."""
+    """Yield the names and averages of a stack with nested stacks."""
     if isinstance(composition, str | Average):
         yield composition
         return
@@ -99,13 +99,13 @@ def _flat(composition: Composition) -> Iterator[str | Average]:
 
 
 def adapters_below(adapter: Adapter) -> list[Adapter]:
-    """List the adapters below one, the lowest first, each once."""
+    """List the adapters below another one, the lowest first, each once."""
     chain = [each for below in adapter.on for each in (*adapters_below(below), below)]
     return list(dict.fromkeys(chain))
 
 
 def virtual_tokens(adapter: Adapter) -> int:
-    """Count the positions that an adapter takes in front of each text."""
+    """Count the positions that an adapter occupies in front of each text."""
     modules = [placed.module for placed in adapter.placed if placed.site.kind == "embed"]
     with torch.no_grad():
         return sum(
@@ -116,12 +116,12 @@ def virtual_tokens(adapter: Adapter) -> int:
 
 
 def text_positions(model: PreTrainedModel, adapters: Iterable[Adapter] = ()) -> int:
-    """Return the positions of a model that are left to a text, and to what is written behind it.
+    """Return the number of positions left for a text and the text generated after it.
 
-    The virtual tokens of adapters, and of those below them, are in front of it.
+    The virtual tokens of adapters, and of the adapters below them, come first.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: too few positions are left.
     """
     positions = max_positions(model)
     chain = dict.fromkeys(each for a in adapters for each in (*adapters_below(a), a))
@@ -138,10 +138,10 @@ def text_positions(model: PreTrainedModel, adapters: Iterable[Adapter] = ()) -> 
 
 
 def frozen_adapters(adapters: Mapping[str, Adapter], names: Iterable[str]) -> tuple[Adapter, ...]:
-    """Return the adapters that a new one shall be on.
+    """Return the frozen adapters for a new adapter to be on.
 
     Raises:
-        AttachError: one is not attached, or is not frozen.
+        AttachError: an adapter is not attached or not frozen.
     """
     names = tuple(dict.fromkeys(names))
     wrong = [name for name in names if name not in adapters or not adapters[name].foundation]
@@ -160,7 +160,7 @@ def frozen_adapters(adapters: Mapping[str, Adapter], names: Iterable[str]) -> tu
 
 
 def attached_foundation(adapters: Mapping[str, Adapter], foundation: Foundation) -> Adapter | None:
-    """Return the frozen adapter with the same digest, if one is attached."""
+    """Return the attached frozen adapter with the same digest, or None."""
     for adapter in adapters.values():
         if adapter.foundation and adapter.foundation.ref.digest == foundation.ref.digest:
             return adapter
@@ -168,14 +168,13 @@ def attached_foundation(adapters: Mapping[str, Adapter], foundation: Foundation)
 
 
 def frozen_part(manifest: Manifest) -> Manifest:
-    """Return the part of an adapter that others can be on: without its head and what that reads.
+    """Return the part of an adapter that others can be on, without its head and the head's inputs.
 
-    The task head, and layers above the last one that the checkpoint lacked, such as a pooler, are
-    those of the adapter on top.
+    The adapter on top provides the task head, and new layers above the last one, such as a pooler.
 
     Raises:
-        MismatchError: nothing is left, or it has new tokens, or parameters inside of the layers
-            that the checkpoint of the backbone lacked.
+        MismatchError: nothing is left, or the adapter has new tokens, or it has parameters inside
+            the layers that the checkpoint of the backbone lacked.
     """
     fresh = {name for name in manifest.tensors if _FRESH in name}
     part = without_heads(manifest)
@@ -193,7 +192,7 @@ def frozen_part(manifest: Manifest) -> Manifest:
 
 
 def freeze(adapter: Adapter, foundation: Foundation) -> None:
-    """Make an adapter with the tensors of `frozen_part` a foundation of others."""
+    """Make an adapter with the tensors of `frozen_part` a foundation for others."""
     adapter.foundation = foundation
     adapter.changed = [changed for changed in adapter.changed if changed.method is not None]
     for parameter in adapter.parameters():
@@ -204,7 +203,7 @@ def refuse_below(adapters: Mapping[str, Adapter], removed: Sequence[Adapter]) ->
     """Refuse to detach adapters that others are on.
 
     Raises:
-        AttachError: which are.
+        AttachError: others are on them; the error names those.
     """
     above = [a for a in adapters.values() if a not in removed and set(a.on) & set(removed)]
     if above:
@@ -216,7 +215,7 @@ def refuse_below(adapters: Mapping[str, Adapter], removed: Sequence[Adapter]) ->
 
 
 def with_brought(adapters: Mapping[str, Adapter], removed: Sequence[Adapter]) -> list[Adapter]:
-    """Return adapters to detach, and those that were only brought along for them."""
+    """Return adapters to detach, and the adapters that were only brought along for them."""
     going = list(removed)
     while True:
         needed = {below for each in adapters.values() if each not in going for below in each.on}
@@ -235,11 +234,11 @@ Adapters = Mapping[str, Adapter]
 
 
 class Activatable(Protocol):
-    """The state of a model, in which compositions are made active."""
+    """The part of a model's state that activates compositions."""
 
     @property
     def activation(self) -> Activation:
-        """What is active where no route is open."""
+        """The activation that applies outside routes."""
 
     def activate(self, composition: Composition) -> None:
         """Make a composition active."""
@@ -247,7 +246,7 @@ class Activatable(Protocol):
 
 @contextmanager
 def temporarily(state: Activatable, composition: Composition) -> Iterator[None]:
-    """Make a composition active inside; afterwards, what was active is active again.
+    """Make a composition active inside, and restore the previous one afterwards.
 
     Raises:
         AttachError: as `ModelState.activate`.
@@ -262,7 +261,7 @@ def temporarily(state: Activatable, composition: Composition) -> Iterator[None]:
 
 
 class StackActivation:
-    """The same adapters for all rows, one after the other; none: the bare backbone."""
+    """The same adapters for all rows, in sequence; without adapters, the bare backbone."""
 
     outer: RouteActivation | None = None
 
@@ -279,7 +278,7 @@ class StackActivation:
 
     @property
     def replaces(self) -> bool:
-        """Whether a part of the model is replaced, which all calls share."""
+        """Whether the adapters replace a part of the model, which all calls share."""
         return any(adapter.replaces for adapter in self.adapters)
 
     def check(self) -> None:
@@ -292,7 +291,7 @@ class StackActivation:
             adapter.check_replaceable()
 
     def on(self) -> None:
-        """Replace parts of the model by those of the adapters, in order."""
+        """Replace parts of the model with the parts of the adapters, in order."""
         for adapter in self.adapters:
             adapter.put_into()
 
@@ -302,7 +301,7 @@ class StackActivation:
             adapter.patch.undo()
 
     def prepare(self) -> None:
-        """Do nothing: the slots are there."""
+        """Do nothing: the slots exist."""
 
     def close(self) -> None:
         """Undo `prepare`."""
@@ -316,7 +315,7 @@ class PerRowActivation:
     """One composition for each row of a batch."""
 
     replaces = False
-    outer: RouteActivation | None = None  # of a route: the one that it is nested in
+    outer: RouteActivation | None = None  # the outer route of a nested route
     plan_class: type[BatchPlan] = BatchPlan
 
     def __init__(
@@ -329,10 +328,10 @@ class PerRowActivation:
         self.token_sets = _token_sets(self.adapters)
         self.table: dict[Slot, AppliedModules] = {}
         self.called_through: tuple[str, ...] = ()  # paths of modules that have variants
-        self.plans: dict[Hashable, BatchPlan] = {}  # slots with equal keys have one plan
+        self.plans: dict[Hashable, BatchPlan] = {}  # slots with equal keys share a plan
 
     def prepare(self) -> None:
-        """Plan the rows in each slot, and add slots through which the heads are called."""
+        """Plan the rows in each slot, and add slots that call the heads."""
         for slot, keys in _keys_by_adapter(self.adapters).items():
             if plan := self._plan_of(slot, keys):
                 self.table[slot] = AppliedModules(tuple(chain(*keys.values())), plan)
@@ -360,7 +359,7 @@ class PerRowActivation:
         """Undo `on`."""
 
     def labels(self) -> dict[str, Any]:
-        """Return the labels that all rows share, or as many numbered ones as the longest has."""
+        """Return the labels that all rows share, or numbered labels for the largest head."""
         bare = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
         return _common_labels(bare, [_labels(self.by_name, c) for c in self.compositions])
 
@@ -369,7 +368,7 @@ class PerRowActivation:
         return device_of(self.model) or "cpu"
 
     def _plan_of(self, slot: Slot, keys: Mapping[str, tuple[str, ...]]) -> BatchPlan | None:
-        """Return the plan of one slot; None: it applies nothing."""
+        """Return the plan of one slot, or None if no module applies there."""
         return self._plan(keys)
 
     def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
@@ -403,10 +402,10 @@ class AverageActivation(PerRowActivation):
         self.patch.undo()
 
     def without(self, adapter: Adapter) -> AverageActivation:
-        """Return this activation, which the adapter is not part of.
+        """Return this activation if the adapter is not part of it.
 
         Raises:
-            AttachError: it is.
+            AttachError: the adapter is part of it.
         """
         if adapter in self.adapters:
             raise AttachError(
@@ -423,7 +422,7 @@ RouteActivation = StackActivation | PerRowActivation
 def activation_of(
     model: PreTrainedModel, adapters: Adapters, composition: Composition
 ) -> Activation:
-    """Return what is active with a composition for all rows; the model is not changed.
+    """Return the activation of one composition for all rows; the model is not changed.
 
     Raises:
         AttachError: adapters that cannot be active together.
@@ -438,7 +437,7 @@ def activation_of(
 def route_activation_of(
     model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
 ) -> RouteActivation:
-    """Return what applies in a route; the model is not changed.
+    """Return the activation of a route; the model is not changed.
 
     Raises:
         AttachError: adapters that cannot be active together.
@@ -467,7 +466,7 @@ def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None
 
 
 def _token_sets(adapters: Iterable[Adapter]) -> tuple[tuple[str, TokenSet], ...]:
-    """List the sets of tokens that the modules of adapters change, with the stack of each."""
+    """List the token sets that the modules of adapters change, with the stack of each."""
     found = (
         (placed.site.reads, tokens)
         for adapter in adapters
@@ -488,7 +487,7 @@ def _keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[
 
 
 def head_of(adapters: Adapters, composition: Composition) -> Adapter | None:
-    """Return the adapter whose head a composition uses: the last that has one, or None."""
+    """Return the adapter whose head a composition uses: the last one with a head, or None."""
     names = reversed(list(adapter_names(composition)))
     return next((adapters[name] for name in names if adapters[name].head), None)
 
@@ -498,10 +497,11 @@ def template_of(
 ) -> str | None:
     """Return the chat template that applies; None: the user's own.
 
-    A stack has that of its last adapter with one. Where several apply, it is a template that says
-    so: prompts by any of them would be wrong for some rows.
+    A stack uses the template of its last adapter with one. If several templates apply, the result
+    is a template that raises an error: any of them would be wrong for some rows.
 
-    `applied` is the activation, or the innermost open route of each thread; `own` the user's own.
+    `applied` is the activation, or the innermost open route of each thread. `own` is the user's
+    template.
     """
     with_one = {name: (name,) for name, adapter in adapters.items() if adapter.template is not None}
     compositions = dict.fromkeys(c for each in applied for c in each.compositions)
@@ -518,7 +518,7 @@ def template_of(
 
 
 def _last_names(composition: Composition) -> Iterator[str | None]:
-    """Yield the adapter that comes last, of each part of an average; None if there is none."""
+    """Yield the last adapter of each part of an average; None for an empty part."""
     if isinstance(composition, Average):
         for part in composition.parts:
             yield from _last_names(part)
@@ -546,7 +546,7 @@ def _refuse_shared_parameters(stack: Sequence[Adapter]) -> None:
 
 
 def _refuse_other_pooling(composed: Sequence[Adapter]) -> None:
-    """Refuse to compose adapters whose heads read different poolings of the same states."""
+    """Refuse compositions of adapters whose heads use different poolings."""
     heads = [adapter for adapter in composed if adapter.head]
     poolings = {a.name: a.pooling.how if a.pooling else "model" for a in heads}
     if len(set(poolings.values())) > 1:
@@ -612,7 +612,7 @@ def _check_averages(adapters: Adapters, composition: Composition) -> None:
 
 
 def _refuse_other_widths(variants: Iterable[Mapping[str, nn.Module]]) -> None:
-    """Refuse heads that change what the modules of the model's own head are called with."""
+    """Refuse heads that change the inputs of modules in the model's own head."""
     for modules in variants:
         if wide := [name for name, module in modules.items() if isinstance(module, BothSigns)]:
             raise AttachError(
@@ -631,7 +631,7 @@ def _classes(labels: Mapping[str, Any] | None) -> str:
 
 
 def _variants(adapters: Iterable[Adapter]) -> dict[str, dict[str, nn.Module]]:
-    """Map paths of the model's modules to the module that replaces each, by adapter."""
+    """Map paths of the model's modules to their replacements, by adapter."""
     variants: dict[str, dict[str, nn.Module]] = {}
     for adapter in adapters:
         for path, module in (adapter.head.own if adapter.head else {}).items():
@@ -666,7 +666,7 @@ def _labels(adapters: Adapters, composition: Composition) -> dict[str, Any] | No
 def _common_labels(
     bare: dict[str, Any], per_row: Sequence[dict[str, Any] | None]
 ) -> dict[str, Any]:
-    """Return the labels that all rows share; else as many numbered ones as the longest has."""
+    """Return the labels that all rows share, or numbered labels for the largest head."""
     labels = [row if row is not None else bare for row in per_row]
     if all(row == labels[0] for row in labels):
         return dict(labels[0])

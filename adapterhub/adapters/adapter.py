@@ -1,7 +1,7 @@
 """The adapter handle: a named instance of methods on one backbone, and its task head.
 
-Its parts are modules at sites, copies of backbone parameters, and a task head: each replaces or
-extends a part of the model.
+An adapter consists of modules at sites, copies of backbone parameters, and a task head. Each
+replaces or extends a part of the model.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 
 
 def _forget_computed(module: nn.Module) -> None:
-    """Empty what a module keeps of its parameters: `attention_bias_cache` of LeViT."""
+    """Clear caches derived from a module's parameters, such as LeViT's `attention_bias_cache`."""
     for name, kept in vars(module).items():
         if name.endswith("_cache") and type(kept) is dict:
             kept.clear()
@@ -111,7 +111,7 @@ class PlacedModule:
         return isinstance(self.module, EmbeddingModule) and self.module.skipped_positions > 0
 
     def inference_form(self) -> tuple[Method, SiteModule]:
-        """Return the method and the module that files contain: nothing that only training needs."""
+        """Return the method and the module to save, without the parts that only training needs."""
         return self.method.inference_form(), with_whole_parameters(self.module).inference_form()
 
 
@@ -119,8 +119,8 @@ class PlacedModule:
 class OwnedParameter:
     """An adapter's own copy of a backbone parameter, and the modules that hold it (ties).
 
-    `name` is its name in adapter files; `stage` and `rate` come from the method's plan; `kept` is
-    the copy while it is not in the backbone; `untied` copies leave the original in other modules.
+    `name` is its name in adapter files. `stage` and `rate` come from the method's plan. `kept` is
+    the copy while it is not in the backbone. `untied` copies leave the original in other modules.
     """
 
     method: Method | None
@@ -137,11 +137,11 @@ class OwnedParameter:
     def own(self) -> nn.Parameter:
         """The adapter's parameter.
 
-        An active one is read from the backbone, where FSDP2 replaces it by a sharded one.
+        An active parameter is read from the backbone, where FSDP2 replaces it with a sharded one.
         """
         module, attribute = self.holders[0]
         parameter = fp32_parameter(module, attribute) if self.active else None
-        # A swap that did not finish may have left the original there.
+        # An interrupted swap may have left the original there.
         return self.kept if parameter is None or parameter is self.original else parameter
 
     def swap(self, on: bool) -> None:
@@ -157,7 +157,7 @@ class OwnedParameter:
             _forget_computed(module)
 
     def fill(self) -> None:
-        """Give a copy without values, on the meta device, those of the original."""
+        """Fill a copy on the meta device with the values of the original."""
         own = self.own
         if own.is_meta:
             values = self.original.detach().to(own.dtype, copy=True)
@@ -165,15 +165,15 @@ class OwnedParameter:
             torch.utils.swap_tensors(own, filled)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
-        """Keep what FSDP2 has put in the place of the copy, and neither the whole nor the original.
+        """Keep the sharded parameter of FSDP2 instead of the copy, and drop the original.
 
-        The original cannot come back.
+        The original cannot be restored.
         """
         self.original = nn.Parameter(self.original.to("meta"), requires_grad=False)
         self.swap(on=True)
 
     def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert the one of both parameters that is not in the backbone now."""
+        """Convert the copy or the original, whichever is not in the backbone now."""
         out = self.original if self.active else self.kept
         with torch.no_grad():
             out.data = fn(out.data)
@@ -183,7 +183,7 @@ class OwnedParameter:
 
 @dataclass(frozen=True)
 class NamedHead:
-    """The task of one of several heads: its name, the kind of model, and the user's classes."""
+    """The task of one of several heads: its name, the kind of model, and the class names."""
 
     task: str
     kind: str
@@ -249,7 +249,7 @@ def slot_at(model: PreTrainedModel, site: Site) -> Slot:
 
 
 def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
-    """Return the slot of a site's host, of the class that the site needs; create it if missing."""
+    """Return the slot of a site's host, in the class that the site needs; create a missing one."""
     site = placed.site
     if site.kind == "keyvalue":
         slot = keyvalue_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
@@ -265,7 +265,7 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
         return input_slot(anatomy, site.host)
     host = anatomy.model.get_submodule(site.host)
     if host is anatomy.model.get_output_embeddings() and is_projection(host):
-        row_slot(host)  # new tokens have their rows there too
+        row_slot(host)  # new tokens have rows there too
     if site.matrix is not None:
         return matrix_slot(anatomy.model, site, placed.module)
     if site.kind == "weight":
@@ -274,7 +274,7 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
 
 
 def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Map the id of each parameter to the modules that hold it, and under which name."""
+    """Map the id of each parameter to the modules that hold it, and to its name in each."""
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     for _, module in own_modules(model):
         for name, parameter in module._parameters.items():
@@ -290,44 +290,44 @@ PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the ma
 
 
 class BackboneState(Protocol):
-    """What an adapter needs of its model's state."""
+    """The parts of a model's state that an adapter uses."""
 
     @property
     def scope(self) -> ModelScope:
-        """Identifies the model in the context of a call."""
+        """The identifier of the model in the context of a call."""
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
-        """What applies: one composition for each row of a batch, or one for all rows."""
+        """The compositions that apply: one for each row of a batch, or one for all rows."""
 
     def detach(self, *names: str) -> None:
         """Detach adapters."""
 
     def fingerprint(self) -> str:
-        """Compute the name of the backbone's weights as they were before any adapter."""
+        """Compute the fingerprint of the backbone's weights before any adapter."""
 
     def identity(self) -> BackboneIdentity:
-        """Compute the identity of the backbone as it was before any adapter."""
+        """Compute the identity of the backbone before any adapter."""
 
     def keep_identity(self) -> None:
-        """Compute the identity of the backbone now, for as long as adapters are attached."""
+        """Compute the identity of the backbone now, and keep it while adapters are attached."""
 
     @property
     def own_ends(self) -> EndTokens:
-        """The tokens at which the generation of the bare model stops."""
+        """The tokens at which the bare model stops generating."""
 
     def new_stops(self, stops: Iterable[int]) -> list[int]:
-        """Return the tokens at which the generation of the bare model does not stop itself."""
+        """Return those `stops` at which the bare model does not stop generating."""
 
     def originals(self) -> dict[int, nn.Parameter]:
-        """Map the ids of adapters' parameters to the backbone parameters that they replace."""
+        """Map the ids of adapter parameters to the backbone parameters that they replace."""
 
 
 class ParameterGroup(NamedTuple):
     """Named parameters that train at `rate` times the learning rate of their method.
 
     Attributes:
-        method: the method that they belong to; None for the task head and for new tokens.
+        method: the method of the parameters; None for the task head and for new tokens.
         rate: the factor on the method's learning rate.
         named: the parameters with their names.
     """
@@ -339,7 +339,7 @@ class ParameterGroup(NamedTuple):
 
 @dataclass
 class AdapterMetadata:
-    """What is saved with an adapter besides its tensors; `name` if files have another name."""
+    """Metadata saved with an adapter; `name` is set if the files have another name."""
 
     task: str | None = None
     tokenizer: str | None = None
@@ -353,12 +353,12 @@ class AdapterMetadata:
 
 
 class HeldModules(NamedTuple):
-    """What `Adapter.hold` has done.
+    """The result of `Adapter.hold`.
 
     Attributes:
-        bytes: what the modules take besides their own tensors.
-        kinds: roles of sites, with the number of the bank there: rows of adapters that have some in
-            common are computed together.
+        bytes: the memory that the modules take in addition to their own tensors.
+        kinds: roles of sites, with the number of the bank there. Rows of adapters with common
+            entries are computed together.
     """
 
     bytes: int
@@ -369,12 +369,11 @@ class HeldModules(NamedTuple):
 class Adapter:
     """A named adapter of a model, made by `attach` or `load`.
 
-    While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
-    `template`, while it applies. `occupied` are the slots of its
-    modules, with their keys there. With several `heads`, `head` is the one that applies. `on` are
-    the adapters below, which are active with it. A frozen adapter has the files that it was loaded
-    from in `foundation`; one that was loaded because others are on it is detached with the last of
-    them (`brought`).
+    While the adapter is attached, `tokenizer` has its new tokens. While it applies, `tokenizer`
+    also has its chat template, `template`. `occupied` lists the slots of its modules, with their
+    keys there. With several `heads`, `head` is the one that applies. `on` lists the adapters below,
+    which are active with it. `foundation` holds the files that a frozen adapter was loaded from. A
+    `brought` adapter was loaded because others are on it, and is detached with the last of them.
     """
 
     name: str
@@ -390,7 +389,7 @@ class Adapter:
     tokenizer: TokenizerSnapshot | None = None
     template: str | None = None
     occupied: list[tuple[Slot, str]] = field(default_factory=list, init=False)
-    patch: Patch = field(default_factory=Patch, init=False)  # of the parts that it replaces
+    patch: Patch = field(default_factory=Patch, init=False)  # of the replaced parts
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
     on: tuple[Adapter, ...] = ()
     foundation: Foundation | None = None
@@ -411,17 +410,17 @@ class Adapter:
 
     @property
     def backbone(self) -> Backbone:
-        """The model, and what is known of it."""
+        """The model and its properties."""
         return self.anatomy.backbone
 
     @property
     def active(self) -> bool:
-        """Whether the adapter applies: in the open route, or without one as activated."""
+        """Whether the adapter applies: in the open route, or else in the active composition."""
         return any(self.name in adapter_names(c) for c in self.state.compositions)
 
     @property
     def replaces(self) -> bool:
-        """Whether the adapter replaces parts of the model, which all calls share."""
+        """Whether the adapter replaces parts of the model that all calls share."""
         return bool(self.changed or self.head or self.new_tokens)
 
     @property
@@ -432,24 +431,24 @@ class Adapter:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """The tokens behind a learned text, at which generation stops while the adapter applies."""
+        """The end tokens of training texts; generation stops at them while the adapter applies."""
         given = self.metadata.training.get(STOPS)
         known = given if isinstance(given, list) and len(given) <= _MOST_STOPS else ()
         return tuple(i for i in known if type(i) is int and 0 <= i < 1 << 31)
 
     @property
     def written_stops(self) -> tuple[int, ...]:
-        """The tokens that files record: `stops`, or without a run what the tokenizer writes."""
+        """The end tokens that files record: `stops`, or without a run the tokenizer's own."""
         snapshot = self.backbone.tokenizer
         if self.metadata.training or snapshot is None:
             return self.stops
         return self.stops_of(snapshot.tokenizer)
 
     def stops_of(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-        """Return the tokens that a tokenizer has behind a text, if generation goes on at them."""
+        """Return the end tokens of a tokenizer at which the bare model does not stop generating."""
         if not self.model.can_generate():
             return ()
-        # Chat templates are of models that continue a text.
+        # Only models that continue a text use chat templates.
         chat = tokenizer.chat_template and not self.model.config.is_encoder_decoder
         ends = template_stops(tokenizer) if chat else text_stops(tokenizer)
         return tuple(self.state.new_stops(ends))
@@ -463,11 +462,11 @@ class Adapter:
         return tuple(names[i] for i in sorted(names))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the adapter's tensors, not copies, by name: site, method, parameter."""
+        """Return the adapter's tensors (not copies) by name: site, method, parameter."""
         return {name: tensor for _, _, name, tensor in self.owned()}
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that adapter files contain: without what only training needs."""
+        """Return the tensors to save, without those that only training needs."""
         return {name: tensor for _, _, name, tensor in self.owned(inference_form=True)}
 
     def owned(
@@ -475,7 +474,7 @@ class Adapter:
     ) -> Iterator[tuple[Method | None, float, str, Tensor]]:
         """Yield (method, factor on its learning rate, name, tensor).
 
-        `inference_form` leaves out what only training needs.
+        `inference_form` leaves out the tensors that only training needs.
         """
         for placed in self.placed:
             method, module = placed.method, placed.module
@@ -495,7 +494,7 @@ class Adapter:
             yield None, 1.0, name, rows
 
     def all_heads(self) -> list[tuple[str, AdapterHead]]:
-        """List the heads with the beginning of the names of their tensors."""
+        """List the heads with the prefix of their tensor names."""
         if self.heads:
             return [(f"{HEADS}.{name}", head) for name, head in self.heads.items()]
         return [(HEAD, self.head)] if self.head else []
@@ -518,7 +517,7 @@ class Adapter:
         return sum(p.numel() for group in self.groups() if group.method for _, p in group.named)
 
     def slots(self) -> Iterator[tuple[Slot, str]]:
-        """Yield each slot that has modules of the adapter, with the key of each there."""
+        """Yield each slot that holds modules of the adapter, with their key in it."""
         yield from self.occupied
         if self.new_tokens:
             for slot in self.new_tokens.slots():
@@ -528,10 +527,10 @@ class Adapter:
                 yield pooling_slot, self.pooling.key
 
     def hold(self) -> HeldModules:
-        """Promise that nobody changes the modules from now on, nor the backbone's weights.
+        """Declare that the modules and the backbone's weights no longer change.
 
-        Routes need not compare them then, and compute modules of different methods together. After
-        a change, this is to be called again.
+        Routes then skip comparisons, and compute modules of different methods together. Call it
+        again after a change.
         """
         held = [
             slot.hold(key, self.model.get_submodule(slot.sites[key].host))
@@ -547,7 +546,8 @@ class Adapter:
         """Refuse parameters that cannot be exchanged with the model's.
 
         Raises:
-            AttachError: FSDP2 has sharded its backbone parameters, and would put them back.
+            AttachError: FSDP2 has sharded the adapter's backbone parameters, and would restore
+                them.
         """
         own = {c.name for c in self.changed if is_sharded(c.own) and not is_sharded(c.original)}
         if sharded := sorted(own):
@@ -558,7 +558,7 @@ class Adapter:
             )
 
     def put_into(self) -> None:
-        """Replace parts of the model by the adapter's own, until `patch.undo`."""
+        """Replace parts of the model with the adapter's own, until `patch.undo`."""
         for changed in self.changed:
             self.patch.push(partial(changed.swap, on=False))
             changed.swap(on=True)
@@ -570,11 +570,11 @@ class Adapter:
             self.head.put_into(self.backbone)
 
     def _take_head_out(self) -> None:
-        if self.head:  # another one may have taken its place
+        if self.head:  # another head may have replaced it
             self.head.patch.undo()
 
     def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Convert or move what is not in the model now, but may be later."""
+        """Convert or move the parts that are not in the model now, but may be later."""
         for changed in self.changed:
             changed.convert(fn)
         for _, head in self.all_heads():
@@ -597,7 +597,7 @@ class Adapter:
             slot.scope = self.state.scope
 
     def eject(self) -> None:
-        """Remove the site modules, and slots that become empty. The adapter must be inactive."""
+        """Remove the site modules and empty slots. The adapter must be inactive."""
         for placed in self.placed:
             slot = slot_at(self.model, placed.site)
             slot.remove(placed.key)
@@ -612,13 +612,13 @@ class Adapter:
         """Add the new tokens to the tokenizer.
 
         Raises:
-            MismatchError: the tokenizer has other tokens under their ids.
+            MismatchError: the tokenizer has other tokens at their ids.
         """
         if self.tokenizer is not None and self.new_tokens:
             add_new_tokens(self.tokenizer, self.new_tokens.tokens)
 
     def take_back(self, in_use: Collection[str]) -> None:
-        """Undo `lend`: tokens that are in use, and tokens in front of them, stay.
+        """Undo `lend`; tokens in use, and tokens in front of them, stay.
 
         `in_use` are the new tokens of other adapters with the same tokenizer.
         """
@@ -626,21 +626,21 @@ class Adapter:
             self.tokenizer.remove_unused(in_use)
 
     def detach(self) -> None:
-        """Detach the adapter: bytes, keys, modules and `requires_grad` are as before."""
+        """Detach the adapter, and restore bytes, keys, modules and `requires_grad`."""
         self.state.detach(self.name)
 
     def save(self, folder: str | Path, *, overwrite: bool = False, peft: bool = False) -> Manifest:
         """Write the adapter's folder: tensors, manifest and card. Files are read back and compared.
 
-        With `peft`, the folder gets peft's two files, too: plain peft can load it, and what it is
-        pushed to.
+        With `peft`, the folder also gets peft's two files. Plain peft can then load the folder, and
+        a repository that it is pushed to.
 
-        Where processes share parameters (FSDP2, tensor parallelism) each must call this: tensors
-        are gathered, and the first process writes them; the manifest of the others lists no files.
+        If processes share parameters (FSDP2, tensor parallelism), each must call this. Tensors are
+        gathered, and the first process writes them; the other manifests list no files.
 
         Raises:
-            OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is
-                left behind.
+            OutputError: the folder exists (unless `overwrite`) or cannot be written. No partial
+                files remain.
             MismatchError: peft cannot represent the adapter; every reason is listed.
         """
         sharded = any(map(is_sharded, self.model.parameters()))
@@ -671,12 +671,12 @@ class Adapter:
                 dist.barrier()
 
     def write_into(self, folder: Path) -> None:
-        """Write the adapter's files into a new folder, which is a part of another one.
+        """Write the adapter's files into a new folder inside another one.
 
-        That is put in place, and its files are checked, by the caller.
+        The caller checks the files and moves the outer folder to its destination.
 
         Raises:
-            OutputError: the adapter is not representable.
+            OutputError: the adapter cannot be represented.
         """
         manifest, tensors = self.manifest(), self.saved_tensors()
         folder.mkdir()
@@ -685,11 +685,11 @@ class Adapter:
         remember_backbone(self.backbone, manifest.backbone.id)
 
     def check_usable(self) -> None:
-        """Refuse an adapter that could not train or compute.
+        """Refuse an adapter that cannot train or compute.
 
         Raises:
             AttachError: nothing would train.
-            SiteError: the attention implementation does not support its prefix.
+            SiteError: the attention implementation does not support the adapter's prefix.
         """
         if not self.parameters():
             raise AttachError(
@@ -700,10 +700,10 @@ class Adapter:
         check_attention(self.model, sites)
 
     def check_savable(self) -> None:
-        """Check that `save` can write the adapter, and `load` read it, before it is trained.
+        """Check before training that `save` can write the adapter and `load` can read it.
 
         Raises:
-            OutputError: it cannot be saved; lists every problem.
+            OutputError: the adapter cannot be saved; lists every problem.
         """
         names = Counter(name for _, _, name, _ in self.owned(inference_form=True))
         if twice := [name for name, count in names.items() if count > 1]:
@@ -719,14 +719,14 @@ class Adapter:
         """Write the adapter in the format of another library.
 
         Args:
-            folder: where to write; of gguf, the file.
-            format: peft, gguf for llama.cpp, or of a pipeline diffusers or kohya.
-            overwrite: replace what is there.
+            folder: the folder to write; for gguf, the file.
+            format: peft, gguf for llama.cpp, or for a pipeline diffusers or kohya.
+            overwrite: replace an existing folder or file.
 
         Raises:
             ConfigError: an unknown format.
-            MismatchError: that library cannot represent the adapter; every reason is listed.
-            OutputError: there is something (unless `overwrite`), or it cannot be written.
+            MismatchError: the other library cannot represent the adapter; every reason is listed.
+            OutputError: the folder or file exists (unless `overwrite`) or cannot be written.
         """
         if format not in EXPORTED:
             raise ConfigError(
@@ -745,7 +745,7 @@ class Adapter:
         write_peft(Path(folder), to_peft(self.export_source()), card=card, overwrite=overwrite)
 
     def export_source(self) -> ExportSource:
-        """Return what an exporter reads of the adapter."""
+        """Return the input of an exporter for the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
         name, revision = self.backbone.name_and_revision(self.state.fingerprint)
         forms = [(placed.site, *placed.inference_form()) for placed in self.placed]
@@ -767,7 +767,7 @@ class Adapter:
         )
 
     def manifest(self) -> Manifest:
-        """Return the manifest of the adapter's files, without their list and digests."""
+        """Return the manifest of the adapter's files, without the file list and digests."""
         metadata, snapshot = self.metadata, self.backbone.tokenizer
         kind = task_kind(self.model, self.problem_type)
         template = snapshot.chat_template() if snapshot else None
@@ -792,14 +792,14 @@ class Adapter:
         )
 
     def _stop_record(self) -> dict[str, Any]:
-        """Return the record of the tokens at which generation stops, if there are some."""
+        """Return the record of the tokens at which generation stops, if any."""
         stops = self.written_stops
         return {STOPS: [*stops]} if stops else {}
 
     def _own_family(self) -> dict[str, Any]:
-        """Return the row of the model's own that the sites are named by, if it has one.
+        """Return the model's own family row, which names the sites, if it has one.
 
-        Of a module that is not of transformers, the modules that the caller named as its head.
+        For a module of another library, return the modules that the caller named as its head.
         """
         if self.backbone.foreign:
             head = self.anatomy.named_head
@@ -818,7 +818,7 @@ class Adapter:
         return TaskHead(kind, self.problem_type, pooling, activation_between(self.head.own))
 
     def _head_records(self) -> dict[str, HeadRecord]:
-        """Return what the manifest says of several heads."""
+        """Return the manifest's records of several heads."""
         pooling = self.pooling.how if self.pooling else None
         return {
             name: HeadRecord(
@@ -851,10 +851,10 @@ class Adapter:
         )
 
     def train_mode(self, dropout: bool = False) -> None:
-        """Set the model to training mode, and what is frozen to evaluation mode.
+        """Set the model to training mode, and frozen parts to evaluation mode.
 
-        A frozen backbone then computes the same with and without training. Call it instead of
-        `model.train()`. `dropout` enables the backbone's dropout too.
+        A frozen backbone then computes the same in training and inference. Call this instead of
+        `model.train()`. `dropout` also enables the backbone's dropout.
         """
         self.model.train()
         if not dropout:
@@ -868,7 +868,7 @@ class Adapter:
                 below.still()
 
     def still(self) -> None:
-        """Set the modules of a frozen adapter, and of those below it, to evaluation mode."""
+        """Set a frozen adapter and the adapters below it to evaluation mode."""
         for placed in self.placed:
             placed.module.eval()
         for below in self.on:
@@ -881,7 +881,7 @@ def _still(module: nn.Module, trained: set[int], parent: bool) -> None:
     own = [p for n, p in module.named_parameters() if f"{CHILD}." not in n]
     mode = any(id(p) in trained for p in own) if own else parent
     if has_statistics(module):
-        module.train(mode)  # notes the mode, and stays in evaluation mode
+        module.train(mode)  # records the mode, and stays in evaluation mode
     else:
         module.training = mode
     for child in module.children():

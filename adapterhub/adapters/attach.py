@@ -1,9 +1,9 @@
 """Attach adapters to a backbone and detach them.
 
 The backbone stays the user's own object: same class, same `forward`, same state-dict keys. All its
-parameters are frozen while an adapter is attached; only what the adapter declares is trained.
+parameters are frozen while an adapter is attached; only the parameters of the adapter train.
 
-An adapter is built next to the model, from methods; nothing of the model changes until the finished
+An adapter is built from methods next to the model. The model does not change until the finished
 adapter is added.
 """
 
@@ -76,13 +76,14 @@ def build_adapter(
         state: the model's state.
         methods: parsed methods.
         name: the adapter's name.
-        tokens: new tokens that get rows; by default those that were added to the tokenizer.
-        tokenizer: the tokenizer; by default the one that is recorded for the model.
-        pooling: what the head reads: cls, mean, last, max, or None for the class's own choice.
+        tokens: new tokens that get rows; by default the tokens added to the tokenizer.
+        tokenizer: the tokenizer; by default the one recorded for the model.
+        pooling: the pooling that the head reads: cls, mean, last, max, or None for the default of
+            the model's class.
 
     Raises:
-        SiteError: a method does not fit the backbone; the error lists methods that do. Or the model
-            has no head for a pooling.
+        SiteError: a method does not fit the backbone (the error lists methods that do), or the
+            model lacks a head for a pooling.
         AttachError: the name is invalid or taken, two methods of one kind are at one site, or the
             embedding has rows without a token.
     """
@@ -93,7 +94,7 @@ def build_adapter(
     tokenizer = tokenizer or backbone.tokenizer
     if tokens is None:
         tokens = tokens_of(tokenizer)
-    key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
+    key = f"{_slug(name)}-{next(state.serial)}"  # distinguishes names with equal slugs
     pooled = head_pooling(anatomy, pooling, f"{key}-pooling")
     dropped = dropped_modules(anatomy)
     unread = (*dropped, *(bypassed(anatomy) if pooled else ()))
@@ -124,7 +125,7 @@ def build_adapter(
 
 @contextmanager
 def _with_tokenizer(backbone: Backbone, tokenizer: TokenizerSnapshot | None) -> Iterator[None]:
-    """Record a tokenizer inside: a method may start from a text."""
+    """Record a tokenizer inside, since a method may start from a text."""
     before = backbone.tokenizer
     backbone.tokenizer = tokenizer
     try:
@@ -136,10 +137,9 @@ def _with_tokenizer(backbone: Backbone, tokenizer: TokenizerSnapshot | None) -> 
 def _place(
     step: PlanStep, unread: Sequence[str], dropped: Sequence[str]
 ) -> tuple[str, Sequence[str]]:
-    """Return the path that a step changes, and the modules in which it would change nothing.
+    """Return the path that a step changes, and the modules where it would have no effect.
 
-    `unread` are modules whose parameters nothing reads, `dropped` those whose outputs nothing
-    reads.
+    `unread` lists modules with unused parameters, `dropped` modules with unused outputs.
     """
     if isinstance(step, Unfrozen):
         return step.path, unread
@@ -151,7 +151,7 @@ def _is_in(path: str, modules: Iterable[str]) -> bool:
 
 
 def _check_name(state: ModelState, name: str) -> None:
-    if problems := name_problems(name):  # now, and not when training is over and it is saved
+    if problems := name_problems(name):  # here, and not on saving after training
         raise AttachError(
             "invalid adapter name",
             offenders=problems,
@@ -176,7 +176,7 @@ def _placed(
 def _unfrozen(
     steps: Iterable[tuple[Method, PlanStep]], fresh: Iterable[str]
 ) -> list[tuple[Method | None, Unfrozen]]:
-    """List what methods unfreeze, and newly initialized parameters, which train too."""
+    """List the parameters that methods unfreeze, and newly initialized ones, which also train."""
     chosen: list[tuple[Method | None, Unfrozen]] = [
         (m, s) for m, s in steps if isinstance(s, Unfrozen)
     ]
@@ -190,10 +190,10 @@ def _new_token_rows(
     key: str,
     changed: Iterable[OwnedParameter],
 ) -> NewTokenRows | None:
-    """Make the rows of new tokens.
+    """Create the rows of new tokens.
 
-    Refuses rows that were added to the model, unless they belong to a token, or the adapter has
-    whole tables of its own.
+    Refuse rows that were added to the model, unless they belong to a token or the adapter has its
+    own copies of whole tables.
     """
     table = backbone.token_embedding
     if table is None:
@@ -217,7 +217,7 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[PlanStep]:
         refuse_untrainable(part, steps, anatomy)
         return steps
     except SiteError as error:
-        if _fits(type(method), anatomy):  # its defaults do: the user's options are wrong
+        if _fits(type(method), anatomy):  # its defaults fit: the user's options are wrong
             raise
         fitting = [name for name, cls in sorted(METHODS.items()) if _fits(cls, anatomy)]
         raise SiteError(
@@ -242,10 +242,10 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
 
 
 def refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatomy) -> None:
-    """Refuse to train offloaded or quantized weights, and those of other dtypes.
+    """Refuse to train weights that are offloaded, quantized or of another unsupported dtype.
 
     Raises:
-        SiteError: steps of a part of a method that train some.
+        SiteError: a step of the method part trains such weights.
     """
     paths = [step.path for step in steps if isinstance(step, Unfrozen)]
     if away := anatomy.backbone.offloaded(paths):
@@ -262,7 +262,7 @@ def refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatomy
 
 
 def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken, ...]) -> None:
-    """Refuse to train weights that accelerate loads again, unchanged, for each call."""
+    """Refuse to train weights that accelerate reloads, unchanged, for each call."""
     heads = [f"{n}.{p}" for n, m in anatomy.head().items() for p, _ in m.named_parameters()]
     table = anatomy.backbone.token_embedding if tokens else None
     named = anatomy.parameters().items() if table is not None else ()
@@ -288,9 +288,9 @@ def _moved(placement: Placement, anatomy: Anatomy) -> SiteModule:
 
 @contextmanager
 def empty_copies(empty: bool = True) -> Iterator[None]:
-    """Build adapters inside whose copies of backbone parameters have no values, nor take memory.
+    """Build adapters inside with empty copies of backbone parameters, which take no memory.
 
-    `OwnedParameter.fill` gives them values, when they are needed.
+    `OwnedParameter.fill` gives them values later.
     """
     token = _EMPTY.set(empty)
     try:
@@ -329,7 +329,7 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
     own = {n: without_variant_slots(copy.deepcopy(m)) for n, m in original.items()}
     for module in own.values():
         module.float().requires_grad_(True)
-    if anatomy.backbone.foreign:  # it has no names of classes
+    if anatomy.backbone.foreign:  # it has no class names
         unnamed: dict[str, Any] = dict.fromkeys(LABEL_FIELDS)
         return AdapterHead(own, original, unnamed, dict(unnamed))
     config = anatomy.model.config
@@ -338,7 +338,7 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
 
 
 def _named_labels(labels: dict[str, Any], count: int | None) -> dict[str, Any]:
-    """Return labels with numbered names if there are none, as where PVT counts labels alone."""
+    """Return labels, with numbered names if there are none: PVT only counts its labels."""
     if labels["id2label"] is not None or not count:
         return dict(labels)
     names = {number: f"LABEL_{number}" for number in range(count)}
@@ -346,12 +346,12 @@ def _named_labels(labels: dict[str, Any], count: int | None) -> dict[str, Any]:
 
 
 def _slug(name: str) -> str:
-    """Write an adapter's name as part of a module name, which has no dots."""
+    """Convert an adapter's name to part of a module name, without dots."""
     return re.sub(r"[^A-Za-z0-9]", "_", name)
 
 
 def _refuse_duplicates(adapter: Adapter) -> None:
-    # Also where their tensors have other names: UniPELT's bottlenecks have gates.
+    # Also if their tensors have other names: UniPELT's bottlenecks have gates.
     names = [f"{placed.site.id}.{placed.method.name}" for placed in adapter.placed]
     names += [name for _, _, name, _ in adapter.owned()]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -377,7 +377,7 @@ def attach(
     partial: bool = False,
     **options: Any,
 ) -> Adapter:
-    """Attach a new adapter to a model, and make it the active one.
+    """Attach a new adapter to a model, and make it active.
 
     Initial values are drawn from torch's global generator.
 
@@ -385,28 +385,27 @@ def attach(
         model: the backbone, of transformers or any other module; other adapters may be attached.
         method: a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object such as
             `adapterhub.LoRA(rank=16)`, or a list of these.
-        name: the adapter's name; without one "default", and of further ones "default-2", ...
-        head: the paths of the modules that are the head, trained and saved as a whole; of a model
-            of transformers, it is known.
-        tokenizer: the tokenizer, unless `load_backbone` loaded it with the model. Tokens that were
-            added to it get rows of the embedding that belong to the adapter and train with it.
-        pooling: what the task head reads of each text: the state of the first token (cls) or of the
-            last one (last), their mean or max, or "model" for the choice of the model's class. By
-            default that of `load_backbone`, else "model".
-        on: names of adapters that were loaded with `load(..., frozen=True)`: they are active below
-            the new one, in this order, whenever it is active, and are saved with it.
-        partial: adapt only the layers that have the method's default sites, where it is refused
-            because some lack them; the adapter's method names the sites.
-        options: options of the method, if it is one and given by name: `rank=16`.
+        name: the adapter's name; by default "default", then "default-2" and so on.
+        head: the paths of the head's modules, which are trained and saved as a whole. The head of
+            a model of transformers is known.
+        tokenizer: the tokenizer, unless `load_backbone` loaded it with the model. Tokens added to
+            it get embedding rows that belong to the adapter and train with it.
+        pooling: the input of the task head for each text: the state of the first token (cls) or the
+            last one (last), the mean or max of all, or "model" for the default of the model's
+            class. By default the pooling of `load_backbone`, else "model".
+        on: names of adapters loaded with `load(..., frozen=True)`. They are active below the new
+            adapter, in this order, whenever it is active, and are saved with it.
+        partial: adapt only the layers that have the method's default sites, if other layers lack
+            them. The adapter's method then names the sites.
+        options: options of a single method, by name: `rank=16`.
 
     Raises:
-        ConfigError: an unknown method, option or pooling, or options beside several methods.
+        ConfigError: an unknown method, option or pooling, or options with several methods.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error lists methods that do.
-        AttachError: the name is taken, the model is no module, is compiled, or shares modules with
-            another one with adapters, nothing would train, no gradient passes through
-            quantized layers, or an adapter that the method is built from, or that it shall be on,
-            is missing.
+        AttachError: the name is taken; the model is not a module, is compiled, or shares modules
+            with another adapted model; nothing would train; no gradient passes through quantized
+            layers; or an adapter that the method is built from, or is to be on, is missing.
     """
     backbone, methods = required_backbone(model), with_options(method, options)
     built_from_others = any(method.sources() for method in methods)
@@ -428,17 +427,16 @@ def attach(
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name, or the first of NAME-2, NAME-3 and so on that is not taken."""
+    """Return a name, or the first free one of NAME-2, NAME-3 and so on."""
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 def detach(model: nn.Module, name: str | None = None) -> None:
-    """Detach one adapter, or all: bytes, keys, modules and `requires_grad` are as before.
+    """Detach one adapter, or all, and restore bytes, keys, modules and `requires_grad`.
 
-    With the last adapter that uses them, tokens and chat templates that adapters brought are
-    removed from the tokenizer. Tokens stay if the user has added others behind them, whose ids
-    would change.
+    The tokens and chat templates of adapters are removed from the tokenizer with the last adapter
+    that uses them. Tokens stay if the user has added others after them, whose ids would change.
 
     Raises:
         AttachError: no adapter of that name is attached.
@@ -452,7 +450,7 @@ def snapshot_for(
 ) -> TokenizerSnapshot | None:
     """Return the snapshot of a model's tokenizer; attaching an adapter records it.
 
-    `tokenizer` is given if `load_backbone` did not load it; its tokens beyond the checkpoint's
+    Pass `tokenizer` if `load_backbone` did not load it. Its tokens beyond the checkpoint's
     embedding are new.
     """
     if tokenizer is None:
@@ -465,14 +463,14 @@ def snapshot_for(
 
 
 def with_found_sites(methods: Sequence[Method], anatomy: Anatomy) -> tuple[Method, ...]:
-    """Return methods that name the sites that were found, where some layers have none.
+    """Return methods that name the sites found, if some layers lack the default sites.
 
-    Else such a method is refused: half of a model adapted is rarely what is meant. Files say what
-    the adapter adapts, since its options name the sites.
+    Such a method is refused otherwise, since a half-adapted model is rarely intended. Files record
+    the adapted sites, since the method's options name them.
 
     Returns:
-        The methods; in place of a composition of which a part is such a method, its parts, if
-        these can be written in a file on their own.
+        The methods. A composition with such a part is replaced by its parts, if files can hold
+        these separately.
     """
     found: list[Method] = []
     for method in methods:
@@ -498,12 +496,12 @@ def build_from_sources(
     tokenizer: TokenizerSnapshot | None = None,
     pooling: str | None = None,
 ) -> Adapter:
-    """Build an adapter that copies in the trained adapters which its methods name.
+    """Build an adapter with copies of the trained adapters that its methods name.
 
     A source is an attached adapter or a folder.
 
     Raises:
-        AttachError: a source that is neither attached nor a folder with an adapter.
+        AttachError: a source is neither attached nor a folder with an adapter.
         FileError: the files of a source are broken.
         MismatchError: a source was trained on a different backbone.
     """
@@ -551,7 +549,7 @@ def _refuse_missing(names: Sequence[str], attached: Mapping[str, Adapter]) -> No
 def _refuse_foundations(
     names: Sequence[str], attached: Mapping[str, Adapter], saved: Mapping[str, _Trained]
 ) -> None:
-    """Refuse sources that get the outputs of adapters below them, which a copy would not."""
+    """Refuse sources on top of other adapters: a copy would not get the outputs of those."""
     on = [n for n in names if (attached[n].on if n in attached else saved[n][0].on)]
     if on:
         raise AttachError(

@@ -1,4 +1,4 @@
-"""Checks whether a saved adapter belongs to a model: backbone, tokenizer, size, tensors, head."""
+"""Check whether a saved adapter fits a model: backbone, tokenizer, size, tensors, head."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
     """Refuse an adapter that was trained on a different backbone, by its identity.
 
     Raises:
-        MismatchError: the error names both backbones, and lists the differences; or it names the
-            modules of sentence-transformers that the adapter was trained over.
+        MismatchError: the backbones differ; the error names both and lists the differences. Or the
+            modules of sentence-transformers differ; the error names the required ones.
     """
     if differences := backbone_differences(manifest, state):
         raise _other_backbone(manifest, state.model.config._name_or_path, differences)
@@ -70,10 +70,10 @@ def _other_backbone(manifest: Manifest, found: str, differences: Sequence[str]) 
 
 
 def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
-    """List in what a model differs from the backbone that an adapter was trained on.
+    """List the differences between a model and the backbone that an adapter was trained on.
 
-    The configuration and a sample of the values are compared first; then, if the manifest has their
-    digests, all values. A language-model head matters only to adapters without a head of their own.
+    The configuration and a sample of the values are compared first. All values follow if the
+    manifest has their digests. A language-model head matters only to adapters without a task head.
     """
     trained_on = manifest.backbone
     trained = BackboneIdentity.from_record(trained_on.fingerprint, trained_on.identity)
@@ -84,9 +84,9 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
 def identity_differences(
     trained: BackboneIdentity, identities: ModelIdentities, *, without_head: bool
 ) -> list[str]:
-    """List in what a model differs from the backbone that an adapter was trained on.
+    """List the differences between a model and the backbone that an adapter was trained on.
 
-    `without_head`: the values of a language-model head may differ.
+    `without_head` ignores the values of a language-model head.
     """
     problems = _sample_differences(trained, identities.identity(complete=False))
     if problems or not trained.parts:
@@ -105,13 +105,13 @@ def _sample_differences(trained: BackboneIdentity, sampled: BackboneIdentity) ->
 
 
 def check_backbone_files(manifest: Manifest, backbone: str, revision: str | None = None) -> None:
-    """Refuse an adapter that was trained on another backbone than one in files, by its fingerprint.
+    """Refuse an adapter that was trained on another backbone than saved files, by fingerprint.
 
-    No model is loaded, and a sample of the values is read.
+    No model is loaded; only a sample of the values is read.
 
     Raises:
         BackboneError: the backbone was not found, or its files cannot be read.
-        MismatchError: the error names both backbones, and lists the differences.
+        MismatchError: the backbones differ; the error names both and lists the differences.
     """
     folder, _ = find_backbone(backbone, revision)
     trained = BackboneIdentity.from_record(
@@ -123,10 +123,10 @@ def check_backbone_files(manifest: Manifest, backbone: str, revision: str | None
 
 
 def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:
-    """Compare the backbone's name and commit, all that other libraries record.
+    """Compare the backbone's name and commit, the only facts that other libraries record.
 
     Returns:
-        Notes on what could not be compared.
+        Notes on facts that could not be compared.
 
     Raises:
         MismatchError: they differ.
@@ -164,7 +164,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
 
 
 def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
-    """Return whether the weights of a model without heads are in a folder; None if it has none."""
+    """Return whether a folder holds a model's weights, without heads; None if it has no weights."""
     origin = Backbone.of(model).origin
     try:
         if not is_folder(folder):
@@ -179,7 +179,7 @@ def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
 
 
 def _local_names(model: PreTrainedModel) -> Iterator[str]:
-    """Yield the ends of the names that adapters give to a backbone that is not on the Hub."""
+    """Yield the suffixes of names that adapters record for a backbone that is not on the Hub."""
     state = find_state(model) or new_state(model)
     yield local_name("", state.fingerprint)
 
@@ -187,10 +187,10 @@ def _local_names(model: PreTrainedModel) -> Iterator[str]:
 def check_processor(
     manifest: Manifest, model: PreTrainedModel, snapshot: TokenizerSnapshot | None
 ) -> None:
-    """Refuse an adapter that was trained with a different tokenizer, or another processor.
+    """Refuse an adapter that was trained with another tokenizer or processor.
 
     Raises:
-        MismatchError: the error names both.
+        MismatchError: they differ; the error names both.
     """
     if snapshot:
         _check_tokenizer(manifest, snapshot)
@@ -218,13 +218,13 @@ def _check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
 
 
 def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState) -> None:
-    """Refuse methods that would take far more memory than the file has numbers, before they do.
+    """Refuse methods with far more numbers than the file, before memory is allocated.
 
-    Also refuse a file with more numbers than the model could have use for, before it is read.
-    Smaller ones are built, so that the error can list each tensor that does not fit.
+    Also refuse a file that is too large for the model, before it is read. Smaller mismatches are
+    built, so that the error can list each tensor that does not fit.
 
     Raises:
-        MismatchError: they would.
+        MismatchError: the methods or the file are too large.
     """
     declared = sum(math.prod(info.shape) for info in manifest.tensors.values())
     needed = sum(method.count(state.anatomy) for method in methods)
@@ -243,10 +243,10 @@ def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState)
 
 
 def check_precision(manifest: Manifest, adapter: Adapter) -> None:
-    """Refuse a backbone in another precision than in training, if its weights are decomposed again.
+    """Refuse another precision than in training, if loading decomposes the weights again.
 
     Rounded weights have other components. Weights that are exact in the dtype of training are the
-    same in a wider one, and so are those that were decoded.
+    same in a wider one, and so are decoded weights.
 
     Raises:
         MismatchError: the components would be others.
@@ -279,9 +279,9 @@ def _as_exact(
     placed: Iterable[PlacedModule],
     anatomy: Anatomy,
 ) -> bool:
-    """Return whether weights that are not quantized lose nothing in the dtype of training."""
+    """Return whether unquantized weights are exact in the dtype of training."""
     narrow, wide = (DTYPES.get(dtype or "") for dtype, _ in (trained, found))
-    # What is decoded as it is loaded has the values of the codes.
+    # Weights decoded while loading have the values of the codes.
     coded = [kind for _, kind in (trained, found) if kind and kind not in DECODED]
     if coded or narrow is None or wide is None:
         return False
@@ -292,10 +292,10 @@ def _as_exact(
 
 
 def check_tensors(manifest: Manifest, adapter: Adapter) -> None:
-    """Refuse tensors that an adapter on this model does not have, or has in other shapes.
+    """Refuse missing and unexpected tensors, and other shapes than the model needs.
 
     Raises:
-        MismatchError: the error lists every such tensor.
+        MismatchError: some do not fit; the error lists every such tensor.
     """
     own, tensors = adapter.tensors(), manifest.tensors
     problems = [f"missing: {name}" for name in sorted(own.keys() - tensors.keys())]
@@ -314,11 +314,11 @@ def check_tensors(manifest: Manifest, adapter: Adapter) -> None:
 def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     """Refuse numbers that are not finite in the dtype that they get on this model.
 
-    That is the dtype of the adapter's tensor and, except in a task head, the backbone's, in which
-    it is applied: a file may have F64, and 1e5 is infinite in fp16.
+    Values must be finite in the dtype of the adapter's tensor. Except in a task head, they must
+    also be finite in the backbone's dtype: a file may have F64, and 1e5 is infinite in fp16.
 
     Raises:
-        MismatchError: the error lists every such tensor.
+        MismatchError: some are not finite; the error lists every such tensor.
     """
     own, backbone = adapter.tensors(), adapter.model.dtype
     check_places(tensors, adapter)
@@ -343,10 +343,10 @@ def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
 
 
 def check_places(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
-    """Refuse places that are not whole numbers, or outside of what they are in.
+    """Refuse positions in weights that are not integers or are out of range.
 
     Raises:
-        MismatchError: the error lists every such tensor.
+        MismatchError: some are invalid; the error lists every such tensor.
     """
     own = adapter.tensors()
     limits = {
@@ -375,7 +375,7 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
     """Give an adapter a head of the saved size, with its labels.
 
     Raises:
-        MismatchError: the model has no head, or one that cannot have as many outputs.
+        MismatchError: the model has no head, or its head cannot have as many outputs.
     """
     saved = manifest.head
     if saved is None:
@@ -386,7 +386,7 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
             hint=f"load_backbone({manifest.backbone.location!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
-    elif adapter.backbone.foreign:  # a head of its own size, and without names of classes
+    elif adapter.backbone.foreign:  # its own head size, and no class names
         return
     elif saved.activation:
         adapter.head = _layered(adapter.head, saved.activation, manifest)
@@ -407,7 +407,7 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
 
 
 def _layered(head: AdapterHead, activation: str, manifest: Manifest) -> AdapterHead:
-    """Return a head of the layers that a file has, in place of that of the model's class."""
+    """Return a head with the layers of a file instead of the layers of the model's class."""
     prefix = f"{HEAD}."
     infos = {n: i.shape for n, i in manifest.tensors.items() if n.startswith(prefix)}
     shapes = {name.removeprefix(prefix): shape for name, shape in infos.items()}
@@ -427,9 +427,9 @@ def _layered(head: AdapterHead, activation: str, manifest: Manifest) -> AdapterH
 def _resize(
     head: nn.Module, prefix: str, tensors: Mapping[str, TensorInfo], old: int, outputs: int
 ) -> bool:
-    """Replace the output layer of a head, of `old` rows, by one of `outputs` rows.
+    """Replace the output layer of a head with `old` rows by a layer with `outputs` rows.
 
-    Returns whether there was one.
+    Returns whether the head had such a layer.
     """
     resized = False
     for path, module in head.named_modules():

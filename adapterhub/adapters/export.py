@@ -1,8 +1,8 @@
-"""A saved adapter in peft's format, without loading its backbone's weights.
+"""Convert a saved adapter to peft's format, without loading its backbone's weights.
 
-The backbone is built without weights, from its configuration, and the adapter attached to it. The
-weights are loaded only where peft's files contain some of them: where an adapter trains a part of a
-module, peft saves the whole module.
+The backbone is built without weights from its configuration, and the adapter is attached to it. The
+weights are loaded only if peft's files contain some of them: peft saves a whole module even if an
+adapter trains only a part of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PER_TOKEN = ("start_logits", "end_logits")
 class PeftExport:
     """An adapter in peft's format: its files, or the problems that prevent them.
 
-    `kind` is the kind of model that it is for, if known.
+    `kind` is the adapter's kind of model, if known.
     """
 
     files: PeftFiles | None
@@ -60,10 +60,10 @@ class PeftExport:
 def in_peft(source: Path | Saved, backbone: str | None = None) -> PeftExport:
     """Convert the adapter of a folder to peft's format; problems are returned, not raised.
 
-    Where peft is installed, its outputs are compared with those of the adapter, on a stand-in for
-    the backbone; a difference is a problem.
+    If peft is installed, its outputs are compared with the adapter's outputs on a stand-in for the
+    backbone; a difference is a problem.
 
-    `backbone` is where to find its backbone, if not where its run or its manifest says.
+    `backbone` is the location of the backbone, by default the one in its run or manifest.
 
     Raises:
         FileError: the folder has no valid adapter.
@@ -102,7 +102,7 @@ def in_peft(source: Path | Saved, backbone: str | None = None) -> PeftExport:
 def blocking(model: PreTrainedModel, method: Spec) -> list[str]:
     """List the features of a method that peft does not support on a model.
 
-    The model may be without weights (`meta_model`), and is left as it was.
+    The model may be without weights (`meta_model`). It is restored afterwards.
 
     Raises:
         ConfigError: an unknown method or option.
@@ -115,7 +115,7 @@ def blocking(model: PreTrainedModel, method: Spec) -> list[str]:
 
 @contextmanager
 def attached_for_a_check(model: PreTrainedModel, method: Spec) -> Iterator[Adapter | list[str]]:
-    """Attach a method to a model inside; yield instead why it does not fit, if it does not.
+    """Attach a method to a model inside; if it does not fit, yield the reasons instead.
 
     Raises:
         ConfigError: an unknown method or option.
@@ -155,7 +155,7 @@ def _export(adapter: Adapter, manifest: Manifest) -> tuple[PeftFiles, Sequence[s
 
 
 def kind_of_checkpoint(location: str, revision: str | None) -> str:
-    """Return the kind of model that saved a checkpoint; "features" if it is none of ours."""
+    """Return the kind of model that saved a checkpoint; "features" for unknown kinds."""
     config = meta_model(location, revision=revision).config
     saved_as = set(config.architectures or ())
     for kind, row in TASK_MODELS.items():
@@ -169,7 +169,7 @@ def attach_without_weights(model: PreTrainedModel, saved: Saved) -> Adapter:
     """Attach an adapter, with its tensors, to a backbone on the meta device.
 
     Raises:
-        MismatchError: it does not fit.
+        MismatchError: the adapter does not fit.
     """
     _mark_newly_initialized(model, saved.manifest)
     with torch.device("meta"):
@@ -205,14 +205,14 @@ def _mark_newly_initialized(model: PreTrainedModel, manifest: Manifest) -> None:
 
 
 def peft_is_installed() -> bool:
-    """Return whether outputs can be compared."""
+    """Return whether peft is installed, so that outputs can be compared."""
     return importlib.util.find_spec("peft") is not None
 
 
 def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
     """Compare the outputs of a method with random parameters on a stand-in for a model.
 
-    The model may be without weights, and is left as it was. A line is returned for each difference.
+    The model may be without weights, and does not change. Return a line for each difference.
     """
 
     def build() -> Adapter:
@@ -228,15 +228,15 @@ def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
 
 
 def compare(build: Callable[[], Adapter]) -> list[str]:
-    """Compare the outputs of an adapter with those of its export; return their differences.
+    """Compare the outputs of an adapter with its export in peft; return the differences.
 
-    `build` returns the adapter, the only one on its model, a stand-in with random weights so that
-    those of the backbone are not read; the model then gets peft's modules. The batch has rows
+    `build` returns the only adapter of its model. The model is a stand-in with random weights, so
+    that the backbone's weights are not read; it then gets peft's modules. The batch has rows
     without padding, with padding on the right and on the left.
     """
     library = "adapterhub"
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quiet_loading():
-        warnings.simplefilter("ignore")  # what matters of them is a difference
+        warnings.simplefilter("ignore")  # only differences in outputs matter
         try:
             adapter = build()
             model, files = adapter.model, to_peft(adapter.export_source())

@@ -1,6 +1,6 @@
-"""Several task heads of one adapter, which shares all of its other tensors; one applies at a time.
+"""Several task heads of one adapter: they share its other tensors, and one applies at a time.
 
-Each head has labels and a problem type of its own. All are of one class of model, such as
+Each head has its own labels and problem type. All belong to one model class, such as
 `BertForSequenceClassification`: its modules are exchanged, and its `forward` stays the same.
 """
 
@@ -20,17 +20,17 @@ from adapterhub.anatomy.backbone import Backbone, device_of
 from adapterhub.backbones.task_models import label_options
 from adapterhub.errors import AttachError, unknown
 
-_DRAWN = "_is_hf_initialized"  # with which transformers marks what it has initialized
+_DRAWN = "_is_hf_initialized"  # the flag that transformers sets on initialized modules
 
 
 def add_heads(adapter: Adapter, tasks: Mapping[str, NamedHead], seed: int) -> None:
     """Give a new adapter a head for each of several tasks, and select the first one.
 
-    A first task with the labels of the head that the adapter has takes that one. The others are
-    drawn as transformers draws a new head, each from the seed and its name.
+    The first task keeps the adapter's current head if the labels are the same. The other heads are
+    initialized as in transformers, each from the seed and its name.
 
     Raises:
-        AttachError: the model has no head, or none with an output layer.
+        AttachError: the model has no head, or its head has no output layer.
     """
     if adapter.head is None:
         raise AttachError("the model has no task head", hint="load_backbone(..., task=...)")
@@ -47,7 +47,7 @@ def add_heads(adapter: Adapter, tasks: Mapping[str, NamedHead], seed: int) -> No
 
 
 def select_head(adapter: Adapter, name: str) -> None:
-    """Let one of an adapter's heads apply, in the mode of the one before; only it trains then.
+    """Select one of an adapter's heads, in the mode of the previous one; only it trains.
 
     Raises:
         ConfigError: the adapter has no such head.
@@ -75,7 +75,7 @@ def _seed_of(seed: int, name: str) -> int:
 
 
 def _new_head(adapter: Adapter, task: NamedHead, seed: int) -> AdapterHead:
-    """Return a head for a task, newly initialized where the adapter's own is."""
+    """Return a head for a task, newly initialized where the adapter's current head is."""
     model, given = adapter.model, adapter.head
     assert given is not None
     labels = _labels_of(task)
@@ -105,9 +105,9 @@ def _labels_of(task: NamedHead) -> dict[str, Any]:
 
 
 def _resize_output(own: Mapping[str, nn.Module], old: int, new: int) -> nn.Linear | None:
-    """Give the output layer of a head `new` rows; return it, or None if there is none.
+    """Resize the output layer of a head to `new` rows; return it, or None if there is none.
 
-    It is the last linear layer with as many outputs as the head has labels.
+    The output layer is the last linear layer with as many outputs as the head has labels.
     """
     linear = [m for module in own.values() for m in module.modules() if isinstance(m, nn.Linear)]
     outputs = [layer for layer in linear if layer.out_features == old]
@@ -127,7 +127,7 @@ def _resize_output(own: Mapping[str, nn.Module], old: int, new: int) -> nn.Linea
 
 
 def _draw(model: PreTrainedModel, own: Mapping[str, nn.Module], resized: nn.Module | None) -> None:
-    """Initialize the modules that the checkpoint lacks, as transformers does."""
+    """Initialize the modules that the checkpoint lacks, as in transformers."""
     fresh = Backbone.of(model).fresh
     for name, head in own.items():
         for path, module in head.named_modules():

@@ -1,6 +1,6 @@
-"""What a model consists of, what each method would do on it, and what was not found.
+"""Inspect a model: its parts and sites, the effect of each method, and parameters at no site.
 
-`inspect` answers for any module in memory; the command of this name prints the same facts.
+`inspect` accepts any module in memory; the command of the same name prints the same facts.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from adapterhub.hooks.matrix import check_matrix
 from adapterhub.methods.common.base import METHODS, Method, Placement
 from adapterhub.methods.common.site_module import skip_init, undrawn
 
-_SHOWN = 4  # names in a cell of a table; `facts` has all
+_SHOWN = 4  # names in a table cell; `facts` lists all
 _SITES = "sites"
 
 
 class MethodFit(NamedTuple):
-    """What a method would do with its defaults.
+    """The effect of a method with its defaults.
 
     Attributes:
-        parameters: how many numbers would train; None if it does not fit.
-        sites: patterns of the sites it would be at; () if it trains parameters of the model.
-        problem: why it does not fit; "" if it does.
-        details: what exactly is missing.
-        named: the classes of the modules that it can be at, if its option `sites` names them.
+        parameters: the number of trainable values; None if the method does not fit.
+        sites: patterns of the method's sites; () if it trains parameters of the model.
+        problem: the reason the method does not fit; "" if it does.
+        details: the missing parts.
+        named: module classes that the method can be at, if its option `sites` names them.
     """
 
     parameters: int | None
@@ -64,17 +64,17 @@ class MethodFit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Inspection:
-    """What was found in a model and what was not; printed, it is a few tables.
+    """The sites found in a model and the parameters at no site; it prints as a few tables.
 
     Attributes:
         kind: the type of a model of transformers, or the class of another module.
-        parameters: how many numbers it has, without a head.
-        layers: how many layers each stack has.
-        parts: the parts of a pipeline; () for others.
-        groups: the layers of a model of transformers that have the same sites; () for others.
-        rows: its sites.
-        not_found: parameters that are at no site.
-        methods: what each method would do with its defaults, by name.
+        parameters: the number of parameter values, without a head.
+        layers: the number of layers of each stack.
+        parts: the parts of a pipeline; () for other models.
+        groups: groups of layers with the same sites; () unless a model of transformers.
+        rows: the sites.
+        not_found: the parameters at no site.
+        methods: the effect of each method with its defaults, by name.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Inspection:
     methods: Mapping[str, MethodFit]
 
     def facts(self) -> dict[str, Any]:
-        """Return all facts as the command prints them with --json."""
+        """Return all facts in the form that the command prints with --json."""
         fits = self.methods.items()
         return {
             "type": self.kind,
@@ -102,7 +102,7 @@ class Inspection:
         }
 
     def summary(self) -> dict[str, str]:
-        """Return the first facts in words, by name."""
+        """Return the main facts as text, by name."""
         layers = ", ".join(f"{depth} ({stack})" for stack, depth in self.layers.items())
         apart = sum(rest.parameters for rest in self.not_found)
         return {
@@ -111,7 +111,7 @@ class Inspection:
         }
 
     def group_lines(self) -> Iterator[str]:
-        """Yield lines on each group of layers: what was found, and what was not."""
+        """Yield lines on each group of layers, with found and missing sites."""
         for group in self.groups:
             whole = len(group.layers) == self.layers[group.stack]
             yield ""
@@ -126,7 +126,7 @@ class Inspection:
                 )
 
     def tables(self) -> list[ShownTable]:
-        """Return the tables that are printed; those without rows are left out."""
+        """Return the printed tables; empty tables are left out."""
         tables = [self._parts(), self._sites(), self._not_found(), *self._methods()]
         return [table for table in tables if table.rows]
 
@@ -161,7 +161,7 @@ class Inspection:
         return ShownTable(columns, rows)
 
     def _methods(self) -> Iterator[ShownTable]:
-        whole = self.parameters or 1  # of codes alone
+        whole = self.parameters or 1  # 0 if it only has codes
         fitting = [
             (name, f"{count:,}", f"{count / whole:.2%}", _some(fit.sites))
             for name, fit in self.methods.items()
@@ -176,17 +176,17 @@ class Inspection:
 
 
 def inspect(model: nn.Module, head: Sequence[str] = ()) -> Inspection:
-    """Return what a model consists of, what each method would do on it, and what was not found.
+    """Inspect a model: its parts and sites, the effect of each method, and parameters at no site.
 
-    No weight is read: the model may be on the meta device.
+    No weights are read, so the model may be on the meta device.
 
     Args:
         model: a model of transformers, any other module, or a pipeline of diffusers.
-        head: the paths of the modules that are the head, as for `attach`.
+        head: the paths of the head's modules, as for `attach`.
 
     Raises:
-        AttachError: it is no module.
-        SiteError: it has no sites, or no such head.
+        AttachError: the object is not a module.
+        SiteError: the model has no sites, or no such head.
     """
     required_backbone(model)
     anatomy = anatomy_of(model, head)
@@ -206,7 +206,7 @@ def inspect(model: nn.Module, head: Sequence[str] = ()) -> Inspection:
 
 
 def _fit(cls: type[Method], anatomy: Anatomy, empty: Anatomy) -> MethodFit:
-    """Return what a method would do with its defaults; `empty` is the anatomy of a skeleton."""
+    """Return the effect of a method with its defaults; `empty` is the anatomy of a skeleton."""
     method = cls.example()
     try:
         count = method.count(anatomy)
@@ -222,10 +222,10 @@ def _fit(cls: type[Method], anatomy: Anatomy, empty: Anatomy) -> MethodFit:
 
 
 def _sites_of(method: Method, empty: Anatomy) -> list[Site]:
-    """Return the sites that a method would be at.
+    """Return the sites of a method.
 
     Raises:
-        AdapterhubError: it does not fit, as on attaching it.
+        AdapterhubError: the method does not fit, as in `attach`.
     """
     sites: dict[str, Site] = {}
     with skip_init(), undrawn(), torch.device("meta"):
@@ -239,9 +239,9 @@ def _sites_of(method: Method, empty: Anatomy) -> list[Site]:
 
 
 def _fitting_classes(method: Any, empty: Anatomy) -> tuple[str, ...]:
-    """Return the classes of modules that a method can be at, if its option `sites` names them.
+    """Return the module classes that a method can be at, if its option `sites` names them.
 
-    Of each class, one of the largest matrices is tried: ranks may be too large for others.
+    One of the largest matrices of each class is tried, since ranks may be too large for others.
     """
     if _SITES not in method.options() or method.trains_backbone:
         return ()
@@ -261,7 +261,7 @@ def _can_be_at(method: Any, site: Site, empty: Anatomy) -> bool:
 
 
 def _facts(row: LayerGroup | Rest) -> dict[str, Any]:
-    """Return the fields of a row as JSON has them."""
+    """Return the fields of a row as JSON types."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in row._asdict().items()}
 
 
@@ -280,13 +280,13 @@ def _row_facts(row: SiteRow) -> dict[str, Any]:
 
 
 def _hosts(row: SiteRow) -> tuple[str, str]:
-    """Write which modules the sites of a row are at, and how many they are."""
+    """Format the modules of a row's sites, and the number of sites."""
     modules = "a sublayer" if row.kind == "sublayer" else _some(row.modules)
     return modules, str(len(row.sites))
 
 
 def _ranges(row: SiteRow) -> tuple[str, str]:
-    """Write the input and the output sizes of a row: one number, or the least and the most."""
+    """Format the input and output sizes of a row: one number, or minimum and maximum."""
     read, written = zip(*row.sizes, strict=True)
     return _range(read), _range(written)
 
@@ -300,7 +300,7 @@ def _numbered(layers: Sequence[int]) -> str:
 
 
 def _compact(roles: Sequence[str]) -> str:
-    """Write roles by sublayer: `attn (k, o, q, v), ffn (down, up)`."""
+    """Format roles by sublayer: `attn (k, o, q, v), ffn (down, up)`."""
     sublayers: dict[str, list[str]] = {}
     for role in roles:
         sublayer, _, name = role.partition(".")

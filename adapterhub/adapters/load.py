@@ -1,4 +1,4 @@
-"""Attach a saved adapter: all of it or nothing, and only to the backbone it was trained on."""
+"""Attach a saved adapter completely or not at all, and only to the backbone it was trained on."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def load_folder(
     modules: bool = True,
     foundation: Foundation | None = None,
 ) -> Adapter:
-    """Attach a saved adapter, with its head and labels, and make it the active one.
+    """Attach a saved adapter, with its head and labels, and make it active.
 
     The folder of another library is imported; such files record their backbone by name only.
 
-    `tokenizer` is the model's, unless `load_backbone` loaded it; it gets new tokens and template.
-    `allow_pickle` reads tensors of other libraries from a pickle, without running code. `head`
-    loads the task head, or the one of this name of several; False leaves the model its own, and
-    without `modules` the head is loaded alone. `foundation` loads it frozen, without its head, for
-    others to be on; it is what to record of it.
+    `tokenizer` is the model's tokenizer, unless `load_backbone` loaded it; it gets the new tokens
+    and the template. `allow_pickle` reads tensors of other libraries from a pickle, without running
+    code. `head` loads the task head, or the named one of several; False keeps the model's own.
+    Without `modules`, only the head is loaded. `foundation` loads the adapter frozen and without
+    its head, for others to be on; it is the record of the adapter.
 
     Raises:
-        ConfigError: the adapter has several heads and none is named, or it has not this one.
+        ConfigError: the adapter has several heads and none is named, or it lacks the named one.
         FileError: the files are broken.
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
@@ -118,12 +118,12 @@ def load_folder(
 
 
 def _bare(model: nn.Module, manifest: Manifest) -> AbstractContextManager[ModelState]:
-    """Prepare a model for the adapter of a manifest, which says what its head is."""
+    """Prepare a model for the adapter of a manifest, which records the modules of its head."""
     return bare(model, _recorded_head(manifest) if Backbone.of(model).foreign else ())
 
 
 def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manifest:
-    """Return what is loaded of an adapter, with the head to load, if there is one to load."""
+    """Return the part of an adapter to load, with the selected head, if any."""
     if head is False:
         return without_heads(manifest)
     part = with_head(manifest, None if head is True else head)
@@ -133,7 +133,7 @@ def _with_one_head(manifest: Manifest, head: bool | str, modules: bool) -> Manif
 def _tensors_of(
     part: Manifest, tensors: Mapping[str, Tensor], head: bool | str
 ) -> dict[str, Tensor]:
-    """Return the tensors of a file under their names in an adapter with one head at most."""
+    """Return the tensors of a file by their names in an adapter with at most one head."""
     chosen = head if isinstance(head, str) else None
     return {name: tensors[name_in_file(name, chosen)] for name in part.tensors}
 
@@ -145,7 +145,7 @@ def _built(
     snapshot: TokenizerSnapshot | None,
     any_backbone: bool,
 ) -> Adapter:
-    """Build an adapter of a size that fits, without its values."""
+    """Build an adapter that fits in size, without its values."""
     if name is None:
         name = free_name(part.name, state.adapters) if part.is_unnamed else part.name
     methods = restore_methods(part.methods, f"the adapter {part.name!r}")
@@ -160,11 +160,11 @@ def _built(
 
 @contextmanager
 def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]:
-    """Use the row that an adapter was trained with, for a model that has none; forget it on errors.
+    """Use an adapter's family row for a model without one; remove it on an error.
 
     Raises:
         FileError: the row is broken.
-        MismatchError: the model has other sites: by a row of its own, or with adapters on it.
+        MismatchError: the model has other sites: from another row, or since adapters are attached.
     """
     if Backbone.of(model).foreign:
         yield
@@ -190,10 +190,10 @@ def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]
 
 
 def _recorded_head(manifest: Manifest) -> tuple[str, ...]:
-    """Return the modules that were named as the head of a module that is not of transformers.
+    """Return the recorded head modules of a module that is not of transformers.
 
     Raises:
-        FileError: they are no list of names.
+        FileError: the record is not a list of names.
     """
     recorded = manifest.training.get(HEAD_MODULES, ())
     if not (isinstance(recorded, list | tuple) and all(isinstance(n, str) for n in recorded)):
@@ -209,7 +209,7 @@ def _recorded_family(manifest: Manifest) -> Family | None:
     if not recorded:
         return None
     try:
-        if not isinstance(recorded, Mapping):  # a text would be the path of a file
+        if not isinstance(recorded, Mapping):  # a string would be a file path
             raise ConfigError(f"training.{FAMILY} is a {type(recorded).__name__}")
         return read_family(recorded)
     except ConfigError as error:
@@ -224,11 +224,11 @@ def _recorded_family(manifest: Manifest) -> Family | None:
 def _brought(
     model: PreTrainedModel, foundations: Sequence[Foundation], checks: Mapping[str, Any]
 ) -> Iterator[tuple[Adapter, ...]]:
-    """Attach the adapters that another one was trained on, frozen; those that are here are shared.
+    """Attach the adapters that another one was trained on, frozen; attached ones are shared.
 
-    On an error inside, what was not attached before is detached.
+    On an error inside, the newly attached adapters are detached.
 
-    `checks` are arguments of `load_folder`, for each of them.
+    `checks` are arguments of `load_folder` for each of them.
     """
     if not foundations:
         yield ()
@@ -248,15 +248,15 @@ def _brought(
 
 
 def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: Any) -> Adapter:
-    """Attach an adapter frozen, for others to be on; one that is here already is shared.
+    """Attach an adapter frozen, for others to be on; share it if it is already attached.
 
     It is detached with the last adapter that is on it.
 
     `checks` are arguments of `load_folder`: tokenizer, any_backbone, any_tokenizer.
 
     Raises:
-        FileError: its files are broken.
-        MismatchError: it is for another backbone, or cannot be below others.
+        FileError: the adapter's files are broken.
+        MismatchError: the adapter is for another backbone, or cannot be below others.
     """
     state = find_state(model)
     if state and (found := attached_foundation(state.adapters, foundation)):
@@ -277,7 +277,7 @@ def load_imported(
     """Attach an adapter that was translated from another library's format for this model.
 
     Raises:
-        MismatchError: its files name a different backbone, or its tensors do not fit.
+        MismatchError: the files name a different backbone, or the tensors do not fit.
     """
     manifest = _manifest_of(imported, model.config)
     unchecked = [] if any_backbone else check_backbone_name(imported, model)
@@ -298,7 +298,7 @@ def load_imported(
 def _translate(
     form: Format, folder: Path, model: PreTrainedModel, allow_pickle: bool, head: bool
 ) -> ImportedAdapter:
-    """Translate for the bare backbone: active adapters may have parameters of theirs in it."""
+    """Translate for the bare backbone, since active adapters may replace its parameters."""
     state = find_state(model)
     if state is None:
         return form.read(folder, anatomy_of(model), allow_pickle=allow_pickle, head=head)

@@ -1,24 +1,25 @@
-"""What the model's own methods do while adapters are attached.
+"""Replacements for the model's own methods while adapters are attached.
 
-    save_pretrained          refused where the model is not of transformers; of one of transformers,
-                             writes the backbone as it is without adapters, and warns; the adapters'
-                             tensors are beside it, for transformers' Trainer to resume from
-    load_state_dict          puts these tensors back
+    save_pretrained          for a model of transformers: writes the backbone without adapters, and
+                             warns; stores the adapters' tensors in the same files, for
+                             transformers' Trainer to resume from; for other models: raises an error
+    load_state_dict          restores these tensors
     resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
-    _apply                   half(), to(...): converts also what is not in the model now: backbone
-                             parameters that an adapter replaces, and those of inactive adapters
-    train                    leaves batch norms in evaluation mode: their averages are no part of an
-                             adapter, and would make the backbone another one
-    generate                 tells modules that change some tokens where the prompt ends
+    _apply                   half(), to(...): also converts parameters that are not in the model
+                             now: replaced backbone parameters, and copies of inactive adapters
+    train                    keeps batch norms in evaluation mode: their averages do not belong to
+                             an adapter, and changing them would change the backbone
+    generate                 passes the end of the prompt to modules that change some tokens
     init_continuous_batching, continuous_batching_context_manager
-                             which generate_batch calls: refuse what their thread would compute
-                             without a route, without a prefix, or with another adapter's cache
+                             called by generate_batch: refuse requests that their thread would
+                             compute without a route, without a prefix, or with the cache of
+                             another adapter
 
-Attaching replaces the methods on the instance; detaching the last adapter puts them back.
+Attaching replaces the methods on the instance; detaching the last adapter restores them.
 
-A forward pass takes what is active when it begins.
+A forward pass uses the adapters that are active when it begins.
 
-Hooks on the model and on its stacks begin and end a pass. Modules at sites belong to the pass; the
+Hooks on the model and on its stacks begin and end a pass. Modules at sites belong to the pass. The
 head, labels and backbone parameters of active adapters are parts of the model, which all threads
 share.
 """
@@ -62,24 +63,24 @@ from adapterhub.hooks.slot import Mark
 from adapterhub.methods.common.site_module import TokenSet
 from adapterhub.patch import Patch
 
-# Held while what is attached or active changes: a pass begins before or after, not in between.
+# Held while adapters are attached, activated or detached: a pass begins before or after.
 STRUCTURE_LOCK = threading.RLock()
 _PASSES = "_adapterhub_passes"
 _RELABELLED = "relabelled"
 
 
 class BegunPass(NamedTuple):
-    """What a pass began with."""
+    """The state at the beginning of a pass."""
 
-    module: nn.Module  # whose call it is
+    module: nn.Module  # the called module
     token_sets: tuple[tuple[str, TokenSet], ...] = ()  # by stack
 
 
 class ForwardPasses:
-    """The passes of one model, in all threads.
+    """The forward passes of one model, in all threads.
 
-    `active` is what a pass without a route takes, `replacing` the activation whose heads, labels
-    and parameters are in the model, if any.
+    `active` is the activation of passes without a route. `replacing` is the activation whose heads,
+    labels and parameters are in the model, if any.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -89,10 +90,10 @@ class ForwardPasses:
         self.active: Activation = StackActivation()
         self.replacing: Any = None
         self.checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
-        self.labels = Patch()  # those of a route, for the loss of one pass
+        self.labels = Patch()  # a route's labels, for the loss of one pass
 
     def watch(self, anatomy: Anatomy, patch: Patch) -> None:
-        """Begin and end a pass with the calls of the model and of its stacks."""
+        """Install the hooks that begin and end a pass on the model and its stacks."""
         patch.push(self._recompute_anywhere)
         for module, entrance in _entrances(anatomy):
             patch.hook(Mark, module, _PASSES, (self, entrance))
@@ -110,7 +111,7 @@ class ForwardPasses:
         """Exchange the activation whose heads, labels and parameters are in the model.
 
         Raises:
-            AttachError: they cannot be exchanged; they stay.
+            AttachError: they cannot be exchanged. The previous ones stay in the model.
         """
         before = self.replacing
         if before is activation:
@@ -133,10 +134,11 @@ class ForwardPasses:
             raise
 
     def begin(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
-        """Begin a pass: it takes what is active, unless it belongs to a route or another pass.
+        """Begin a pass with the active adapters, unless it belongs to a route or another pass.
 
         Raises:
-            AttachError: what is active is not in the model while another thread's route is open.
+            AttachError: the active adapters are not in the model while another thread's route is
+                open.
         """
         entry, whole = current_entry(self.scope), module is self.module
         if whole and torch.is_grad_enabled() and module.training:
@@ -153,7 +155,7 @@ class ForwardPasses:
             set_entry(self.scope, ContextEntry(self.active.table, begun))
 
     def token_sets(self) -> tuple[tuple[str, TokenSet], ...]:
-        """Return the sets of tokens that modules of this pass change, by stack."""
+        """Return the token sets that modules of this pass change, by stack."""
         entry = current_entry(self.scope)
         owner: Any = self.active if entry is None else entry.owner
         found: tuple[tuple[str, TokenSet], ...] = owner.token_sets
@@ -181,14 +183,14 @@ class ForwardPasses:
             )
 
     def _relabel(self, route: RouteActivation) -> None:
-        """Set the labels of a route for the loss of one pass."""
+        """Set a route's labels for the loss of one pass."""
         if isinstance(route, PerRowActivation):
             with STRUCTURE_LOCK:
                 set_labels(self.model, route.labels(), self.labels)
                 kept_values(self.scope)[_RELABELLED] = True
 
     def restore_labels(self) -> None:
-        """Set the labels as they were before a pass of a route."""
+        """Restore the labels from before a pass of a route."""
         with STRUCTURE_LOCK:
             self.labels.undo()
 
@@ -201,7 +203,7 @@ class ForwardPasses:
 
 
 def _entrances(anatomy: Anatomy) -> Iterator[tuple[nn.Module, Entrance]]:
-    """Yield the modules that a pass begins with: the model and its stacks."""
+    """Yield the modules whose calls begin a pass: the model and its stacks."""
     model, stacks = anatomy.model, anatomy.stacks
     roots: dict[str, list[str]] = {"": []}
     for each, stack in stacks.items():
@@ -240,7 +242,7 @@ _ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the mo
 
 
 class AttachedAdapters(Activatable, Protocol):
-    """What the methods need of a model's state."""
+    """The parts of a model's state that the methods use."""
 
     backbone: Backbone
     adapters: dict[str, Adapter]
@@ -252,9 +254,9 @@ class AttachedAdapters(Activatable, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ModelMethod:
-    """A method of a model, in whose place `function(state, method, ...)` is called.
+    """A replacement for a method of a model: it calls `function(state, method, ...)`.
 
-    `before` is the one that another library may have given the model.
+    `before` is the method that another library may have set on the model.
     """
 
     state: AttachedAdapters
@@ -267,7 +269,7 @@ class ModelMethod:
         return self.function(self.state, self.original, *args, **kwargs)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method as it is without adapters."""
+        """Call the original method."""
         if self.before is not None:
             return self.before(*args, **kwargs)
         model = self.state.backbone.module
@@ -276,17 +278,17 @@ class ModelMethod:
 
 @dataclass(frozen=True, eq=False)
 class RefusedSave:
-    """In place of the `save_pretrained` of a module that is not of transformers, or inside one."""
+    """Replacement for `save_pretrained` of a module that is not of transformers, or inside one."""
 
     state: AttachedAdapters
 
     @property
     def owner(self) -> nn.Module:
-        """The module that has the adapters: this one, one around it, or the parts of a pipeline."""
+        """The module with the adapters: this one, an outer one, or the parts of a pipeline."""
         return self.state.backbone.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: the files would have tensors of adapters among those of the backbone.
+        """Refuse to save: the files would mix tensors of adapters and the backbone.
 
         Raises:
             AttachError: always.
@@ -301,26 +303,26 @@ class RefusedSave:
 
 @dataclass(eq=False)
 class StillTrain:
-    """In place of the `train` of a module whose buffers training would change.
+    """Replacement for `train` of a module whose buffers training would change.
 
-    `mode` is the mode that the module would have.
+    `mode` is the requested mode of the module.
     """
 
     module: nn.Module
     mode: bool
 
     def __call__(self, mode: bool = True) -> nn.Module:
-        """Note the mode for later."""
+        """Record the requested mode."""
         self.mode = mode
         return self.module
 
     def put_back(self) -> None:
-        """Set the module to the mode that it would have."""
+        """Set the module to the requested mode."""
         self.module.training = self.mode
 
 
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
-    """Replace the methods of a model that adapters concern."""
+    """Replace the methods of a model that adapters affect."""
     model, functions = state.backbone.model, _FUNCTIONS
     for _, module in own_modules(model):
         if has_statistics(module):
@@ -347,13 +349,13 @@ def save_backbone(
     state_dict: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> None:
-    """Write the backbone as it is without adapters, with the adapters' tensors beside it.
+    """Write the backbone without adapters, and the adapters' tensors next to it.
 
-    `save` is the model's `save_pretrained`; `state_dict` has the model's tensors, if they are
+    `save` is the model's `save_pretrained`. `state_dict` holds the model's tensors if they were
     gathered.
 
     Raises:
-        AttachError: the backbone's parameters that an adapter trains are sharded.
+        AttachError: an adapter trains backbone parameters that are sharded.
     """
     model = state.backbone.model
     given = model.state_dict() if state_dict is None else state_dict
@@ -362,10 +364,10 @@ def save_backbone(
         replaced = {k: t for k, t in _named(model).items() if k in given and adapted[k] is not t}
         tensors = {k: replaced.get(k, t).detach() for k, t in given.items() if not _is_added(k)}
         of_adapters = [key for key in given if key in replaced or _is_added(key)]
-        for key in {id(adapted[key]): key for key in of_adapters}.values():  # tied ones once
+        for key in {id(adapted[key]): key for key in of_adapters}.values():  # tied tensors once
             tensors[_file_name(key)] = given[key]
         if replaced:
-            options["max_shard_size"] = sys.maxsize  # of pieces, the last one loaded would win
+            options["max_shard_size"] = sys.maxsize  # or the last loaded shard would win
         save(save_directory, is_main_process, tensors, **options)
     warn_user(
         f"save_pretrained wrote the backbone without its adapters ({', '.join(state.adapters)}), "
@@ -382,7 +384,7 @@ def load_tensors(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Load a state dict; tensors that an adapter trained in place of the backbone's go to it.
+    """Load a state dict; copies of backbone tensors go to the adapters that trained them.
 
     Raises:
         AttachError: the adapter with these tensors is not attached, or not active.
@@ -447,7 +449,7 @@ def refuse_resize(
 def convert(
     state: AttachedAdapters, apply: Callable[..., Any], fn: Any, recurse: bool = True
 ) -> Any:
-    """Convert or move the model, and the parameters that are not in it now."""
+    """Convert or move the model and the parameters that are not in it now."""
     model = apply(fn, recurse)
     if recurse:
         convert_masters(model, fn)
@@ -459,7 +461,7 @@ def convert(
 def write_text(
     state: AttachedAdapters, generate: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """Generate from a prompt, which ends with the input of this call."""
+    """Generate from a prompt that ends with the input of this call."""
     with generating(state.passes.scope, args, options):
         return generate(*args, **options)
 
@@ -467,7 +469,7 @@ def write_text(
 def batch_continuously(
     state: AttachedAdapters, init: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """Return a manager of continuous batching, which takes requests for what is active now.
+    """Return a manager of continuous batching for the adapters that are active now.
 
     Raises:
         AttachError: a route is open, prefixes or prompts are active, or a manager is kept from an
@@ -500,10 +502,10 @@ def batch_continuously(
 def refuse_kept_manager(
     state: AttachedAdapters, manage: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """Return the context of a manager of continuous batching that lives no longer than it.
+    """Return a context for a manager of continuous batching that ends with the context.
 
     Raises:
-        AttachError: the manager is to be kept, or as in `batch_continuously`.
+        AttachError: a persistent manager is requested, or as in `batch_continuously`.
     """
     _refuse_batching(state)
     if options.get("persistent_manager"):
@@ -516,7 +518,7 @@ def refuse_kept_manager(
 
 
 def _refuse_batching(state: AttachedAdapters) -> None:
-    """Refuse continuous batching where it would compute something else than a call of the model."""
+    """Refuse continuous batching if its results would differ from a call of the model."""
     if state.open_route() is not None:
         raise AttachError(
             "continuous batching computes in a thread of its own, where route(...) and "
@@ -540,12 +542,12 @@ def _refuse_batching(state: AttachedAdapters) -> None:
 
 
 def _is_added(key: str) -> bool:
-    """Return whether a tensor of a model with adapters is not the backbone's."""
+    """Return whether a tensor of an adapted model does not belong to the backbone."""
     return f".{CHILD}." in f".{key}"
 
 
 def _file_name(key: str) -> str:
-    """Return the name of an adapter's tensor in the file; in hex, or transformers may rename it."""
+    """Return the file name of an adapter's tensor, in hex so that transformers keeps it."""
     return (_ADDED if _is_added(key) else _TRAINED) + key.encode().hex()
 
 
@@ -554,7 +556,7 @@ def _model_name(name: str) -> str:
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
-    """Map the names of a model's tensors to themselves; tied ones have several names."""
+    """Map names to the tensors of a model; tied tensors have several names."""
     parameters = model.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 

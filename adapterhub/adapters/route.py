@@ -1,6 +1,6 @@
-"""What is attached to a model, and which of it applies: to all rows, or to each row of a batch.
+"""The attached adapters of a model, and the ones that apply to all rows or to each row of a batch.
 
-Routes of packed rows: each token of one row of several texts goes through its text's adapter.
+A packed row holds several texts: its route sends each token through the adapter of its text.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Routed:
 
     Attributes:
         rows: the composition of each row.
-        labels: the class names of each row's head, () without one.
-        classes: their number, None if the heads of all rows have as many.
+        labels: the class names of each row's head; () without a head.
+        classes: the number of classes of each row; None if all rows have the same number.
     """
 
     rows: tuple[Composition, ...]
@@ -89,7 +89,7 @@ def route(model: nn.Module, rows: Sequence[RouteRow]) -> Iterator[Routed]:
     A row is a name, a tuple of names (a stack), an `Average`, or None (the bare backbone, with the
     model's own head). Each row's output equals its output when run alone: projections, sublayers,
     prefixes and prompts of any length, and the task head. Logits have as many columns as the
-    largest head; classes that a row's head lacks are -inf, and `split` removes them:
+    largest head. Classes that a row's head lacks are -inf, and `split` removes them:
 
         with route(model, ["polite", "urgent", None]) as routed:
             logits = routed.split(model(**batch).logits)
@@ -97,16 +97,16 @@ def route(model: nn.Module, rows: Sequence[RouteRow]) -> Iterator[Routed]:
     In `generate`, beams and samples of a row follow its route: a batch of k times as many rows
     repeats each row k times. Routes may be nested; attach, activate and detach are refused inside.
 
-    A route applies to the calls of its own thread or asyncio task: each thread may have its own. A
-    route of one adapter for all rows may be one that changes backbone parameters, which all
-    threads share; then no other thread may have a route open.
+    A route applies to the calls of its own thread or asyncio task: each thread may have its own
+    route. If all rows use one adapter, it may change backbone parameters. All threads share those,
+    so no other thread may have a route open then.
 
     Yields:
         The route: labels of each row, and `split`.
 
     Raises:
-        AttachError: no rows, a name that is not attached, an adapter that changes parameters of
-            the backbone for some of the rows, or for all while another thread has a route open. In
+        AttachError: no rows; a name that is not attached; or an adapter that changes backbone
+            parameters for some of the rows, or for all while another thread has a route open. In
             the model's forward: a batch with a different number of rows.
     """
     state = get_state(model)
@@ -137,12 +137,12 @@ def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:
 
 
 def adapters(model: nn.Module) -> dict[str, Adapter]:
-    """Return the adapters that are attached to a model, by name, in the order of attaching.
+    """Return the adapters attached to a model, by name, in the order of attaching.
 
-    `adapter.active` is whether one applies.
+    `adapter.active` is True if the adapter applies.
 
     Raises:
-        AttachError: not a model of transformers.
+        AttachError: not a model of transformers or another module.
     """
     require_model(model)
     state = find_state(model)
@@ -155,25 +155,25 @@ def disabled(model: nn.Module) -> AbstractContextManager[None]:
         with disabled(model):
             logits = model(**batch).logits
 
-    It is a route (`adapterhub.route`) without adapters: it applies to the calls of its own thread
-    or asyncio task, may be nested in routes and they in it, and attach, activate and detach are
-    refused inside. What applied before applies again afterwards, also after an error.
+    The context is a route (`adapterhub.route`) without adapters. It applies to the calls of its own
+    thread or asyncio task. Routes may be nested in it, and it in routes. Attach, activate and
+    detach are refused inside. The previous adapters apply again afterwards, also after an error.
 
     Returns:
-        A context, which is entered once.
+        A context to enter once.
 
     Raises:
-        AttachError: on entering, not a model of transformers; the active adapter changes parameters
-            of the backbone, and another thread has a route open.
+        AttachError: on entering, not a model of transformers or another module; or the active
+            adapter changes backbone parameters, and another thread has a route open.
     """
     return _only(model, ())
 
 
 def only_foundations(model: nn.Module) -> AbstractContextManager[None]:
-    """Apply only the adapters that are below the active ones: what those were trained on top of.
+    """Apply only the adapters below the active ones, which these were trained on top of.
 
     Returns:
-        A context, as that of `disabled`.
+        A context to enter once, as in `disabled`.
     """
     active = [adapter for adapter in adapters(model).values() if adapter.active]
     tops = [adapter for adapter in active if not any(adapter in adapters_below(a) for a in active)]
@@ -182,7 +182,7 @@ def only_foundations(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _only(model: nn.Module, kept: Sequence[Adapter]) -> Iterator[None]:
-    """Open a route of no adapter but those that are kept, for any number of rows."""
+    """Open a route with only the kept adapters, for any number of rows."""
     require_model(model)
     with ExitStack() as opened:
         with STRUCTURE_LOCK:
@@ -192,18 +192,18 @@ def _only(model: nn.Module, kept: Sequence[Adapter]) -> Iterator[None]:
 
 
 def activate(model: nn.Module, *parts: str | Average) -> None:
-    """Make exactly these adapters active, in this order; without names, none.
+    """Activate exactly these adapters, in this order; without names, deactivate all.
 
     `activate(model, "a", "b")` is a stack: b gets the output of a. `Average(["a", "b"])` is their
-    mean, and may be used like a name. What trains does not change. The head is that of the last
-    adapter that has one; for an average, the mean of the heads' outputs.
+    mean, and may be used like a name. `requires_grad` does not change. The head of the last adapter
+    with a head applies; for an average, the mean of the heads' outputs.
 
-    In other threads it takes effect with the next forward pass. A pass during which heads, labels
-    or backbone parameters are exchanged raises an `AttachError`.
+    In other threads, the change takes effect with the next forward pass. A pass raises an
+    `AttachError` if heads, labels or backbone parameters are exchanged during it.
 
     Raises:
         AttachError: a name that is not attached, two adapters that train one parameter, or an
-            average of adapters that cannot be averaged. What was active stays active.
+            average of adapters that cannot be averaged. The previous adapters stay active.
     """
     state = get_state(model)
     refuse_in_route(state)
@@ -216,8 +216,8 @@ _KEPT = 8  # routes of one model: a batch of texts stays the same for many steps
 class TokenRun(NamedTuple):
     """Consecutive tokens of a packed row that belong to one text.
 
-    `adapter` is None without one; `first` is the place of the first token in its text, in which
-    virtual tokens come first.
+    `adapter` is None for the bare backbone. `first` is the position of the first token in its text,
+    counted from the virtual tokens, which come first.
     """
 
     adapter: str | None
@@ -227,9 +227,9 @@ class TokenRun(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """What an adapter puts in front of its texts: the tokens of its prefix, and of its prompt.
+    """The virtual tokens that an adapter puts in front of its texts: its prefix and its prompt.
 
-    `prefix` counts the virtual tokens without a position, `prompt` are embeddings, (length, d).
+    `prefix` counts the virtual tokens without a position. `prompt` holds embeddings, (length, d).
     """
 
     adapter: Adapter
@@ -243,7 +243,7 @@ class PackedAdapter:
 
 
 def unpackable(adapter: Adapter) -> str:
-    """Return why an adapter cannot be applied to packed tokens; "" if it can."""
+    """Return the reason an adapter cannot be applied to packed tokens, or "" if it can."""
     if changes_shared_state(adapter) or adapter.changed:
         return "it changes what all texts share"
     if adapter.head or adapter.pooling or adapters_below(adapter):
@@ -287,7 +287,7 @@ def _slides(config: Any) -> bool:
 
 @torch.no_grad()
 def packed_adapter(adapter: Adapter) -> PackedAdapter:
-    """Return what an adapter that can be packed puts in front of its texts."""
+    """Return the virtual tokens that a packable adapter puts in front of its texts."""
     modules = [placed.module for placed in adapter.placed]
     prefix = next((len(m()[0]) for m in modules if isinstance(m, KeyValueModule)), 0)
     prompts = [m() for m in modules if isinstance(m, EmbeddingModule)]
@@ -297,8 +297,8 @@ def packed_adapter(adapter: Adapter) -> PackedAdapter:
 class PackedActivation(PerRowActivation):
     """One adapter, or none, for each token of a packed row.
 
-    `spans` are the tokens that are virtual ones of prefixes, by adapter: their places in the row,
-    and their numbers in the prefix.
+    `spans` lists the virtual tokens of prefixes, by adapter: their positions in the row, and their
+    numbers in the prefix.
     """
 
     plan_class = TokenPlan
@@ -315,7 +315,7 @@ class PackedActivation(PerRowActivation):
         self.spans = spans
 
     def prepare(self) -> None:
-        """Plan the tokens in each slot, once."""
+        """Plan the tokens in each slot once."""
         if not self.table:
             super().prepare()
 
@@ -331,7 +331,7 @@ class PackedActivation(PerRowActivation):
         return TokenPlan(((),), spans=spans) if spans else None
 
     def close(self) -> None:
-        """Keep the plans: the same texts follow."""
+        """Keep the plans, since the same texts follow."""
 
 
 @dataclass
@@ -348,7 +348,7 @@ class PackedRoutes:
     _kept: dict[Any, PackedActivation] = field(default_factory=dict)
 
     def open(self, runs: Sequence[TokenRun]) -> AbstractContextManager[None]:
-        """Return a context in which the tokens of a packed row go through these adapters."""
+        """Return a context that sends the tokens of a packed row through these adapters."""
         names = {run.adapter for run in runs if run.adapter is not None}
         if not names:
             return disabled(self.model)

@@ -26,7 +26,7 @@ from adapterhub.methods.common.spec import method_text, restore_methods
 
 @dataclass(frozen=True)
 class StartedHead:
-    """Whether a new adapter has the task head of the one that it starts from, and if not, why."""
+    """The outcome for the task head of a start: taken from the saved adapter, or the reason not."""
 
     taken: bool
     reason: str = ""
@@ -36,9 +36,9 @@ def start_from(adapter: Adapter, source: str | Path | Saved) -> StartedHead:
     """Copy the tensors of a saved adapter into a new one, with its head if the labels are the same.
 
     Raises:
-        MismatchError: it has another backbone, tokenizer, method, sizes or sites; nothing is
-            changed.
-        FileError: its files are broken.
+        MismatchError: the saved adapter has another backbone, tokenizer, method, sizes or sites.
+            Nothing is changed.
+        FileError: the adapter's files are broken.
     """
     saved = Saved.at(source)
     manifest = saved.manifest
@@ -63,7 +63,7 @@ def start_from(adapter: Adapter, source: str | Path | Saved) -> StartedHead:
 
 
 def _check_foundations(manifest: Manifest, adapter: Adapter) -> None:
-    """Refuse other adapters below than those that the saved one was trained on."""
+    """Refuse other adapters below than the saved adapter was trained on."""
     own = [each.ref for each in adapter.foundations()]
     if [ref.digest for ref in manifest.on] == [ref.digest for ref in own]:
         return
@@ -114,7 +114,7 @@ def _is_of_head(name: str) -> bool:
 
 
 def _is_fresh(name: str) -> bool:
-    """Return whether a tensor is newly initialized: its checkpoint has none of its name."""
+    """Return whether a tensor is newly initialized: the checkpoint lacks it."""
     return name.rpartition(".")[0].endswith(".fresh")
 
 

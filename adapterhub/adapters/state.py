@@ -1,11 +1,11 @@
-"""The state of a model with adapters: what is attached, what is active, what was before.
+"""The state of a model: attached adapters, the active ones, and the model before them.
 
-Several threads may share a model. What changes is changed under `STRUCTURE_LOCK`.
+Several threads may share a model. Every change happens under `STRUCTURE_LOCK`.
 
-On an error the structure of the model is restored: modules, hooks, attributes and what trains.
-Tensors are not part of it: activations exchange them, and undo it on their own. Nor are the modules
-that slots hold, which no change touches. Other threads may compute meanwhile, so that only what
-differs is touched.
+On an error, the structure of the model is restored: modules, hooks, attributes and `requires_grad`.
+Tensors are not part of the structure: activations exchange them and restore them. Modules in slots
+are not part of it either, since no change touches them. Other threads may compute meanwhile, so
+only differences are restored.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _CONVERTED = "; a saved adapter of it can be loaded here: load(model, FOLDER)"
 
 
 class AdaptedModel(NamedTuple):
-    """A model with adapters: their names, and its parameters as they were before."""
+    """A model with adapters: their names, and the original parameters of the model."""
 
     backbone: Backbone
     names: Iterable[str]
@@ -90,10 +90,12 @@ class AdaptedModel(NamedTuple):
 
 
 def require_model(model: object) -> None:
-    """Refuse what is no module, or only wraps a model; `check_model` refuses a compiled one.
+    """Refuse objects that are not modules or only wrap a model.
+
+    `check_model` refuses compiled models.
 
     Raises:
-        AttachError: something else; the error says what to type instead.
+        AttachError: not a usable module; the error suggests a command instead.
     """
     if is_transformers(model) or isinstance(model, torch._dynamo.OptimizedModule):
         return
@@ -108,7 +110,7 @@ def require_model(model: object) -> None:
 
 
 def required_backbone(model: nn.Module) -> Backbone:
-    """Return the backbone of a model of transformers, or of another module; refuse other things.
+    """Return the backbone of a model of transformers or another module; refuse other objects.
 
     Raises:
         AttachError: as `require_model`.
@@ -118,7 +120,7 @@ def required_backbone(model: nn.Module) -> Backbone:
 
 
 def _only_wraps(module: nn.Module) -> bool:
-    """Return whether a module has a model of transformers inside, and no parameters beside it."""
+    """Return whether a module contains a model of transformers and no other parameters."""
     inside = next((m for m in module.modules() if is_transformers(m)), None)
     if inside is None or _defined_in("peft", type(module)):
         return inside is not None
@@ -127,12 +129,12 @@ def _only_wraps(module: nn.Module) -> bool:
 
 
 def check_model(backbone: Backbone) -> None:
-    """Refuse what is not a model of transformers, and a compiled, sharded or adapted one.
+    """Refuse objects that are not modules, and compiled, sharded or adapted models.
 
-    Adapters of another library would be part of the outputs, and not of the backbone's identity.
+    Adapters of another library would change the outputs, but not the backbone's identity.
 
     Raises:
-        AttachError: which of them it is.
+        AttachError: one of these; the error names it.
     """
     own = backbone.module
     if isinstance(own, PipelineParts) and own.compiled:
@@ -163,10 +165,10 @@ def check_model(backbone: Backbone) -> None:
 
 
 def refuse_shared(backbone: Backbone, others: Iterable[AdaptedModel]) -> None:
-    """Refuse a model that shares modules or parameters with another one that has adapters.
+    """Refuse a model that shares modules or parameters with another adapted model.
 
     Raises:
-        AttachError: which adapters the other one has.
+        AttachError: it shares some; the error names the other model's adapters.
     """
     strangers = [other for other in others if other.backbone.module is not backbone.module]
     own = set(map(id, _parts(backbone.module))) if strangers else set()
@@ -183,7 +185,7 @@ def refuse_shared(backbone: Backbone, others: Iterable[AdaptedModel]) -> None:
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module | nn.Parameter]:
-    """Yield parameters, and the modules that hold tensors; models share others, as activations."""
+    """Yield parameters and the modules that hold tensors; other modules may be shared."""
     for _, module in own_modules(model):
         if module._parameters or module._buffers:
             yield module
@@ -191,7 +193,7 @@ def _parts(model: nn.Module) -> Iterator[nn.Module | nn.Parameter]:
 
 
 def remedy(thing: object) -> str:
-    """Return what to type instead, for something that is not a model of transformers."""
+    """Return the suggestion for an object that is not a model of transformers."""
     if isinstance(thing, str):
         name = thing.partition("(")[0]
         return f"attach(model, {thing!r})" if name in METHODS else _LOAD.format(repr(thing))
@@ -205,14 +207,14 @@ def remedy(thing: object) -> str:
 
 
 def library_inside(model: nn.Module) -> str | None:
-    """Return the library that has put its own adapters into the layers of a model, or None."""
+    """Return the library whose adapters are in the layers of a model, or None."""
     kinds = {type(module) for _, module in own_modules(model)}
     libraries = ("peft", "adapters")
     return next((lib for lib in libraries if any(_defined_in(lib, k) for k in kinds)), None)
 
 
 def remedy_inside(library: str) -> str:
-    """Return what to type for a model with the adapters of another library in its layers."""
+    """Return the suggestion for a model with another library's adapters in its layers."""
     unload = "model = peft_model.unload(), or " if library == "peft" else ""
     return f"{unload}{_AGAIN}{_CONVERTED}"
 
@@ -220,7 +222,7 @@ def remedy_inside(library: str) -> str:
 def _without_peft(model: Any) -> str:
     if _defined_in("peft", type(model.base_model)):
         return "unwrap it, without its adapters: model = model.unload()"
-    if library_inside(model.get_base_model()):  # a task head that it has wrapped
+    if library_inside(model.get_base_model()):  # a wrapped task head
         return _AGAIN
     return "unwrap it, without its adapters: model = model.get_base_model()"
 
@@ -230,33 +232,33 @@ def _defined_in(library: str, kind: type) -> bool:
 
 
 def _path_of_model(thing: Any) -> str | None:
-    """Return where a wrapper, a pipeline or a trainer has its model."""
+    """Return the path of the model in a wrapper, a pipeline or a trainer."""
     if isinstance(thing, nn.Module):
         modules = thing.named_modules()
         return next((name for name, m in modules if is_transformers(m)), None)
     return "model" if is_transformers(getattr(thing, "model", None)) else None
 
 
-Originals = Mapping[int, nn.Parameter]  # by the ids of the adapters' parameters in their place
+Originals = Mapping[int, nn.Parameter]  # by the ids of the adapter parameters that replace them
 
 
 def identities_before(
     anatomy: Anatomy, originals: Originals, trained: BackboneIdentity | None = None
 ) -> ModelIdentities:
-    """Return the identities of a backbone, of a sample and of all values.
+    """Return the identities of a backbone: from a sample and from all values.
 
-    `originals` are the parameters that adapters have replaced; `trained` is the identity to compare
-    with, whose vocabulary may have fewer rows.
+    `originals` are the parameters that adapters have replaced. `trained` is the identity to compare
+    with; its vocabulary may have fewer rows.
     """
     vocabulary = _vocabulary(anatomy.backbone).common(trained.vocabulary if trained else None)
     tensors = _tensors(anatomy, originals)
-    # The folder of another library's module is no checkpoint of transformers.
+    # The folder of another library's module is not a checkpoint of transformers.
     origin = None if anatomy.backbone.foreign else anatomy.backbone.origin
     return ModelIdentities(anatomy.model, tensors, origin, vocabulary, trained)
 
 
 def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
-    """Map paths to the backbone's tensors, without those of adapters and new heads."""
+    """Map paths to the backbone's tensors, without adapters and new heads."""
     new = anatomy.backbone.fresh
     heads = tuple(f"{name}." for name in anatomy.head())
     own = {
@@ -268,16 +270,16 @@ def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
 
 
 def _codes(anatomy: Anatomy) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor without values for each weight that is packed."""
+    """Yield a tensor without values for each packed weight."""
     codes = torch.empty(1, 1, device="meta")
     return ((f"{host}.weight", codes) for host in anatomy.packed_hosts())
 
 
 def _vocabulary(backbone: Backbone) -> Vocabulary:
-    """Return how many rows the token embedding has, and how many of them the tokenizer uses."""
+    """Return the number of rows of the token embedding, and the number the tokenizer uses."""
     if (table := backbone.token_embedding) is None:
         return Vocabulary()
-    # Some may have been added since the backbone was loaded.
+    # Rows may have been added since the backbone was loaded.
     rows = min(backbone.checkpoint_vocabulary_size() or len(table), len(table))
     snapshot = backbone.tokenizer
     return Vocabulary(rows, min(snapshot.size, rows) if snapshot else rows)
@@ -288,12 +290,12 @@ _ABSENT = object()
 
 
 class ModelStructure:
-    """The attributes of a model's modules and of further objects, and what their containers hold.
+    """A snapshot of the attributes of modules and other objects, with container contents.
 
     Args:
         model: the model.
         others: further objects.
-        parameters: those whose `requires_grad` belongs to the structure.
+        parameters: the parameters whose `requires_grad` belongs to the structure.
     """
 
     def __init__(
@@ -310,7 +312,7 @@ class ModelStructure:
         self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
     def restore(self) -> None:
-        """Make everything as it was."""
+        """Restore the recorded attributes, containers and flags."""
         for each, attributes, contents in self.objects:
             for name in vars(each).keys() - attributes.keys() - _OWN:
                 del vars(each)[name]
@@ -326,7 +328,7 @@ class ModelStructure:
 
 
 def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Map the names of containers to copies of them; most are empty, and have none."""
+    """Map the names of containers to copies; empty containers are left out."""
     return {
         name: value.copy()
         for name, value in attributes.items()
@@ -335,7 +337,7 @@ def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Give a container its content back, unless it has it; the object stays the same."""
+    """Restore the content of a container in place, if it has changed."""
     if not content:
         if container:
             container.clear()
@@ -351,7 +353,7 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Return whether two containers have the same objects in the same order."""
+    """Return whether two containers hold the same objects in the same order."""
     return list(map(id, some)) == list(map(id, others))
 
 
@@ -361,19 +363,19 @@ _STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with 
 
 @dataclass(eq=False)
 class ModelState:
-    """The adapters of one model, and how the model was before the first of them."""
+    """The adapters of one model, and the state of the model before the first one."""
 
     backbone: Backbone
     anatomy: Anatomy
     parameters: list[nn.Parameter]
     adapters: dict[str, Adapter] = field(default_factory=dict)
     serial: Any = field(default_factory=itertools.count)
-    routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
+    routes: list[RouteActivation] = field(default_factory=list)  # open routes of all threads
     patch: Patch = field(default_factory=Patch)  # from the first adapter to the last
     passes: ForwardPasses = field(init=False)
     model: PreTrainedModel = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
-    ends: list[EndTokens] = field(default_factory=list)  # those of the model, while others apply
+    ends: list[EndTokens] = field(default_factory=list)  # the model's own, while others apply
 
     def __post_init__(self) -> None:
         self.model = self.backbone.model
@@ -386,17 +388,17 @@ class ModelState:
 
     @property
     def scope(self) -> ModelScope:
-        """Identifies the model in the context of a call."""
+        """The identifier of the model in the context of a call."""
         return self.passes.scope
 
     @property
     def activation(self) -> Activation:
-        """What is active where no route is open."""
+        """The activation that applies outside routes."""
         return self.passes.active
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
-        """What applies: the rows of this context's route, or without one what is active."""
+        """The compositions that apply: those of the open route, or else the active one."""
         route = self.open_route()
         return self.activation.compositions if route is None else route.compositions
 
@@ -409,20 +411,20 @@ class ModelState:
         """Make a composition active.
 
         Raises:
-            AttachError: a name that is not attached, or adapters that cannot be active together;
-                what was active stays active.
+            AttachError: a name that is not attached, or adapters that cannot be active together.
+                The previous composition stays active.
         """
         require_attached(self, adapter_names(composition))
         with STRUCTURE_LOCK, deferred_interrupts():
             self._make_active(activation_of(self.model, self.adapters, composition))
 
     def deactivate(self, nothing: StackActivation) -> None:
-        """Make `nothing`, an empty activation, the active one."""
+        """Make `nothing`, an empty activation, active."""
         with STRUCTURE_LOCK, deferred_interrupts():
             self._make_active(nothing)
 
     def _make_active(self, activation: Activation) -> None:
-        """Exchange what is active, or leave it on an error."""
+        """Exchange the activation; on an error, the previous one stays."""
         _refuse_exclusive(activation, [each for each in self.routes if each.replaces])
         before = self.activation
         if not self.open_route():
@@ -434,7 +436,7 @@ class ModelState:
             raise
 
     def _exchange(self, before: Activation, activation: Activation) -> None:
-        """Exchange what is active. Done in part, it is undone by an exchange the other way."""
+        """Exchange the activation. The reverse exchange undoes an incomplete one."""
         if not self.routes:
             self.passes.replace(None)
         activation.prepare()
@@ -447,7 +449,7 @@ class ModelState:
         self._settle()
 
     def _settle(self) -> None:
-        """Put heads, labels and parameters into the model, and its chat template in place."""
+        """Put heads, labels and parameters into the model, and set its chat template."""
         innermost = self.routes[-1] if self.routes else self.activation
         self.passes.replace(innermost if innermost.replaces else None)
         applied = self._applied()
@@ -456,29 +458,29 @@ class ModelState:
         self._stop_at([i for each in applied for i in _stops(each)])
 
     def _applied(self) -> Sequence[Activation | RouteActivation]:
-        """Return the innermost open route of each thread, or without one the activation."""
+        """Return the innermost open route of each thread, or else the activation."""
         outer = [route.outer for route in self.routes]
         applied = [each for each in self.routes if not any(each is one for one in outer)]
         return applied or [self.activation]
 
     def templates(self) -> list[tuple[TokenizerSnapshot, str | None]]:
-        """Return the chat template that applies, of each tokenizer; None: the user's own."""
+        """Return the chat template that applies to each tokenizer; None: the user's own."""
         tokenizers = {a.tokenizer for a in self.adapters.values() if a.tokenizer}
         applied = self._applied()
         return [(t, template_of(self.adapters, applied, t.chat_template())) for t in tokenizers]
 
     def new_stops(self, stops: Iterable[int]) -> list[int]:
-        """Return the tokens at which the generation of the bare model does not stop itself."""
+        """Return those `stops` at which the bare model does not stop generating."""
         known = with_stops(self.own_ends, ())
         return [stop for stop in stops if stop not in known]
 
     @property
     def own_ends(self) -> EndTokens:
-        """The tokens at which the generation of the bare model stops."""
+        """The tokens at which the bare model stops generating."""
         return self.ends[0] if self.ends else self.backbone.stops
 
     def _stop_at(self, stops: Sequence[int]) -> None:
-        """Let generation stop at the model's own end tokens, and at these."""
+        """Stop generation at these tokens and at the model's own end tokens."""
         if stops and not self.ends:
             self.ends.append(self.backbone.stops)
         if self.ends:
@@ -487,7 +489,7 @@ class ModelState:
             self.ends.clear()
 
     def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
-        """List the open routes but one and those that it is nested in."""
+        """List the open routes, except one and its outer routes."""
         own = []
         while route is not None:
             own.append(route)
@@ -496,10 +498,10 @@ class ModelState:
 
     @contextmanager
     def route(self, activation: RouteActivation) -> Iterator[None]:
-        """Apply an activation to the calls of this context inside.
+        """Apply an activation to the calls inside this context.
 
         Raises:
-            AttachError: adapters that replace parts of the model, while another thread has a route
+            AttachError: an adapter replaces parts of the model while another thread has a route
                 open, or the reverse.
         """
         applied = ExitStack()
@@ -517,7 +519,7 @@ class ModelState:
                 raise
 
     def _open(self, activation: RouteActivation) -> None:
-        """Open a route, of which `_close` may find any part done."""
+        """Open a route; `_close` also closes a partly opened one."""
         outer = self.open_route()
         if outer is None:
             set_entry(self.scope, None)  # of a pass that was interrupted
@@ -528,7 +530,7 @@ class ModelState:
         activation.prepare()
 
     def _close(self, activation: RouteActivation, applied: ExitStack) -> None:
-        """Close a route; what is closed already stays so."""
+        """Close a route; parts that are already closed stay closed."""
         with deferred_interrupts(), STRUCTURE_LOCK:
             applied.close()
             activation.close()
@@ -538,14 +540,14 @@ class ModelState:
             self._settle()
 
     def add(self, adapter: Adapter) -> None:
-        """Attach a finished adapter, freeze the backbone, and make the adapter the active one.
+        """Attach a finished adapter, freeze the backbone, and activate the adapter.
 
-        On an error, the model and the tokenizer are as before.
+        On an error, the model and the tokenizer are restored.
 
         Raises:
             AttachError: nothing would train.
-            SiteError: the attention implementation does not support its prefix.
-            MismatchError: the tokenizer has other tokens under the ids of its new tokens.
+            SiteError: the attention implementation does not support the adapter's prefix.
+            MismatchError: the tokenizer has other tokens at the ids of the new tokens.
         """
         adapter.check_usable()
 
@@ -558,9 +560,9 @@ class ModelState:
     def _change(
         self, adapters: Sequence[Adapter], change: Callable[[], None], undo: Callable[[], None]
     ) -> None:
-        """Change the structure, or leave everything as it was.
+        """Change the structure; on an error, restore everything.
 
-        `undo` gives tokenizers the tokens back that they had.
+        `undo` restores the tokens of tokenizers.
         """
         with STRUCTURE_LOCK, deferred_interrupts():
             active, structure = self.activation, None
@@ -568,7 +570,7 @@ class ModelState:
             templates = [(each.tokenizer, each.tokenizer.chat_template) for each in tokenizers]
             bare: list[tuple[Any, Any]] = []
             try:
-                self._make_active(StackActivation())  # parts that it replaces are no structure
+                self._make_active(StackActivation())  # structure excludes replaced parts
                 bare = [(each, each.chat_template) for each, _ in templates]
                 structure = ModelStructure(
                     self.model,
@@ -595,7 +597,7 @@ class ModelState:
         if adapter.tokenizer:
             self.backbone.tokenizer = adapter.tokenizer
         if any(type(parameter) is not nn.Parameter for parameter in self.parameters):
-            prepare_quantized(self.model, self.patch)  # codes are parameters of other classes
+            prepare_quantized(self.model, self.patch)  # codes are parameters of subclasses
         for parameter in self.parameters:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter
@@ -603,7 +605,7 @@ class ModelState:
         self.activate((adapter.name,))
 
     def _change_model(self) -> None:
-        """Make the changes of the model that all adapters need."""
+        """Apply the changes to the model that all adapters need."""
         model, patch = self.model, self.patch
         patch.override(model, _STATE, self)
         patch.push(partial(setattr, self.backbone, "tokenizer", self.backbone.tokenizer))
@@ -615,18 +617,18 @@ class ModelState:
             patch.set(parameter, "requires_grad", False)
 
     def _take_back(self, adapters: Sequence[Adapter]) -> None:
-        """Take back from tokenizers what only these adapters need."""
+        """Remove the tokens that only these adapters use from their tokenizers."""
         for adapter in adapters:
             if adapter.tokenizer:
                 adapter.take_back(_tokens_in_use(adapter.tokenizer, adapters))
 
     def detach(self, *names: str) -> None:
-        """Remove adapters, and those that were brought along for them; undone on an error.
+        """Remove adapters, and the adapters brought along for them; restore them on an error.
 
-        With the last one the model is as it was before.
+        Removing the last adapter restores the model.
 
         Raises:
-            AttachError: no such adapter, others are on it, or it is part of the active average, or
+            AttachError: no such adapter, others are on it, or it is part of the active average or
                 of an open route.
         """
         require_attached(self, names)
@@ -662,7 +664,7 @@ class ModelState:
         return activation
 
     def reattach(self, adapters: Sequence[Adapter], composition: Composition) -> None:
-        """Attach adapters again that were detached from this model.
+        """Attach adapters that were detached from this model.
 
         The model is bare; `composition` is active afterwards.
         """
@@ -672,33 +674,33 @@ class ModelState:
         self.activate(composition)
 
     def originals(self) -> dict[int, nn.Parameter]:
-        """Map the ids of adapters' parameters to the backbone parameters that they replace."""
+        """Map the ids of adapter parameters to the backbone parameters that they replace."""
         return {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
 
     def fingerprint(self) -> str:
-        """Compute the name of the backbone's weights as they were before any adapter."""
+        """Compute the fingerprint of the backbone's weights before any adapter."""
         return self.identity(complete=False).fingerprint
 
     def identity(self, *, complete: bool = True) -> BackboneIdentity:
-        """Compute the identity of the backbone as it was before any adapter.
+        """Compute the identity of the backbone before any adapter.
 
-        `complete` reads all values where that is cheap, rather than a sample.
+        `complete` reads all values instead of a sample, if that is cheap.
         """
         if complete in self.known:
             return self.known[complete]
         return self.identities().identity(complete=complete)
 
     def keep_identity(self) -> None:
-        """Compute the identity of the backbone now, for as long as adapters are attached.
+        """Compute the identity of the backbone now, and keep it while adapters are attached.
 
-        Afterwards its parameters may be sharded, and those that adapters replace may be deleted.
+        Afterwards its parameters may be sharded, and replaced parameters may be deleted.
         """
         self.known = {complete: self.identity(complete=complete) for complete in (True, False)}
 
     def identities(self, trained: BackboneIdentity | None = None) -> ModelIdentities:
-        """Return the identities of the backbone before any adapter, of a sample and of all values.
+        """Return the identities of the backbone before any adapter: sampled and complete.
 
-        `trained` is the identity to compare with, whose vocabulary may have fewer rows.
+        `trained` is the identity to compare with; its vocabulary may have fewer rows.
         """
         return identities_before(self.anatomy, self.originals(), trained)
 
@@ -717,7 +719,7 @@ def get_state(model: nn.Module) -> ModelState:
     """Return the state of a model.
 
     Raises:
-        AttachError: no adapter is attached, or not a model of transformers.
+        AttachError: no adapter is attached, or the object is not a model of transformers.
     """
     state = find_state(model)
     if state is None:
@@ -740,14 +742,14 @@ def backbone_fingerprint(model: nn.Module) -> str:
 def bare(model: nn.Module, head: Sequence[str] = ()) -> Iterator[ModelState]:
     """Prepare a model for a new adapter: no adapter is active inside.
 
-    `head` are the modules that are its head, if it is not a model of transformers.
+    `head` names the modules of the head, if it is not a model of transformers.
 
-    The context is entered with `STRUCTURE_LOCK` held, and returns the model's state, to `add` the
-    adapter to. Without one, on an error, what was active is active again.
+    Enter the context with `STRUCTURE_LOCK` held. It yields the model's state; `add` attaches the
+    adapter. If none is added, or on an error, the previous composition is active again.
 
     Raises:
-        AttachError: no model of transformers, a compiled or sharded one, one that shares modules
-            with another model with adapters, or inside a route.
+        AttachError: not a module, a compiled or sharded model, a model that shares modules with
+            another adapted model, or inside a route.
     """
     backbone = Backbone.of(model)
     check_model(backbone)
@@ -769,10 +771,10 @@ def bare(model: nn.Module, head: Sequence[str] = ()) -> Iterator[ModelState]:
 
 
 def _refuse_other_head(state: ModelState, head: Sequence[str]) -> None:
-    """Refuse a head that is not that of the adapters which are attached.
+    """Refuse another head than the attached adapters have.
 
     Raises:
-        AttachError: which it is, or the model is of transformers, whose head is known.
+        AttachError: another head, or a model of transformers, whose head is known.
     """
     known = state.anatomy.named_head
     if head and known is None:
@@ -788,9 +790,9 @@ def _refuse_other_head(state: ModelState, head: Sequence[str]) -> None:
 
 
 def activated(state: ModelState, composition: Composition) -> AbstractContextManager[None]:
-    """Make a composition active inside, and what was active before again afterwards.
+    """Make a composition active inside, and restore the previous one afterwards.
 
-    The context is entered with `STRUCTURE_LOCK` held if other threads shall not compute with it.
+    Enter the context with `STRUCTURE_LOCK` held if other threads must not compute with it.
 
     Raises:
         AttachError: inside a route; on entering, as `ModelState.activate`.
@@ -800,7 +802,7 @@ def activated(state: ModelState, composition: Composition) -> AbstractContextMan
 
 
 def _tokens_in_use(tokenizer: TokenizerSnapshot, removed: Sequence[Adapter]) -> set[str]:
-    """Return the new tokens of all other adapters with a tokenizer, on any model."""
+    """Return the new tokens of all other adapters that share a tokenizer, on any model."""
     return {
         token.content
         for state in list(_STATES)
@@ -815,7 +817,7 @@ def require_attached(state: ModelState, names: Iterable[str]) -> None:
     """Refuse names of adapters that are not attached.
 
     Raises:
-        AttachError: the names that are missing, and those attached.
+        AttachError: names are missing; the error lists them and the attached ones.
     """
     missing = [name for name in dict.fromkeys(names) if name not in state.adapters]
     if missing:
@@ -827,7 +829,7 @@ def require_attached(state: ModelState, names: Iterable[str]) -> None:
 
 
 def refuse_in_route(state: ModelState) -> None:
-    """Refuse to change what is attached or active while a route is open.
+    """Refuse to attach, activate or detach while a route is open.
 
     Raises:
         AttachError: a route is open.
@@ -843,7 +845,7 @@ def refuse_routed(state: ModelState, *names: str) -> None:
     """Refuse adapters that an open route of any thread uses.
 
     Raises:
-        AttachError: which are in use.
+        AttachError: adapters are in use; the error names them.
     """
     used = {adapter.name for route in state.routes for adapter in route.adapters}
     if busy := sorted(used.intersection(names)):
@@ -856,7 +858,7 @@ def refuse_routed(state: ModelState, *names: str) -> None:
 def _refuse_exclusive(
     activation: Activation | RouteActivation, others: Sequence[RouteActivation]
 ) -> None:
-    """Refuse what is to apply besides other threads' routes if one replaces parts of the model."""
+    """Refuse an activation next to other threads' routes if one of them replaces model parts."""
     replacing = [each for each in (activation, *others) if each.replaces]
     if others and replacing:
         names = [repr(adapter.name) for each in replacing for adapter in each.adapters]
@@ -868,7 +870,7 @@ def _refuse_exclusive(
 
 
 def new_state(model: nn.Module, head: Sequence[str] = ()) -> ModelState:
-    """Return the state of a model without adapters; `head` are the modules that are its head."""
+    """Return the state of a model without adapters; `head` names the modules of its head."""
     anatomy = anatomy_of(model, head)
     return ModelState(anatomy.backbone, anatomy, list(anatomy.backbone.module.parameters()))
 
