@@ -1,14 +1,14 @@
-"""Who may do what: users, organisations, their members, and tokens.
+"""Accounts and permissions: users, organisations, their members, and tokens.
 
 A user or an organisation is a namespace: the `owner` of `owner/name`. A role is read, write or
-admin, each with what the ones before it allow. In the own namespace a user is admin; in an
-organisation, what it says; elsewhere a reader of what is not private. A token allows at most its
-own role, and one with a scope nothing outside of that namespace.
+admin; each role includes the ones before it. A user is admin of the user's own namespace. An
+organisation sets the roles of its members. Elsewhere a user may read what is public. A token allows
+at most its own role. A token with a scope allows nothing outside that namespace.
 
-Requests without a token have a session, or a signed address of an upload. A session is a row that
-names the token with which it was begun. It ends with the token, with the logout, and in time. A
-signed address carries the digest of the token that requested it. Its key is kept in the database,
-so it is valid after a restart, and in every process.
+A request without a token may carry a session cookie or a signed upload address. A session is a row
+that names the token used to log in. It ends when the token is revoked, at logout, or when it
+expires. A signed address carries the digest of the token that requested it. Its key is stored in
+the database, so the address is valid after a restart and in every process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from adapterhub.web.tokens import digest_of_token, is_token, new_token
 
 READ, WRITE, ADMIN = "read", "write", "admin"
 HUB_ROLES = (READ, WRITE, ADMIN)
-MIRROR = "mirror"  # the kind of the namespace of what is mirrored; others are user and org
+MIRROR = "mirror"  # the kind of a mirrored namespace; other kinds are user and org
 _RESERVED = frozenset([
     "api", "models", "datasets", "spaces", "kernels", "buckets", "resolve", "raw", "blob",
     "tree", "commit", "lfs", "cas", "v1", "v2", "docs", "settings", "login", "logout",
@@ -56,15 +56,15 @@ class Owner:
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sends a request.
+    """The sender of a request.
 
     Attributes:
-        user: the name of the user; "" without a token.
+        user: the user's name; "" without a token.
         token: the name of the token.
-        role: what the token allows at most.
+        role: the highest role that the token allows.
         is_admin: whether the user may change everything.
         roles: the user's role in namespaces, by id.
-        scope: the id of the only namespace that the token is for.
+        scope: the id of the only namespace that the token covers.
         orgs: the names of the user's organisations.
         digest: the sha256 of the token.
     """
@@ -79,26 +79,26 @@ class Visitor:
     digest: str = ""
 
     def role_in(self, namespace: int) -> str:
-        """Return the role in a namespace; "" for a visitor from elsewhere."""
+        """Return the role in a namespace; "" for a visitor who is not a member."""
         if self.scope not in (None, namespace):
             return ""
         role = ADMIN if self.is_admin else self.roles.get(namespace, "")
         return min(role, self.role, key=_rank)
 
     def may(self, needed: str, namespace: int) -> bool:
-        """Return whether the role in a namespace is enough."""
+        """Return whether the visitor's role in a namespace is sufficient."""
         return _rank(self.role_in(namespace)) >= _rank(needed)
 
     @property
     def namespaces(self) -> tuple[int, ...] | None:
-        """The namespaces whose private repositories may be seen; None for all."""
+        """The namespaces whose private repositories are visible; None for all."""
         if self.scope is not None:
             return (self.scope,) if self.role_in(self.scope) else ()
         return None if self.is_admin else tuple(self.roles)
 
     @property
     def is_operator(self) -> bool:
-        """Whether everything on this hub may be changed, and seen."""
+        """Whether the visitor may see and change everything on this hub."""
         return self.is_admin and self.role == ADMIN
 
 
@@ -107,9 +107,9 @@ def _rank(role: str) -> int:
 
 
 def visitor_of(connection: Connection, token: str = "", *, digest: str = "") -> Visitor | None:
-    """Return who has a token, or the token with a digest.
+    """Return the visitor who has a token, or a token with the given digest.
 
-    None if it is not valid: unknown, expired, or of a disabled user.
+    Return None if the token is not valid: unknown, expired, or of a disabled user.
     """
     if token and not is_token(token):
         return None
@@ -137,10 +137,10 @@ def visitor_of(connection: Connection, token: str = "", *, digest: str = "") -> 
 
 
 def visitor_of_proxy(connection: Connection, user: str) -> Visitor:
-    """Return a user whom a trusted proxy names, who only reads.
+    """Return a user named by a trusted proxy, with read access only.
 
     Raises:
-        DeniedError: there is no such user, or it is disabled.
+        DeniedError: the user does not exist or is disabled.
     """
     owner = find_owner(connection, user)
     if owner is None or owner.kind != "user" or owner.is_disabled:
@@ -150,7 +150,7 @@ def visitor_of_proxy(connection: Connection, user: str) -> Visitor:
 
 
 def _memberships(connection: Connection, user: int) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the roles of a user by namespace, and the names of the organisations."""
+    """Return a user's roles by namespace, and the names of the user's organisations."""
     rows = connection.execute(
         select(members.c.org, members.c.role, namespaces.c.name)
         .join(namespaces, namespaces.c.id == members.c.org)
@@ -162,13 +162,13 @@ def _memberships(connection: Connection, user: int) -> tuple[dict[int, str], dic
 
 
 def note_use(connection: Connection, names: Sequence[str]) -> None:
-    """Write that tokens were used now."""
+    """Record that tokens were used now."""
     connection.execute(update(tokens).where(tokens.c.name.in_(names)).values(used=now_text()))
 
 
 def find_owner(connection: Connection, name: str) -> Owner | None:
-    """Return the namespace of a name, in whatever case it is written."""
-    if not name.isascii():  # the sign of Kelvin folds to a k
+    """Return the namespace with a name, ignoring case."""
+    if not name.isascii():  # the Kelvin sign folds to a k
         return None
     row = connection.execute(
         select(namespaces).where(namespaces.c.folded == name.casefold())
@@ -177,7 +177,7 @@ def find_owner(connection: Connection, name: str) -> Owner | None:
 
 
 def namespace_of(connection: Connection, namespace: int) -> Owner:
-    """Return the namespace of an id."""
+    """Return the namespace with an id."""
     return _owner_of(
         connection.execute(select(namespaces).where(namespaces.c.id == namespace)).one()
     )
@@ -214,10 +214,10 @@ def create_namespace(
 
 
 def mirror_namespace(connection: Connection, upstream: str) -> Owner:
-    """Return the namespace of what is mirrored; nobody is a member, and its name is no user's.
+    """Return the namespace of a mirrored owner. It has no members and is not a user's name.
 
     Raises:
-        ConfigError: this hub mirrors another one.
+        ConfigError: this hub mirrors another hub.
     """
     row = connection.execute(select(namespaces).where(namespaces.c.kind == MIRROR)).first()
     if row is not None:
@@ -237,7 +237,7 @@ def mirror_namespace(connection: Connection, upstream: str) -> Owner:
 
 
 def _forget_mirrored(connection: Connection, owner: str) -> None:
-    """Forget what was mirrored of an owner's name, which is one of this hub from now on."""
+    """Delete the mirrored data of an owner whose name now belongs to this hub."""
     own = select(namespaces.c.id).where(namespaces.c.kind == MIRROR)
     connection.execute(
         delete(repositories).where(
@@ -248,16 +248,16 @@ def _forget_mirrored(connection: Connection, owner: str) -> None:
 
 
 def inserted_id(made: CursorResult[Any]) -> int:
-    """Return the id of a row that was inserted."""
+    """Return the id of an inserted row."""
     assert made.inserted_primary_key is not None
     return int(made.inserted_primary_key[0])
 
 
 def require_owner(connection: Connection, name: str, kind: str = "") -> Owner:
-    """Return the namespace of a name.
+    """Return the namespace with a name.
 
     Raises:
-        ConfigError: there is none, or it is not of this kind.
+        ConfigError: it does not exist or is of another kind.
     """
     found = find_owner(connection, name)
     if found is None or kind not in ("", found.kind):
@@ -277,10 +277,10 @@ def set_user(
 ) -> Owner:
     """Promote, demote, disable or enable a user.
 
-    A disabled user keeps repositories, memberships and tokens, none of which admit anyone.
+    A disabled user keeps repositories, memberships and tokens, but none of them grants access.
 
     Raises:
-        ConfigError: there is no such user.
+        ConfigError: the user does not exist.
     """
     owner = require_owner(connection, name, "user")
     changed = replace(
@@ -300,7 +300,7 @@ def remove_user(connection: Connection, name: str) -> Owner:
     """Remove a user with its tokens and memberships.
 
     Raises:
-        ConfigError: there is no such user, or it has repositories.
+        ConfigError: the user does not exist or has repositories.
     """
     owner = require_owner(connection, name, "user")
     own = select(repositories.c.name).where(repositories.c.namespace == owner.id)
@@ -315,10 +315,10 @@ def remove_user(connection: Connection, name: str) -> Owner:
 
 
 def set_member(connection: Connection, org: str, user: str, role: str | None) -> None:
-    """Give a user a role in an organisation; None takes it away.
+    """Give a user a role in an organisation; None removes the role.
 
     Raises:
-        ConfigError: there is no such organisation or user.
+        ConfigError: the organisation or the user does not exist.
     """
     place = require_owner(connection, org, "org").id
     member = require_owner(connection, user, "user").id
@@ -371,7 +371,7 @@ def revoke_hub_token(connection: Connection, name: str) -> None:
     """Remove a token.
 
     Raises:
-        ConfigError: there is none with this name.
+        ConfigError: no token has this name.
     """
     if not connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount:
         known = connection.execute(select(tokens.c.name)).scalars().all()
@@ -379,13 +379,13 @@ def revoke_hub_token(connection: Connection, name: str) -> None:
 
 
 def count_tokens(connection: Connection) -> int:
-    """Return how many tokens are valid."""
+    """Return the number of valid tokens."""
     valid = tokens.c.expires.is_(None) | (tokens.c.expires > now_text())
     return int(connection.execute(select(func.count()).where(valid)).scalar_one())
 
 
 def owners_of_kind(connection: Connection, kind: str) -> list[Owner]:
-    """List the users, or the organisations."""
+    """List the users or the organisations."""
     rows = connection.execute(
         select(namespaces).where(namespaces.c.kind == kind).order_by(namespaces.c.name)
     )
@@ -404,7 +404,7 @@ def members_of(connection: Connection, org: int) -> dict[str, str]:
 
 
 def change_owner(connection: Connection, owner: int, rules: str, quota: int | None) -> None:
-    """Write the rules and the quota of a namespace."""
+    """Update the rules and the quota of a namespace."""
     connection.execute(
         update(namespaces).where(namespaces.c.id == owner).values(rules=rules, quota=quota)
     )
@@ -417,7 +417,7 @@ def free_token_name(connection: Connection, user: str) -> str:
 
 
 def token_rows(connection: Connection) -> list[dict[str, str | None]]:
-    """Return what is known of each token, by the titles of a table."""
+    """Return a table row for each token, keyed by column title."""
     owner, place = namespaces.alias(), namespaces.alias()
     rows = connection.execute(
         select(
@@ -436,19 +436,19 @@ def token_rows(connection: Connection) -> list[dict[str, str | None]]:
     return [dict(row) for row in rows.mappings()]
 
 
-COOKIE = "adapterhub"  # of a login
+COOKIE = "adapterhub"  # name of the login cookie
 SESSION_SECONDS = 12 * 3600.0
 UPLOAD_SECONDS = 24 * 3600.0
 
 
 def sealed_text(secret: bytes, kind: str, parts: Sequence[str], seconds: float) -> str:
-    """Return a text that says these parts, for some time; none of them has a dot."""
+    """Return a signed text of these parts that expires; no part may contain a dot."""
     said = ".".join((*parts, str(int(time.time() + seconds))))
     return f"{said}.{_mark(secret, kind, said)}"
 
 
 def read_sealed(secret: bytes, kind: str, text: str) -> list[str] | None:
-    """Return the parts of a signed text; None if it is not ours, or has expired."""
+    """Return the parts of a signed text; None if the signature is invalid or expired."""
     said, _, mark = text.rpartition(".")
     if not hmac.compare_digest(mark.encode(), _mark(secret, kind, said).encode()):
         return None
@@ -472,12 +472,12 @@ def begin_session(connection: Connection, token: str) -> str:
 
 
 def end_session(connection: Connection, cookie: str) -> None:
-    """End a session; one that is not known has ended already."""
+    """End a session; an unknown session counts as ended."""
     connection.execute(delete(sessions).where(sessions.c.sha256 == digest_of_token(cookie)))
 
 
 def session_visitor(connection: Connection, cookie: str) -> Visitor:
-    """Return who a cookie stands for, who only reads; a stranger if it is not valid."""
+    """Return the visitor of a session cookie, read-only; a stranger if the cookie is not valid."""
     digest = connection.execute(
         select(tokens.c.sha256)
         .join(sessions, sessions.c.token == tokens.c.id)

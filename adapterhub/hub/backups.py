@@ -1,6 +1,6 @@
-"""Copies of a hub: back up, restore, and upgrade, which makes a copy first.
+"""Copies of a hub: back up, restore, and upgrade (which makes a copy first).
 
-A backup is a hub in a folder, whatever it is of: restoring it to another kind of place moves a hub.
+A backup is always a hub in a folder. Restoring it to another kind of place moves the hub.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _AT_ONCE = 1_000  # rows
 
 
 def backup_hub(place: HubPlace, target: Path) -> int:
-    """Copy a hub to another folder, also while it serves; return how many files were copied.
+    """Copy a hub to another folder and return the number of copied files.
 
-    The result is a hub. A copy that is there already gets what is new; it is the old one until all
-    of that is there.
+    The hub may be serving meanwhile. The result is a hub. An existing copy is updated; it stays in
+    its old state until all new files are there.
 
     Raises:
         OutputError: the target cannot be written.
@@ -84,15 +84,15 @@ def backup_hub(place: HubPlace, target: Path) -> int:
 
 
 def restore_hub(source: Path, place: HubPlace, bucket: str | None = None) -> int:
-    """Make a new hub of a backup, and verify it; return the number of its files.
+    """Create a hub from a backup and verify it; return the number of its files.
 
     Args:
         source: the backup.
         place: a new folder, or a database without a hub.
-        bucket: for the files, with a database.
+        bucket: stores the files of a hub in a database.
 
     Raises:
-        OutputError: something is there already.
+        OutputError: the place is not empty.
         FileError: the backup is damaged.
     """
     if isinstance(place, Path):
@@ -110,14 +110,14 @@ def restore_hub(source: Path, place: HubPlace, bucket: str | None = None) -> int
 
 
 def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
-    """Change the tables of a hub to those of this release; return those it had, None if equal.
+    """Upgrade the tables of a hub to this release; return the old revision, None if current.
 
-    In a folder, a copy is changed, and takes the place of the database at the end; the database as
-    it was stays beside it as `before-REVISION.sqlite`. In PostgreSQL, all is changed in one
-    transaction. `versions` is another folder of changes, for tests.
+    In a folder, a copy is changed and then replaces the database. The old database stays next to it
+    as `before-REVISION.sqlite`. In PostgreSQL, everything is changed in one transaction. `versions`
+    is another folder of migrations, for tests.
 
     Raises:
-        ConfigError: there is no hub, or a server runs on it.
+        ConfigError: there is no hub, or a server is running on it.
         FileError: a newer release has changed it.
     """
     found = schema_revision(place)
@@ -148,11 +148,11 @@ def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
 
 @contextmanager
 def _told(place: HubPlace) -> Iterator[None]:
-    """Tell in a sentence why a copy was not made; what was there is as it was.
+    """Explain in one sentence why a copy failed; the existing data is unchanged.
 
     Raises:
-        OutputError: the disk is full, another program holds the database, or its tables are of no
-            release.
+        OutputError: the disk is full, another program holds the database, or its tables do not
+            belong to any release.
     """
     from alembic.util import CommandError
 
@@ -186,7 +186,7 @@ def _copy_database(hub: Hub, target: Path) -> None:
 
 
 def _fill(source: Path, place: HubPlace, bucket: str | None) -> int:
-    """Copy a backup to a database and a bucket; what ends early is begun again."""
+    """Copy a backup to a database and a bucket; an interrupted copy starts over."""
     require_schema(source)
     create_hub(place, bucket)
     with open_hub(source) as old, open_hub(place) as new:
@@ -204,7 +204,7 @@ def _fill(source: Path, place: HubPlace, bucket: str | None) -> int:
 
 
 def _copy_rows(source: Connection, target: Connection) -> None:
-    """Copy all rows to a database without any, between any two kinds of databases."""
+    """Copy all rows to an empty database; the two may be of different kinds."""
     target.execute(delete(settings).where(settings.c.key.not_in(OF_PLACE)))
     for table in metadata.sorted_tables:
         chosen = select(table)
@@ -222,7 +222,7 @@ def _copy_rows(source: Connection, target: Connection) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy the file of a database while others write to it."""
+    """Copy a database file while others write to it."""
     target.unlink(missing_ok=True)
     with (
         closing(sqlite3.connect(source)) as old,
@@ -235,7 +235,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _leave_wal(path: Path) -> None:
-    """Write what is in the log into a database's file, so that the file alone is the database."""
+    """Write the log into the database file, so that the file is complete by itself."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
 
@@ -269,7 +269,7 @@ def _newest(versions: Path) -> str:
 
 
 def _migrate(engine: Engine, versions: Path | None) -> None:
-    """Apply the changes of the tables that a database has not seen."""
+    """Apply the migrations that a database lacks."""
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext
     from alembic.script import ScriptDirectory

@@ -1,13 +1,13 @@
 """The files of a hub, each named by its sha256 and never changed.
 
     blobs/ab/ab12...        a file
-    incoming/XXXX           what is being received
-    parts/UPLOAD/00001      a part of a large file, until the others are here
+    incoming/XXXX           a file that is being received
+    parts/UPLOAD/00001      a part of a large file, until all parts are here
 
-A file is received under another name, and the disk has all of it before it is put in place: what is
-in `blobs` is complete. It is put there within the transaction that first grants it to a repository,
-so it cannot be collected in between; see gc.py. A hub of several processes has its files
-in a bucket: bucket_blobs.py.
+A file is received under another name and synced to disk before it is moved to `blobs`, so every
+file in `blobs` is complete. It is moved within the transaction that first grants it to a
+repository, so it cannot be collected in between; see gc.py. A hub of several processes keeps its
+files in a bucket: bucket_blobs.py.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from adapterhub.config.user_folders import sync_file
 from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
 from adapterhub.hub.errors import FullDiskError, TooManyBytesError
 
-MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as those of LFS
+MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as LFS files
 _PIECE = 1 << 20
 _Result = TypeVar("_Result")
 _INTACT_SECONDS, _MOST_INTACT = 600.0, 10_000
-_FREE_BYTES = 64 << 20  # that stay free, for the database
+_FREE_BYTES = 64 << 20  # kept free for the database
 
 
 @dataclass(frozen=True)
 class BlobInfo:
     """A file: its sha256, its size, and git's hash of it.
 
-    The upstream of a mirror says only one of the hashes; the other one is "".
+    The upstream of a mirror lists only one of the hashes; the other one is "".
     """
 
     sha256: str
@@ -50,20 +50,20 @@ class BlobInfo:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is listed as a file of LFS, by its sha256."""
+        """Whether it is listed as an LFS file, by its sha256."""
         if self.sha256 and self.git_sha1:
             return self.size > MAX_REGULAR_LISTED
         return bool(self.sha256)
 
     @property
     def key(self) -> str:
-        """The hash that names it in lists."""
+        """The hash that identifies it in lists."""
         return self.sha256 or self.git_sha1
 
 
 @dataclass(frozen=True)
 class StagedBlob:
-    """A file that was received and is not yet in its place."""
+    """A received file that is not yet in its final place."""
 
     path: Path
     info: BlobInfo
@@ -73,7 +73,7 @@ class Blobs(ABC):
     """The files of a hub.
 
     Args:
-        incoming: the folder of what this process is receiving.
+        incoming: the folder for files that this process is receiving.
     """
 
     def __init__(self, incoming: Path) -> None:
@@ -81,51 +81,51 @@ class Blobs(ABC):
         self._intact: dict[str, tuple[tuple[int, ...], float]] = {}  # states, and until when
 
     def size(self, sha256: str) -> int:
-        """Return the bytes of a file; -1 if there is none."""
+        """Return the size of a file in bytes; -1 if it does not exist."""
         return next(iter(self.state(sha256)), -1)
 
     @abstractmethod
     def state(self, sha256: str) -> tuple[int, ...]:
-        """Return the bytes of a file, and what changes when it is written; nothing without one."""
+        """Return the size of a file and a stamp that changes on each write; empty if missing."""
 
     @abstractmethod
     def read(self, sha256: str, most: int) -> bytes:
-        """Read the first bytes of a file; none of one that a mirror has not fetched."""
+        """Read the first bytes of a file; empty if a mirror has not fetched it."""
 
     @abstractmethod
     def copy(self, sha256: str, target: Path) -> None:
         """Copy a file to a new path.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
 
     @abstractmethod
     def file(self, sha256: str) -> AbstractContextManager[Path]:
-        """Return a context in which a file is at a path."""
+        """Return a context that provides a file at a path."""
 
     @abstractmethod
     def open(self, sha256: str) -> BinaryIO:
-        """Open a file to read some places of it.
+        """Open a file for random access.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
 
     @abstractmethod
     def send(self, staged: StagedBlob) -> None:
-        """Do what takes time of putting a file in its place, before the transaction."""
+        """Do the slow part of storing a file, before the transaction."""
 
     @abstractmethod
     def put(self, staged: StagedBlob) -> None:
-        """Put a file that was received in its place; call it inside a transaction that writes.
+        """Move a received file to its place; call it inside a transaction that writes.
 
-        The caller discards what is left of it afterwards.
+        The caller discards any remainder afterwards.
         """
 
     @abstractmethod
     def remove(self, sha256: str) -> None:
-        """Remove a file; one that is being sent is sent to its end."""
+        """Remove a file; downloads in progress still finish."""
 
     @abstractmethod
     def all(self) -> Iterator[str]:
@@ -137,7 +137,7 @@ class Blobs(ABC):
 
     @abstractmethod
     def parts(self, upload: str) -> list[str]:
-        """Return which parts there are."""
+        """Return the numbers of the parts received so far."""
 
     @abstractmethod
     def read_part(self, upload: str, name: str) -> Iterator[bytes]:
@@ -149,18 +149,18 @@ class Blobs(ABC):
 
     @abstractmethod
     def collect_uploads(self, before: float, *, dry_run: bool) -> int:
-        """Remove what was last written before a time and is not complete; return how many."""
+        """Remove incomplete uploads last written before a time; return their number."""
 
     def digest(self, sha256: str) -> FileDigest:
-        """Read a file, and return its digest and its size."""
+        """Read a file and return its digest and size."""
         with self.file(sha256) as path:
             return file_digest(path)
 
     def is_intact(self, info: BlobInfo) -> bool:
-        """Return whether a file is there with its size and its digest.
+        """Return whether a file exists with the expected size and digest.
 
-        It is read for that, unless it was read or received some minutes ago, and nobody has written
-        it since.
+        The file is read for the check, unless it was read or received a few minutes ago and has not
+        been written since.
         """
         try:
             state, now = self.state(info.sha256), time.monotonic()
@@ -176,13 +176,13 @@ class Blobs(ABC):
         return True
 
     def _note_intact(self, sha256: str, state: tuple[int, ...]) -> None:
-        """Remember that a file was right in this state."""
+        """Remember that a file was intact in this state."""
         if len(self._intact) >= _MOST_INTACT:
             self._intact.clear()
         self._intact[sha256] = state, time.monotonic() + _INTACT_SECONDS
 
     def receive(self, most: int, limit: str) -> BlobReceiver:
-        """Begin to receive a file of at most `most` bytes; `limit` says whose limit that is."""
+        """Start receiving a file of at most `most` bytes; `limit` names the limit in errors."""
         return BlobReceiver(self.incoming / secrets.token_hex(12), most, limit)
 
     def stage(self, data: bytes) -> StagedBlob:
@@ -192,7 +192,7 @@ class Blobs(ABC):
             return receiver.finish()
 
     def receive_from(self, download: Callable[[Path], BlobInfo]) -> StagedBlob:
-        """Receive a file that `download` writes to a new path and verifies."""
+        """Store a file that `download` writes to a new path and verifies."""
         path = self.incoming / secrets.token_hex(12)
         try:
             info = _written(lambda: download(path))
@@ -205,16 +205,16 @@ class Blobs(ABC):
         return StagedBlob(path, info)
 
     def require_room(self, size: int) -> None:
-        """Refuse what the disk has no room for, before it is sent.
+        """Refuse a file that does not fit on the disk, before it is sent.
 
         Raises:
-            FullDiskError: it has not.
+            FullDiskError: the disk lacks the space.
         """
         if size + _FREE_BYTES > shutil.disk_usage(self.incoming).free:
             raise FullDiskError
 
     def close(self) -> None:  # noqa: B027
-        """Remove what this process alone needs: nothing."""
+        """Release the resources of this process: none here."""
 
 
 class BlobFolder(Blobs):
@@ -236,12 +236,12 @@ class BlobFolder(Blobs):
             (self.folder / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Return where a file is."""
+        """Return the path of a file."""
         assert len(sha256) == 64, sha256
         return self.folder / sha256[:2] / sha256
 
     def state(self, sha256: str) -> tuple[int, ...]:
-        """Return the bytes of a file, and what changes when it is written; nothing without one."""
+        """Return the size of a file and a stamp that changes on each write; empty if missing."""
         try:
             found = self.path(sha256).stat()
         except OSError:
@@ -249,7 +249,7 @@ class BlobFolder(Blobs):
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def read(self, sha256: str, most: int) -> bytes:
-        """Read the first bytes of a file; none of one that a mirror has not fetched."""
+        """Read the first bytes of a file; empty if a mirror has not fetched it."""
         if not sha256:
             return b""
         with open(self.path(sha256), "rb") as file:
@@ -260,20 +260,20 @@ class BlobFolder(Blobs):
         shutil.copyfile(self.path(sha256), target)
 
     def file(self, sha256: str) -> AbstractContextManager[Path]:
-        """Return a context in which a file is at a path: where it is."""
+        """Return a context that provides a file at its own path."""
         return nullcontext(self.path(sha256))
 
     def open(self, sha256: str) -> BinaryIO:
-        """Open a file to read some places of it."""
+        """Open a file for random access."""
         return open(self.path(sha256), "rb")
 
     def send(self, staged: StagedBlob) -> None:
-        """Do nothing: to put a file in its place is to rename it."""
+        """Do nothing: storing a file is a rename."""
 
     def put(self, staged: StagedBlob) -> None:
-        """Put a file that was received in its place; call it inside a transaction that writes.
+        """Move a received file to its place; call it inside a transaction that writes.
 
-        It replaces a file with the same name, which may have been damaged since.
+        It replaces a file with the same name, which may be damaged.
         """
         target = self.path(staged.info.sha256)
         os.replace(staged.path, target)
@@ -281,7 +281,7 @@ class BlobFolder(Blobs):
         self._note_intact(staged.info.sha256, self.state(staged.info.sha256))
 
     def remove(self, sha256: str) -> None:
-        """Remove a file; one that is being sent is sent to its end."""
+        """Remove a file; downloads in progress still finish."""
         self.path(sha256).unlink(missing_ok=True)
 
     def all(self) -> Iterator[str]:
@@ -296,7 +296,7 @@ class BlobFolder(Blobs):
         received.replace(folder / name)
 
     def parts(self, upload: str) -> list[str]:
-        """Return which parts there are."""
+        """Return the numbers of the parts received so far."""
         folder = self._parts / upload
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
@@ -311,11 +311,11 @@ class BlobFolder(Blobs):
         shutil.rmtree(self._parts / upload, ignore_errors=True)
 
     def collect_uploads(self, before: float, *, dry_run: bool) -> int:
-        """Remove what was last written before a time and is not complete; return how many."""
+        """Remove incomplete uploads last written before a time; return their number."""
         found = 0
         for place in (self.incoming, self._parts):
             for path in place.iterdir() if place.exists() else ():
-                with suppress(FileNotFoundError):  # received just now, and put in its place
+                with suppress(FileNotFoundError):  # received and stored just now
                     inside = path.iterdir() if path.is_dir() else ()
                     if max(p.stat().st_mtime for p in (path, *inside)) < before:
                         found += 1
@@ -325,7 +325,7 @@ class BlobFolder(Blobs):
 
 
 class BlobReceiver:
-    """Receives one file; without `finish`, leaving the context removes what was received."""
+    """Receiver of one file; leaving the context without `finish` discards the data."""
 
     def __init__(self, path: Path, most: int, limit: str) -> None:
         self.path, self.most, self.limit = path, most, limit
@@ -351,8 +351,8 @@ class BlobReceiver:
         """Receive bytes.
 
         Raises:
-            TooManyBytesError: they are too many.
-            FullDiskError: there is no room for them.
+            TooManyBytesError: the limit is exceeded.
+            FullDiskError: the disk is full.
         """
         if self.size + len(data) > self.most:
             raise TooManyBytesError(f"the file has more than {self.most:,} bytes, {self.limit}")
@@ -361,12 +361,12 @@ class BlobReceiver:
         self.size += len(data)
 
     def finish(self) -> StagedBlob:
-        """Keep it, with its hashes; the caller puts it in place, or removes it."""
+        """Return the file with its hashes; the caller stores or discards it."""
         sha256 = self.keep()
         return StagedBlob(self.path, BlobInfo(sha256, self.size, git_sha1_of(self.path, self.size)))
 
     def keep(self) -> str:
-        """Wait until the disk has all of it, and return its sha256; the caller moves it."""
+        """Sync the file to disk and return its sha256; the caller moves it."""
         _written(lambda: sync_file(self._file))
         self._file.close()
         os.chmod(self.path, 0o400)
@@ -374,7 +374,7 @@ class BlobReceiver:
         return self._sha256.hexdigest()
 
     def discard(self) -> None:
-        """Remove what was received."""
+        """Remove the received data."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
@@ -385,13 +385,13 @@ class BlobReceiver:
 
 
 def discard_staged(staged: StagedBlob) -> None:
-    """Remove a file that was received and is not wanted; one in its place stays."""
+    """Remove a received file that is not needed; a stored file stays."""
     with suppress(OSError):
         staged.path.unlink(missing_ok=True)
 
 
 def git_sha1_of(path: Path, size: int) -> str:
-    """Return git's hash of a file: that of its contents behind their length."""
+    """Return git's hash of a file, computed over its length and contents."""
     digest = hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):

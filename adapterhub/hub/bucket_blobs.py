@@ -1,12 +1,12 @@
-"""The files of a hub of several processes, as objects of a bucket.
+"""The files of a hub of several processes, as objects in a bucket.
 
     blobs/ab/ab12...        a file
-    parts/UPLOAD/00001      a part of a large file, until the others are here
+    parts/UPLOAD/00001      a part of a large file, until all parts are here
 
 A file is received on the disk of one process and uploaded before the transaction that grants it,
-since others wait for that; within the transaction it is only looked for, as it may have been
-collected in between. Clients download it from the bucket itself, by an address that is signed for
-some minutes.
+because other writers wait for the transaction. Within the transaction only its existence is
+checked, because it may have been collected in between. Clients download it directly from the
+bucket, by a signed address that expires after some minutes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _NO_PAGE: Any = {
     "Content-Disposition": "attachment",
     "Cache-Control": "private, no-transform",
 }
-"""How a browser is to take a file, which somebody may have written as a page."""
+"""Headers that make browsers save a file: its contents may be a page written by anyone."""
 
 
 class _MissingError(FileNotFoundError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class BlobBucket(Blobs):
@@ -47,10 +47,10 @@ class BlobBucket(Blobs):
 
     Args:
         url: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
-        objects: a store of obstore, in place of that of the URL.
+        objects: an obstore store to use instead of the URL's.
 
     Raises:
-        ConfigError: it is no such URL, or the library is not installed.
+        ConfigError: the URL is not of these forms, or the library is not installed.
     """
 
     def __init__(self, url: str, objects: Any = None) -> None:
@@ -63,7 +63,7 @@ class BlobBucket(Blobs):
         self._objects = objects if objects is not None else open_bucket(self.url)
 
     def state(self, sha256: str) -> tuple[int, ...]:
-        """Return the bytes of a file, and what changes when it is written; nothing without one."""
+        """Return the size of a file and a stamp that changes on each write; empty if missing."""
         with self._reached():
             try:
                 found = self._objects.head(_place(sha256))
@@ -73,13 +73,13 @@ class BlobBucket(Blobs):
         return int(found["size"]), hash(found["e_tag"]), written
 
     def read(self, sha256: str, most: int) -> bytes:
-        """Read the first bytes of a file; none of one that a mirror has not fetched."""
+        """Read the first bytes of a file; empty if a mirror has not fetched it."""
         if not sha256 or not most:
             return b""
         try:
             return self.part(sha256, 0, most)
         except UnreachedBucketError:
-            if self.size(sha256) == 0:  # of which buckets give no part
+            if self.size(sha256) == 0:  # buckets return no range of an empty object
                 return b""
             raise
 
@@ -91,20 +91,20 @@ class BlobBucket(Blobs):
 
     @contextmanager
     def file(self, sha256: str) -> Iterator[Path]:
-        """Return a context in which a file is at a path: downloaded, and removed at the end."""
+        """Return a context that downloads a file to a path and removes it at the end."""
         with tempfile.TemporaryDirectory(dir=self.incoming) as folder:
             self.copy(sha256, Path(folder) / "file")
             yield Path(folder) / "file"
 
     def open(self, sha256: str) -> BinaryIO:
-        """Open a file to read some places of it: only these are downloaded."""
+        """Open a file for random access: only the ranges read are downloaded."""
         size = self.size(sha256)
         if size < 0:
             raise _MissingError(_place(sha256))
         return cast(BinaryIO, io.BufferedReader(_Parts(self, sha256, size), _BUFFER))
 
     def part(self, sha256: str, first: int, end: int) -> bytes:
-        """Read the bytes of a file from one place to another, or to its end."""
+        """Read a range of bytes of a file, by default to its end."""
         with self._reached():
             try:
                 found = self._objects.get(_place(sha256), options={"range": (first, end)})
@@ -113,25 +113,25 @@ class BlobBucket(Blobs):
             return bytes(found.bytes())
 
     def address(self, sha256: str) -> str:
-        """Return where clients may download a file themselves, for some minutes."""
+        """Return an address where clients may download a file directly for some minutes."""
         from obstore import sign
 
         with self._reached():
             return str(sign(self._objects, "GET", _place(sha256), _SIGNED))
 
     def send(self, staged: StagedBlob) -> None:
-        """Upload a file; it replaces one with the same name, which may have been damaged since."""
+        """Upload a file; it replaces one with the same name, which may be damaged."""
         with self._reached():
             self._objects.put(_place(staged.info.sha256), staged.path, attributes=_NO_PAGE)
         self._note_intact(staged.info.sha256, self.state(staged.info.sha256))
 
     def put(self, staged: StagedBlob) -> None:
-        """Have a file that was received in its place; call it inside a transaction that writes."""
+        """Ensure that a received file is in place; call it inside a transaction that writes."""
         if self.size(staged.info.sha256) != staged.info.size:
             self.send(staged)
 
     def remove(self, sha256: str) -> None:
-        """Remove a file; one that is being sent is sent to its end."""
+        """Remove a file; downloads in progress still finish."""
         self._delete([_place(sha256)])
 
     def all(self) -> Iterator[str]:
@@ -146,7 +146,7 @@ class BlobBucket(Blobs):
         received.unlink()
 
     def parts(self, upload: str) -> list[str]:
-        """Return which parts there are."""
+        """Return the numbers of the parts received so far."""
         return sorted(path.rpartition("/")[2] for path, _ in self._listed(f"parts/{upload}/"))
 
     def read_part(self, upload: str, name: str) -> Iterator[bytes]:
@@ -158,7 +158,7 @@ class BlobBucket(Blobs):
         self._delete([path for path, _ in self._listed(f"parts/{upload}/")])
 
     def collect_uploads(self, before: float, *, dry_run: bool) -> int:
-        """Remove the parts of what was last written before a time; return of how many files."""
+        """Remove the parts of uploads last written before a time; return the number of files."""
         newest: dict[str, float] = {}
         for path, date in self._listed("parts/"):
             upload = path.split("/")[1]
@@ -169,14 +169,14 @@ class BlobBucket(Blobs):
         return len(late)
 
     def close(self) -> None:
-        """Remove what was being received."""
+        """Remove the data that was being received."""
         shutil.rmtree(self.incoming, ignore_errors=True)
 
     def check(self) -> None:
-        """Write an object and read it back, so that a wrong bucket is seen at the start.
+        """Write an object and read it back, so that a wrong bucket fails at startup.
 
         Raises:
-            ConfigError: that is not possible.
+            ConfigError: the bucket cannot be written or read.
         """
         name = f"parts/probe-{time.time_ns()}/00001"
         try:
@@ -207,7 +207,7 @@ class BlobBucket(Blobs):
             yield from map(bytes, found.stream(_PIECE))
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, float]]:
-        """Yield the objects below a prefix, with when each was written."""
+        """Yield the objects below a prefix, with the time when each was written."""
         with self._reached():
             for some in self._objects.list(prefix):
                 for each in some:
@@ -232,7 +232,7 @@ class BlobBucket(Blobs):
 
 
 class _Parts(io.RawIOBase):
-    """A file of a bucket, of which each read downloads a part."""
+    """A file in a bucket that downloads a range on each read."""
 
     def __init__(self, blobs: BlobBucket, sha256: str, size: int) -> None:
         self._blobs, self._sha256, self._size = blobs, sha256, size

@@ -1,8 +1,8 @@
-"""A commit in two requests: which way each file goes, and the commit itself.
+"""Commits in two requests: how to send each file, and the commit itself.
 
-The body of a commit is read as it arrives: lines of JSON, of which some have a file in base64. A
-file may have hundreds of megabytes. Its text is decoded and written piece by piece, so that memory
-holds no more than a piece. All other lines have at most a mebibyte each, and have a limit together:
+The body of a commit is parsed as it arrives. It has lines of JSON; some contain a file in base64. A
+file may have hundreds of megabytes. Its text is decoded and written piece by piece, so memory never
+holds more than a piece. All other lines have at most a mebibyte each, and a limit on their total:
 `CommitLines`.
 """
 
@@ -55,28 +55,28 @@ _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]")
 
 
 class CommitLines:
-    """Reads the body of a commit; the caller discards what it has staged and does not use.
+    """Parser of a commit body; the caller discards staged files that it does not use.
 
     Args:
-        blobs: where files are received.
-        most_file: the bytes of the largest file.
+        blobs: the store that receives files.
+        most_file: the largest size of a file in bytes.
     """
 
     def __init__(self, blobs: Blobs, most_file: int) -> None:
         self.change = CommitChange()
         self._blobs, self._most_file = blobs, most_file
-        self._line = bytearray()  # what was read of it, without the text of its file
+        self._line = bytearray()  # its bytes so far, without the text of its file
         self._receiver: BlobReceiver | None = None
-        self._staged: StagedBlob | None = None  # of this line
-        self._rest = b""  # of the text, less than eight characters
+        self._staged: StagedBlob | None = None  # the file of this line
+        self._rest = b""  # undecoded text, less than eight characters
         self._has_header = False
         self._lines = self._words_read = 0
 
     def feed(self, data: bytes) -> None:
-        """Read more of the body.
+        """Parse more of the body.
 
         Raises:
-            HubRefusal: it is no commit.
+            HubRefusal: it is not a commit.
             TooManyBytesError: a line or a file is too large, or there are too many lines.
         """
         place = 0
@@ -99,14 +99,14 @@ class CommitLines:
         return self.change
 
     def discard(self) -> None:
-        """Remove the files that were received; those in their places stay."""
+        """Remove the received files; stored files stay."""
         if self._receiver is not None:
             self._receiver.discard()
         for staged in (*self.change.files.values(), *filter(None, [self._staged])):
             discard_staged(staged)
 
     def _words(self, data: bytes, place: int) -> int:
-        """Read up to the end of the line, or to the text of a file; return where that is."""
+        """Parse to the end of the line or the text of a file; return the position."""
         end = data.find(b"\n", place)
         before = len(self._line)
         self._line += data[place:] if end < 0 else data[place:end]
@@ -126,7 +126,7 @@ class CommitLines:
         return end + 1
 
     def _text(self, data: bytes, place: int) -> int:
-        """Decode the text of a file up to its end; return where that is."""
+        """Decode the text of a file up to its end; return the position."""
         assert self._receiver is not None
         end = data.find(b'"', place)
         text = self._rest + (data[place:] if end < 0 else data[place:end])
@@ -224,14 +224,14 @@ _BODY = 4 << 20
 _MOST_FILES = 256
 _MOST_IGNORE = 64 << 10
 _ALWAYS_LARGE = (".parquet",)
-"""Dataset.push_to_hub deletes its file before the commit, so it cannot be sent within one."""
+"""Dataset.push_to_hub deletes its file before the commit, so it cannot be part of a commit."""
 _IGNORE = ".gitignore"
 
 
 def preupload(call: HubCall) -> Response:
-    """Say for each file whether it is sent within the commit or before, or not at all.
+    """Return for each file whether to send it in the commit, before it, or not at all.
 
-    What would be refused later is refused here, before anything is sent.
+    Files that the commit would refuse are refused here, before anything is sent.
     """
     fields = call.fields
     files = fields.get("files")
@@ -255,7 +255,7 @@ def preupload(call: HubCall) -> Response:
 
 
 async def commit(call: HubCall) -> Response:
-    """Commit what the body says; it is read as it arrives."""
+    """Commit the changes in the body, which is parsed as it arrives."""
     options = call.hub.options
     if call.query("create_pr") not in ("", "0", "false", "False"):
         raise HubRefusal("this hub has no pull requests: commit to a branch")
@@ -273,7 +273,7 @@ async def commit(call: HubCall) -> Response:
 
 
 def _commit(call: HubCall, change: CommitChange) -> Response:
-    """Check the files, and commit them."""
+    """Check and commit the files."""
     folder, own, rev = call.hub.blobs, call.repository.id, call.values["rev"]
     with call.hub.database.reading() as connection:
         rules = call.rules(connection)
@@ -346,7 +346,7 @@ def _check_sample(path: str, sample: object, rules: NamespaceRules) -> None:
 
 
 def _ignored(call: HubCall, given: object, tree: Tree) -> pathspec.PathSpec[Any] | None:
-    """Return what is not to be uploaded: by the file that comes along, or by the repository's."""
+    """Return the ignore patterns, from the request's ignore file or the repository's."""
     text = given if isinstance(given, str) else ""
     if not text and _IGNORE in tree:
         text = call.hub.blobs.read(tree[_IGNORE].sha256, _MOST_IGNORE).decode("utf-8", "replace")

@@ -1,11 +1,12 @@
-"""The commit and its tree of files: the only way in which a repository's files change.
+"""Commits and their trees: the only way to change the files of a repository.
 
-Within one transaction it compares the parent with the head, applies the operations to the tree of
-the head, and moves the ref; the gate then puts the new files in their places (gate.py). A request
-that comes a second time, since its answer was lost, gets the head that it had made.
+One transaction compares the parent with the head, applies the operations to the tree of the head,
+and moves the ref. The gate then stores the new files (gate.py). A request repeated because its
+response was lost gets the head that it had made.
 
-A tree is named by the sha1 of what it has, so equal trees are one. No path of a client ever becomes
-one on the disk; what is refused here would be unusable, or something else, for those who download.
+A tree is named by the sha1 of its contents, so equal trees are stored once. A client's path never
+becomes a path on the disk. Paths that are refused here would be unusable, or ambiguous, for those
+who download.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ _kept: dict[str, Tree] = {}  # by oid
 
 @dataclass(frozen=True)
 class FolderInfo:
-    """A folder of a tree, with a hash of what is in it."""
+    """A folder of a tree, with a hash of its contents."""
 
     path: str
     oid: str
 
 
 def path_problem_of(path: object) -> str:
-    """Return why a text cannot be the path of a file, or ""."""
+    """Return why a text is not a valid path of a file, or ""."""
     if not isinstance(path, str) or not path:
         return "a path is a text"
     try:
@@ -91,10 +92,10 @@ def _part_problem(part: str) -> str:
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuse paths that cannot be beside each other.
+    """Refuse paths that conflict with each other.
 
     Raises:
-        HubRefusal: a file would be a folder, too, or two differ by case alone.
+        HubRefusal: a path is both a file and a folder, or two paths differ only by case.
     """
     files: dict[str, str] = {}
     for path in paths:
@@ -114,7 +115,7 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def keep_tree(connection: Connection, tree: Tree) -> str:
-    """Write a tree and return its oid."""
+    """Store a tree and return its oid."""
     text, oid = _written(tree)
     if connection.execute(select(trees.c.oid).where(trees.c.oid == oid)).first() is None:
         connection.execute(insert(trees).values(oid=oid, files=text))
@@ -122,12 +123,12 @@ def keep_tree(connection: Connection, tree: Tree) -> str:
 
 
 def oid_of_tree(tree: Tree) -> str:
-    """Return the oid that a tree has."""
+    """Return the oid of a tree."""
     return _written(tree)[1]
 
 
 def read_tree(connection: Connection, oid: str) -> Tree:
-    """Read a tree, which never changes: small ones are kept in memory."""
+    """Read a tree. Trees never change, so small ones are cached."""
     found = _kept.get(oid)
     if found is None:
         text = connection.execute(select(trees.c.files).where(trees.c.oid == oid)).scalar_one()
@@ -148,13 +149,13 @@ def _written(tree: Tree) -> tuple[str, str]:
 def entries_below(
     tree: Tree, folder: str, *, recursive: bool
 ) -> list[tuple[str, BlobInfo | FolderInfo]] | None:
-    """List the files and folders in a folder, "" for the root; None if there is no such folder."""
+    """List the files and folders in a folder, "" for the root; None if it does not exist."""
     prefix = f"{folder}/" if folder else ""
     inside = _files_below(tree, prefix)
     if not inside and folder:
         return None
     found: dict[str, BlobInfo | FolderInfo] = {}
-    digests: dict[str, Any] = {}  # of folders, each of which has its files in their order
+    digests: dict[str, Any] = {}  # by folder; the files of each folder arrive in order
     for path, blob in inside:
         parts = path[len(prefix) :].split("/")
         last = len(parts) if recursive else min(2, len(parts))
@@ -168,7 +169,7 @@ def entries_below(
 
 
 def oid_of_folder(tree: Tree, folder: str) -> str:
-    """Return a hash of what is in a folder."""
+    """Return a hash of a folder's contents."""
     lines = [_line(path, blob) for path, blob in _files_below(tree, f"{folder}/")]
     return hashlib.sha1(b"".join(lines)).hexdigest()
 
@@ -183,7 +184,7 @@ def _line(path: str, blob: BlobInfo) -> bytes:
 
 @lru_cache(1024)
 def pointer_of(sha256: str, size: int) -> tuple[str, int]:
-    """Return git's hash and the size of the pointer that LFS keeps in the place of a file."""
+    """Return git's hash and the size of the pointer file that LFS commits instead of a file."""
     text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
     data = text.encode()
     return hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest(), len(data)
@@ -200,7 +201,7 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """A commit as it is kept."""
+    """A stored commit."""
 
     oid: str
     parent: str | None
@@ -213,17 +214,17 @@ class CommitRecord:
 
 @dataclass
 class CommitChange:
-    """What a commit changes.
+    """The changes of a commit.
 
     Attributes:
         title: the first line of its message.
         message: the rest of it.
-        parent: the head that the writer saw; None where that does not matter.
+        parent: the head that the writer saw; None for any.
         files: new files by path, received with the commit.
         large: digests and sizes of files that were uploaded before, by path; -1 for a copy.
         removed: the paths of files to remove.
-        removed_folders: those of folders.
-        created: when it was made; None for now.
+        removed_folders: the paths of folders to remove.
+        created: the time of the commit; None for now.
     """
 
     title: str = "Change files"
@@ -247,13 +248,13 @@ class CommitResult:
 def write_commit(
     connection: Connection, repository: int, branch: str, change: CommitChange, author: str
 ) -> CommitResult:
-    """Commit a change to a branch; call it inside `changing`, which puts the files in place.
+    """Commit a change to a branch; call it inside `changing`, which stores the files.
 
     Raises:
-        StaleParentError: the head is another one than the writer saw.
+        StaleParentError: the head differs from the one the writer saw.
         MissingEntryError: a file to remove does not exist.
-        MissingRevisionError: there is no such branch.
-        HubRefusal: a file is not known, or paths cannot be beside each other.
+        MissingRevisionError: the branch does not exist.
+        HubRefusal: a file is unknown, or paths conflict.
     """
     head = branch_head(connection, repository, branch)
     old: Tree = read_tree(connection, head.tree) if head else {}
@@ -280,7 +281,7 @@ def write_commit(
 def changed_tree(
     old: Tree, change: CommitChange, large: Mapping[str, BlobInfo]
 ) -> dict[str, BlobInfo]:
-    """Return the files after a change.
+    """Return the tree after a change.
 
     Raises:
         MissingEntryError: a file or folder to remove does not exist.
@@ -306,10 +307,10 @@ def changed_tree(
 def _large_files(
     connection: Connection, repository: int, large: Mapping[str, tuple[str, int]]
 ) -> dict[str, BlobInfo]:
-    """Return the files that were uploaded to this repository before.
+    """Return the files that were uploaded to this repository earlier.
 
     Raises:
-        HubRefusal: one was not, or has another size.
+        HubRefusal: a file was not uploaded, or its size differs.
     """
     found = granted(connection, repository, {sha256 for sha256, _ in large.values()})
     named = {}
@@ -348,7 +349,7 @@ def _insert(
 def grant(
     connection: Connection, repository: int, infos: Iterable[BlobInfo], *, is_committed: bool = True
 ) -> None:
-    """Let a repository name files, which are in their places at the end of the transaction."""
+    """Grant files to a repository; they are stored by the end of the transaction."""
     wanted = {info.sha256: info for info in infos}
     if not wanted:
         return
@@ -383,7 +384,7 @@ def grant(
         connection.execute(
             update(grants).where(own, grants.c.sha256.in_(late)).values(is_committed=True)
         )
-    elif not is_committed and had:  # the time of grace begins anew
+    elif not is_committed and had:  # the grace period starts again
         connection.execute(
             update(grants).where(own, grants.c.sha256.in_([*had])).values(granted=now)
         )
@@ -392,7 +393,7 @@ def grant(
 def granted(
     connection: Connection, repository: int, digests: Sequence[str] | set[str]
 ) -> dict[str, BlobInfo]:
-    """Return those of some files that a repository may name."""
+    """Return the subset of files that a repository may name."""
     rows = connection.execute(
         select(blobs)
         .join(grants, grants.c.sha256 == blobs.c.sha256)
@@ -402,7 +403,7 @@ def granted(
 
 
 def used_bytes(connection: Connection, namespace: int, *, committed: bool = False) -> int:
-    """Return how many bytes the files of a namespace have, or of its commits, each counted once."""
+    """Return the total size of the files of a namespace, or of its commits, without duplicates."""
     own = (
         select(blobs.c.sha256, blobs.c.size)
         .join(grants, grants.c.sha256 == blobs.c.sha256)
@@ -418,13 +419,13 @@ def used_bytes(connection: Connection, namespace: int, *, committed: bool = Fals
 
 
 def sizes_of(connection: Connection, digests: Collection[str]) -> int:
-    """Return how many bytes some files have."""
+    """Return the total size of some files in bytes."""
     own = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.sha256.in_([*digests]))
     return int(connection.execute(own).scalar_one())
 
 
 def promised_bytes(connection: Connection, namespace: int) -> int:
-    """Return how many bytes uploads to a namespace may still bring, each file counted once."""
+    """Return the bytes reserved for uploads to a namespace, without duplicates."""
     here = select(repositories.c.id).where(repositories.c.namespace == namespace)
     known = select(grants.c.sha256).where(grants.c.repository.in_(here))
     own = (
@@ -443,7 +444,7 @@ def promised_bytes(connection: Connection, namespace: int) -> int:
 def promise(
     connection: Connection, repository: int, sizes: Mapping[str, int], seconds: float
 ) -> None:
-    """Keep room for files that are to be uploaded, for some time."""
+    """Reserve space for files to be uploaded, for a limited time."""
     own = (promises.c.repository == repository, promises.c.sha256.in_([*sizes]))
     connection.execute(delete(promises).where(or_(and_(*own), promises.c.expires <= now_text())))
     rows = [
@@ -455,7 +456,7 @@ def promise(
 
 
 def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> CommitRecord | None:
-    """Return the commit of a branch."""
+    """Return the head commit of a branch."""
     oid = select(refs.c.commit).where(
         refs.c.repository == repository, refs.c.kind == BRANCH, refs.c.name == branch
     )
@@ -468,7 +469,7 @@ def branch_head(connection: Connection, repository: int, branch: str = MAIN) -> 
 
 
 def no_branch(connection: Connection, repository: int, revision: str) -> MissingRevisionError:
-    """Return the error for a commit to what is no branch: a tag and a commit take none, either."""
+    """Return the error for committing to a revision that is not a branch, such as a tag."""
     try:
         commit_at(connection, repository, revision)
     except MissingRevisionError as error:
@@ -480,7 +481,7 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
     """Return the commit of a branch, a tag or an oid.
 
     Raises:
-        MissingRevisionError: there is none.
+        MissingRevisionError: the revision does not exist.
     """
     name = name_of_ref(revision)
     found = connection.execute(
@@ -514,7 +515,7 @@ def commit_at(connection: Connection, repository: int, revision: str) -> CommitR
 
 
 def name_of_ref(revision: str) -> str:
-    """Return the branch, tag or commit that a revision is, in whatever form it is asked."""
+    """Return the name of the branch, tag or commit that a revision refers to."""
     name = MAIN if revision == "HEAD" else revision
     for prefix in ("refs/heads/", "refs/tags/"):
         name = name.removeprefix(prefix)
@@ -524,7 +525,7 @@ def name_of_ref(revision: str) -> str:
 def history(
     connection: Connection, repository: int, start: CommitRecord, most: int
 ) -> list[CommitRecord]:
-    """Return commits from one backwards, without those that were removed."""
+    """Return the history of a commit, newest first, without removed commits."""
     found: list[CommitRecord] = []
     here: CommitRecord | None = start
     while here is not None and len(found) < most:
@@ -544,7 +545,7 @@ def last_commits(
 ) -> dict[str, CommitRecord]:
     """Return the last commit that changed each file, or anything in each folder.
 
-    Of what was changed more than `MOST_WALKED` commits ago, the oldest commit that was read.
+    For paths unchanged in the last `MOST_WALKED` commits, return the oldest commit that was read.
     """
     found: dict[str, CommitRecord] = {}
     walked = history(connection, repository, start, MOST_WALKED)
@@ -565,7 +566,7 @@ def _folder_ends(path: str) -> list[int]:
 
 
 def refs_of(connection: Connection, repository: int) -> dict[str, dict[str, str]]:
-    """Return the commits of branches and of tags, by kind and name."""
+    """Return the commits of branches and tags, by kind and name."""
     found: dict[str, dict[str, str]] = {BRANCH: {}, TAG: {}}
     rows = connection.execute(
         select(refs).where(refs.c.repository == repository).order_by(refs.c.name)
@@ -576,7 +577,7 @@ def refs_of(connection: Connection, repository: int) -> dict[str, dict[str, str]
 
 
 def move_ref(connection: Connection, repository: int, kind: str, name: str, commit: str) -> None:
-    """Let a ref name a commit, whether it exists or not."""
+    """Point a ref at a commit; create it if necessary."""
     own = (refs.c.repository == repository, refs.c.kind == kind, refs.c.name == name)
     changes_of(connection).commits.setdefault((repository, commit), False)
     if not connection.execute(update(refs).where(*own).values(commit=commit)).rowcount:

@@ -1,8 +1,8 @@
-"""What a hub accepts: which files, by their names and by their contents.
+"""The content policy of a hub: the files it accepts, by name and by contents.
 
-Whoever loads an adapter must be able to trust that it runs no code, so pickles and programs are
-refused, whatever they are called. Each kind of file that is accepted has a check of its own. An
-administrator may allow more in a namespace; a refusal names the file, the rule, and that command.
+Loading an adapter must never run code, so pickles and programs are refused under any name. Each
+accepted kind of file has its own check. An administrator may allow more in a namespace. A refusal
+names the file, the rule, and the command that allows it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ RULES = {
     "backbone": "an adapter names its backbone by the id that others find it by",
 }
 MAX_HEADER = 25 << 20  # bytes of the header of a safetensors file
-_USUAL_HEADER = 64 << 10  # bytes that are read first: in a bucket each read is a request
-_MOST_TEXT_SEARCHED = 1 << 20  # bytes of a text in which secrets are searched for
+_USUAL_HEADER = 64 << 10  # bytes to read first: in a bucket each read is a request
+_MOST_TEXT_SEARCHED = 1 << 20  # bytes of a text that are searched for secrets
 _PICKLES = re.compile(r"(?i)\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|npy|npz|h5|keras|mar|t7)$")
 _CODE = re.compile(r"(?i)\.(py|pyc|pyx|so|dll|dylib|exe|sh|bat|ps1|js|jar|whl|ipynb|html?|svg)$")
 _TEXTS = re.compile(
@@ -58,20 +58,20 @@ _MAGIC = {
     ".gz": b"\x1f\x8b", ".flac": b"fLaC", ".wav": b"RIFF", ".pdf": b"%PDF",
     ".zst": b"\x28\xb5\x2f\xfd",
 }  # fmt: skip
-_WEIGHTS = (".gguf", ".gz", ".zst")  # of those kinds
+_WEIGHTS = (".gguf", ".gz", ".zst")  # kinds of `_MAGIC` that hold weights
 _CONFIGURATIONS = (MANIFEST_FILE, CONFIG_FILE, HEAD_CONFIG_FILE)
-_SENTENCEPIECE = (".model", ".spm")  # protocol buffers, which have no mark
+_SENTENCEPIECE = (".model", ".spm")  # protocol buffers, which have no magic number
 
 
 @dataclass(frozen=True)
 class NamespaceRules:
-    """What an administrator has set for a namespace.
+    """The rules that an administrator has set for a namespace.
 
     Attributes:
-        allowed: names of rules that do not hold there.
-        findings: codes of texts that look like secrets and are none.
-        protected: patterns of tags that only an admin moves or deletes.
-        signers: keys, of which one must have signed each version; none required if empty.
+        allowed: names of rules that are switched off there.
+        findings: codes of texts that are mistaken for secrets.
+        protected: patterns of tags that only an admin may move or delete.
+        signers: accepted keys; each version needs a signature by one of them, unless empty.
     """
 
     allowed: tuple[str, ...] = ()
@@ -80,23 +80,23 @@ class NamespaceRules:
     signers: tuple[str, ...] = ()
 
     def protects(self, tag: str) -> bool:
-        """Return whether a tag is on the list."""
+        """Return whether a tag is protected."""
         return any(fnmatch.fnmatchcase(tag, pattern) for pattern in self.protected)
 
 
 def parse_rules(text: str) -> NamespaceRules:
-    """Return the rules of a namespace as the database has them."""
+    """Parse the rules of a namespace from the database."""
     fields = json.loads(text)
     return NamespaceRules(**{name: tuple(value) for name, value in fields.items()})
 
 
 def rules_text(rules: NamespaceRules) -> str:
-    """Return the rules of a namespace as the database keeps them."""
+    """Format the rules of a namespace for the database."""
     return json.dumps(to_dict(rules), sort_keys=True)
 
 
 def check_name_of_file(path: object, rules: NamespaceRules) -> None:
-    """Refuse a file by its path: before it is sent, where the client asks.
+    """Refuse a file by its path, before it is sent if the client checks first.
 
     Raises:
         HubRefusal: the path is not valid, or the rules do not allow such a file.
@@ -113,7 +113,7 @@ def check_name_of_file(path: object, rules: NamespaceRules) -> None:
 
 
 def check_contents(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> None:
-    """Refuse a file by its contents: of a large one, by its header.
+    """Refuse a file by its contents, or by its header if it is large.
 
     Raises:
         HubRefusal: the rules do not allow it.
@@ -137,7 +137,7 @@ def check_contents(path: str, file: BinaryIO, size: int, rules: NamespaceRules) 
 
 
 def safetensors_problem(file: BinaryIO, size: int) -> str:
-    """Return what is wrong with the header of a safetensors file, or ""."""
+    """Return the problem in the header of a safetensors file, or ""."""
     length = int.from_bytes(_start(file, 8), "little")
     if size < 8 or length > min(size - 8, MAX_HEADER):
         return f"its header claims {length:,} bytes"
@@ -162,17 +162,17 @@ def safetensors_problem(file: BinaryIO, size: int) -> str:
 def signature_problem(
     tree: Tree, read: ReadFile, name: str, rules: NamespaceRules, version: str = ""
 ) -> str:
-    """Return which file a listed key would have to sign, where that is required, or "".
+    """Return the file that lacks a required signature by a listed key, or "".
 
-    In each folder, whatever a library loads is listed in a manifest that a listed key has signed,
-    or in the list of files beside it, for which the same holds. Texts, images and tables are free.
+    In each folder, every file that a library loads must be listed in a manifest signed by a listed
+    key, or in the list of files next to it, signed likewise. Texts, images and tables are exempt.
 
     Args:
         tree: the files of a commit.
         read: reads a file by its sha256.
-        name: of the repository, which a signature is for.
-        rules: those of the namespace.
-        version: the version that it becomes; a signature may be for this one, or for any.
+        name: the repository that a signature must be for.
+        rules: the rules of the namespace.
+        version: the version to be created; a signature may be for this version or for any.
     """
     if not rules.signers:
         return ""
@@ -206,7 +206,7 @@ def _signed_files(
     rules: NamespaceRules,
     version: str | None,
 ) -> dict[str, str]:
-    """Return the files of a folder for which a listed key vouches, with their digests."""
+    """Return the files of a folder that a listed key has signed, with their digests."""
     found: dict[str, str] = {}
     for file, signature in ((MANIFEST_FILE, SIGNATURE_FILE), (BESIDE_FILE, BESIDE_SIGNATURE)):
         blob, signed = files.get(file), files.get(signature)
@@ -227,12 +227,12 @@ def _signed_files(
 
 
 def is_weights(path: str) -> bool:
-    """Return whether a file has values of a model, by its name."""
+    """Return whether a file contains model weights, by its name."""
     return _suffix(path) in (".safetensors", *_WEIGHTS) or bool(_PICKLES.search(path))
 
 
 def _is_loaded(name: str) -> bool:
-    """Return whether libraries load a file as weights, as code, or as what says how to load."""
+    """Return whether libraries load a file as weights, code or configuration."""
     if name.casefold() in _CONFIGURATIONS:
         return True
     is_data = _suffix(name) in (*_SENTENCEPIECE, *_MAGIC) and _suffix(name) not in _WEIGHTS
@@ -240,12 +240,12 @@ def _is_loaded(name: str) -> bool:
 
 
 def check_version(tree: Tree, read: ReadFile, version: str) -> None:
-    """Refuse a version whose files are not those that its manifest names: nobody could load it.
+    """Refuse a version whose files differ from its manifest: it could not be loaded.
 
-    A repository without a manifest, as other libraries write it, has what its commit has.
+    A repository without a manifest, as other libraries write it, is taken as committed.
 
     Raises:
-        HubRefusal: a file is missing, or another one.
+        HubRefusal: a file is missing or differs.
     """
     blob = tree.get(MANIFEST_FILE)
     if blob is None:
@@ -275,7 +275,7 @@ def check_version(tree: Tree, read: ReadFile, version: str) -> None:
 
 def _check_text(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> None:
     if size > _MOST_TEXT_SEARCHED:
-        return  # data rather than what somebody wrote; nothing reads it as code
+        return  # data that is never read as code
     data = _start(file, size)
     try:
         data.decode()
@@ -316,7 +316,7 @@ def _check_peft(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> 
 
 
 def _is_torch_zip(start: bytes, file: BinaryIO) -> bool:
-    """Return whether a file is an archive with a pickle in it, as torch writes it."""
+    """Return whether a file is a zip archive with a pickle, as torch writes it."""
     if not start.startswith(b"PK\x03\x04"):
         return False
     try:

@@ -1,21 +1,20 @@
-"""The database of a hub: how it is opened, read and written, and which schema it must have.
+"""The database of a hub: opening, reading, writing, and schema revisions.
 
-A hub in a folder has SQLite, a hub of several processes PostgreSQL; postgres.py is what that does
-otherwise. Either waits for the disk at the end of each transaction: what was answered as written
-survives the end of the process and of the power. Readers are in nobody's way; writers wait for
-each other.
+A hub in a folder has SQLite, a hub of several processes PostgreSQL; postgres.py holds the
+differences. Both sync to disk at the end of each transaction: data that was acknowledged survives a
+crash or a power failure. Readers do not block anyone; writers wait for each other.
 
 The tables: a namespace is a user or an organisation and has repositories. A repository has commits,
 each with a tree of files, and refs to them. A file is a blob; a repository may only name blobs that
 it was granted. Versions, listings and facets are derived from these.
 
-What a transaction changes of what can be downloaded is noted in its `Changes`. The gate reads these
-notes at the end of the transaction (gate.py). A transaction with notes that did not pass it is
-undone.
+Each transaction records its changes to downloadable data in its `Changes`. The gate reads this
+record at the end of the transaction (gate.py). A transaction with changes that did not pass the
+gate is rolled back.
 
-The full-text index of listings is what both kinds of databases need other words for: SQLite has
-FTS5, PostgreSQL a GIN index of a `tsvector`. Both hold the tokens of `listings.tokens`, and find
-them whole or by how they begin.
+The full-text index of listings needs different SQL in each database: SQLite has FTS5, PostgreSQL a
+GIN index of a `tsvector`. Both index the tokens of `listings.tokens` and match them whole or by
+prefix.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ from sqlalchemy.types import TypeEngine
 from adapterhub.hub.blobs import Blobs, StagedBlob
 from adapterhub.hub.errors import BusyError, FullDiskError
 
-_MOST_WORDS = 64  # that a prefix is expanded to
+_MOST_WORDS = 64  # that a prefix expands to
 _LONGEST, _MOST_BYTES = 500, 900_000  # characters of a term, bytes of all: a tsvector has limits
 _LAST = "\U0010ffff"
 _REST = "l.type = :type AND {seen} ORDER BY {order}, l.repository LIMIT :limit OFFSET :offset"
@@ -77,20 +76,20 @@ _REST = "l.type = :type AND {seen} ORDER BY {order}, l.repository LIMIT :limit O
 
 @dataclass(frozen=True)
 class FullText:
-    """The index of one kind of database, in its SQL.
+    """The full-text index of one kind of database, as SQL.
 
     Attributes:
         created: statements that create it.
         add: adds a repository with its `:tokens`, or with these as a list of `:terms`.
         remove: removes them.
         matches: the condition of rows that match `:match`.
-        join: from these to their listings.
+        join: joins matching rows to their listings.
         holds: the condition of a listing that has all of `:tokens`, without the index.
-        quote: around a token of `:match`.
-        begins: after a token, of which only the beginning is given.
-        both: between what both must hold.
-        either: between what one must hold.
-        shortens: whether tokens are as `_terms` returns them.
+        quote: encloses a token of `:match`.
+        begins: follows a token that is a prefix.
+        both: the operator "and".
+        either: the operator "or".
+        shortens: whether `_terms` shortens the tokens.
     """
 
     created: tuple[str, ...]
@@ -106,7 +105,7 @@ class FullText:
     shortens: bool
 
     def write(self, connection: Connection, repository: int, tokens: str) -> None:
-        """Index a repository; its words are those that a prefix is expanded to."""
+        """Index a repository; prefixes expand to its words."""
         found = [*dict.fromkeys(tokens.split())]
         values = {"repository": repository, "tokens": tokens, "terms": _terms(found)}
         given = {name: value for name, value in values.items() if f":{name}" in self.add}
@@ -117,18 +116,18 @@ class FullText:
             connection.execute(text(statement), words)
 
     def erase(self, connection: Connection, repository: int, tokens: str) -> None:
-        """Remove a repository from the index, which has these tokens there."""
+        """Remove a repository, indexed under these tokens, from the index."""
         values = {"repository": repository, "tokens": tokens}
         given = {name: value for name, value in values.items() if f":{name}" in self.remove}
         connection.execute(text(self.remove), given)
 
     def match(self, connection: Connection, labels: Iterable[str], prefixes: Iterable[str]) -> str:
-        """Return what finds rows with all of these labels and words that begin so."""
+        """Return the match expression for all of these labels and word prefixes."""
         terms = [self._quoted(label) for label in labels]
         return self.both.join([*terms, *(self._word(connection, p) for p in prefixes)])
 
     def count(self, connection: Connection, match: str, most: int) -> int:
-        """Return how many rows match, or `most` if they are more."""
+        """Return the number of matching rows, at most `most`."""
         statement = f"SELECT count(*) FROM (SELECT 1 FROM listing_texts t WHERE {self.matches} "
         found = connection.execute(
             text(f"{statement} LIMIT :most) AS found"), {"match": match, "most": most}
@@ -136,12 +135,12 @@ class FullText:
         return int(found.scalar_one())
 
     def search(self, seen: str, order: str, *, sorts: bool) -> str:
-        """Return a search that sorts what matches, or one that reads all rows in their order.
+        """Return a query that sorts the matches, or one that reads all rows in order.
 
         Args:
-            seen: the condition of rows that may be seen.
-            order: the column that they are ordered by.
-            sorts: whether few rows match.
+            seen: the condition of visible rows.
+            order: the column to order by.
+            sorts: whether to sort, since few rows match.
         """
         start = (
             f"SELECT l.* FROM listing_texts t {self.join} WHERE {self.matches}"
@@ -151,7 +150,7 @@ class FullText:
         return f"{start} AND {_REST.format(seen=seen, order=order)}"
 
     def _word(self, connection: Connection, prefix: str) -> str:
-        """Return what finds a prefix: the words that have it, unless they are many."""
+        """Return the expression for a prefix: the words it expands to, unless there are many."""
         chosen = "SELECT word FROM listing_words WHERE word >= :first AND word < :last LIMIT :most"
         values = {"first": prefix, "last": prefix + _LAST, "most": _MOST_WORDS + 1}
         rows = connection.execute(text(chosen), values).all()
@@ -164,7 +163,7 @@ class FullText:
 
 
 def _terms(tokens: Iterable[str]) -> list[str]:
-    """Return tokens as a tsvector can have them: long ones by their digest, and not too many."""
+    """Return tokens that a tsvector can hold: long ones as digests, and a limited number."""
     terms = [
         token if len(token) <= _LONGEST else f"_{sha256(token.encode()).hexdigest()}"
         for token in tokens
@@ -217,17 +216,17 @@ POSTGRES = FullText(
 
 
 def full_text_of(connection: Connection) -> FullText:
-    """Return the index of the database that a connection is to."""
+    """Return the index for the database of a connection."""
     return POSTGRES if connection.dialect.name == "postgresql" else SQLITE
 
 
 CHANGES = "adapterhub_changes"
-"""The option of a connection that has the notes of its transaction."""
+"""The connection option that holds the record of changes of the transaction."""
 
 
 @dataclass(frozen=True)
 class NewVersion:
-    """A version that was added: its repository, number and commit, and the highest one before."""
+    """An added version: its repository, number and commit, and the previous highest number."""
 
     repository: int
     number: int
@@ -237,16 +236,16 @@ class NewVersion:
 
 @dataclass
 class Changes:
-    """What a transaction has changed.
+    """The changes of a transaction.
 
     Attributes:
-        commits: commits by repository; of each, whether it is new, or has a new ref.
-        moved: repositories that have another name, and the namespace that they were in.
-        granted: files that a repository may name since.
-        versions: versions that were added.
+        commits: commits by repository, each with whether it is new or has a new ref.
+        moved: renamed repositories, with their previous namespaces.
+        granted: files newly granted to a repository.
+        versions: added versions.
         refs: branches and tags that were deleted or moved, by repository: kind and name.
-        files: files that were received; the gate puts them in their places.
-        are_admitted: whether the gate has admitted all of this.
+        files: received files; the gate stores them.
+        are_admitted: whether the gate has admitted all of these changes.
     """
 
     commits: dict[tuple[int, str], bool] = field(default_factory=dict)
@@ -259,29 +258,29 @@ class Changes:
 
     @property
     def repositories(self) -> set[int]:
-        """The repositories that are other ones by now."""
+        """The repositories that were changed."""
         found = {*self.moved, *(each.repository for each in self.versions)}
         found |= {own for own, _ in self.commits} | {own for own, _ in self.granted}
         return found | {own for own, _, _ in self.refs}
 
     def check_admitted(self) -> None:
-        """Refuse to end a transaction that has passed by the gate.
+        """Refuse to end a transaction that bypassed the gate.
 
         Raises:
-            RuntimeError: it has: a mistake of this program.
+            RuntimeError: the changes were not admitted: a bug in this program.
         """
         if not self.are_admitted and (self.repositories or self.files):
             raise RuntimeError("what can be downloaded changes in `changing` alone")
 
 
 def changes_of(connection: Connection) -> Changes:
-    """Return the notes of the transaction of a connection."""
+    """Return the record of changes of a connection's transaction."""
     found: Changes = connection.get_execution_options()[CHANGES]
     return found
 
 
 def received_reader(connection: Connection, folder: Blobs) -> Callable[[str, int], bytes]:
-    """Return what reads a file, also one that is not yet in its place."""
+    """Return a function that reads files, including those not yet in place."""
     received = {staged.info.sha256: staged.path for staged in changes_of(connection).files}
 
     def read(sha256: str, most: int) -> bytes:
@@ -301,18 +300,18 @@ def now_text(ago: float = 0.0) -> str:
 
 
 def now_precisely() -> str:
-    """Return the time to the millisecond, as the Hub writes it."""
+    """Return the current time to the millisecond, in the Hub's format."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 SCHEMA_REVISION = "0002"
-"""The newest of `migrations/versions`: what these tables are."""
+"""The newest revision in `migrations/versions`, which these tables match."""
 
 metadata = MetaData()
 
 
 def _words(length: int) -> TypeEngine[str]:
-    """Return the type of a text, which every database orders by its characters."""
+    """Return a text type that every database sorts by code point."""
     return String(length).with_variant(Text(collation="C"), "postgresql")
 
 
@@ -354,7 +353,7 @@ namespaces = Table(
     metadata,
     _own_id(),
     Column("name", _words(96), nullable=False),
-    Column("folded", _words(96), nullable=False, unique=True),  # two may not differ by case alone
+    Column("folded", _words(96), nullable=False, unique=True),  # no two may differ only by case
     Column("kind", _words(8), nullable=False),  # user, org, or mirror
     Column("is_admin", Boolean, nullable=False, default=False),  # a user who may change everything
     Column("rules", Text, nullable=False, default="{}"),  # see content_policy.py
@@ -379,7 +378,7 @@ tokens = Table(
     Column("name", _words(96), nullable=False, unique=True),
     _owned_by("user", "namespaces.id", nullable=False),
     Column("role", _words(8), nullable=False),
-    _owned_by("scope", "namespaces.id"),  # the only namespace that it is for
+    _owned_by("scope", "namespaces.id"),  # the only namespace that it covers
     Column("created", _words(20), nullable=False),
     Column("expires", _words(20)),
     Column("used", _words(20)),
@@ -389,7 +388,7 @@ sessions = Table(
     "sessions",
     metadata,
     Column("sha256", _words(64), primary_key=True),  # of the cookie
-    _owned_by("token", "tokens.id", nullable=False, index=True),  # with which it was begun
+    _owned_by("token", "tokens.id", nullable=False, index=True),  # used to log in
     Column("expires", _words(20), nullable=False),
 )
 
@@ -404,7 +403,7 @@ repositories = Table(
     Column("is_private", Boolean, nullable=False),
     Column("created", _words(24), nullable=False),
     Column("modified", _words(24), nullable=False),
-    Column("highest", Integer, nullable=False, default=0),  # of all versions there ever were
+    Column("highest", Integer, nullable=False, default=0),  # of all versions, deleted ones included
     UniqueConstraint("type", "folded"),
 )
 
@@ -413,14 +412,14 @@ retired = Table(
     metadata,
     Column("type", _words(8), primary_key=True),
     Column("folded", _words(200), primary_key=True),
-    Column("highest", Integer, nullable=False),  # of the versions of a repository that is gone
+    Column("highest", Integer, nullable=False),  # version of a deleted repository
 )
 
 renamed = Table(
     "renamed",
     metadata,
     Column("type", _words(8), primary_key=True),
-    Column("folded", _words(200), primary_key=True),  # a name that the repository had
+    Column("folded", _words(200), primary_key=True),  # an earlier name
     _owned_by("repository", "repositories.id", nullable=False, index=True),
 )
 
@@ -472,7 +471,7 @@ grants = Table(
 )
 
 promises = Table(
-    "promises",  # room that is kept for uploads
+    "promises",  # space reserved for uploads
     metadata,
     _owned_by("repository", "repositories.id", primary_key=True),
     Column("sha256", _words(64), primary_key=True),
@@ -486,7 +485,7 @@ versions = Table(
     _owned_by("repository", "repositories.id", primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("commit", _words(40), nullable=False),
-    Column("digest", _words(64), nullable=False),  # "" where it has no manifest of ours
+    Column("digest", _words(64), nullable=False),  # "" without a manifest of ours
 )
 
 listings = Table(
@@ -540,10 +539,10 @@ audit = Table(
 
 
 HubPlace = Path | URL
-"""Where a hub is: a folder, or a database of PostgreSQL, which says where its files are."""
+"""The location of a hub: a folder, or a PostgreSQL database that names its bucket."""
 DATABASE, NEW_DATABASE = "hub.sqlite", "new.sqlite"
-LOCK_SECONDS = 60.0  # that a writer waits for the others; clients do not try again
-_CONNECTIONS = 56  # of the threads of readers, which are 40, and those of writers
+LOCK_SECONDS = 60.0  # how long a writer waits for others; clients do not retry
+_CONNECTIONS = 56  # for 40 threads of readers, and those of writers
 KEEPING = ".keeping"  # held while files are removed or copied
 _UNCHANGED_SECONDS = 1.0  # a token may expire without a write
 _WRITES = "adapterhub_writes"
@@ -557,7 +556,7 @@ class Database(ABC):
         lock_seconds: how long a writer waits for the others.
 
     Attributes:
-        waits: whether `unchanged` asks another machine.
+        waits: whether `unchanged` queries another machine.
     """
 
     waits = False
@@ -571,7 +570,7 @@ class Database(ABC):
 
     @abstractmethod
     def _begun(self, *, writes: bool) -> Connection:
-        """Return a connection that begins a transaction so."""
+        """Return a connection that has begun a transaction of this kind."""
 
     @abstractmethod
     def _start_writing(self, connection: Connection) -> None:
@@ -579,43 +578,43 @@ class Database(ABC):
 
     @abstractmethod
     def _read_state(self) -> int:
-        """Return a number that any writer, in any process, changes."""
+        """Read a number that changes with each write, in any process."""
 
     @abstractmethod
     def _reason(self, error: DBAPIError) -> Exception | None:
-        """Return why a transaction was not possible, where that is nobody's mistake."""
+        """Return why a transaction failed if the cause is external, such as a lock."""
 
     @abstractmethod
     def alone(self, *, waits: bool = True) -> Any:
-        """Return a context that excludes others who remove or copy files, in any process.
+        """Return a context that excludes other processes that remove or copy files.
 
         Raises:
-            BusyError: somebody does, and it is not to wait.
+            BusyError: another process holds the lock, and waiting is not wanted.
         """
 
     @abstractmethod
     def problems(self) -> list[str]:
-        """List what is wrong with the database as such."""
+        """List the problems of the database itself."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Read one state of the database, whatever others write meanwhile.
+        """Read one consistent state of the database, regardless of concurrent writes.
 
         Raises:
-            BusyError: it is locked, or does not answer.
+            BusyError: the database is locked or does not respond.
         """
         with self._explained(), self._begun(writes=False) as connection, connection.begin():
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Write in one transaction, which an error undoes; it excludes other writers.
+        """Write in one transaction that excludes other writers; an error rolls it back.
 
-        What can be downloaded is changed in `changing` (gate.py).
+        Changes to downloadable data are made in `changing` (gate.py).
 
         Raises:
-            BusyError: another one writes for too long, or the database does not answer.
-            FullDiskError: there is no room.
+            BusyError: another writer takes too long, or the database does not respond.
+            FullDiskError: the disk is full.
         """
         if not self._turn.acquire(timeout=self._lock_seconds):
             raise BusyError
@@ -631,14 +630,14 @@ class Database(ABC):
             self._turn.release()
 
     def unchanged(self) -> dict[Hashable, Any]:
-        """Return what was read, by what was asked, since anybody, in any process, has written.
+        """Return a cache of values by key, which is emptied when any process has written.
 
-        Between two writes, all readers of a file ask the same: whose the token is, which
-        repository, which commit. To ask whether anybody wrote is one short question, to ask the
-        rest a dozen. A value goes into the dictionary of before it was read.
+        Between two writes, all readers of a file make the same queries: the token's user, the
+        repository, the commit. Checking for writes is one short query; the others are a dozen. Get
+        the dictionary before reading the value that is stored in it.
 
         Raises:
-            BusyError: the database does not answer.
+            BusyError: the database does not respond.
         """
         with self._watching, self._explained():
             state = self._read_state()
@@ -679,7 +678,7 @@ class SqliteDatabase(Database):
         return self.engine.connect().execution_options(**{_WRITES: writes})
 
     def _start_writing(self, connection: Connection) -> None:
-        """Do nothing: the transaction was begun so."""
+        """Do nothing: the transaction already began in write mode."""
 
     def _read_state(self) -> int:
         if self._watch is None:
@@ -719,7 +718,7 @@ class SqliteDatabase(Database):
 
 
 def create_tables(connection: Connection) -> None:
-    """Create the tables of a new hub, and say of which schema they are."""
+    """Create the tables of a new hub and record their revision."""
     metadata.create_all(connection)
     for statement in full_text_of(connection).created:
         connection.execute(text(statement))
@@ -733,7 +732,7 @@ def create_tables(connection: Connection) -> None:
 
 
 def create_database_file(path: Path) -> SqliteDatabase:
-    """Create a database in a file, with the tables of a hub."""
+    """Create a database file with the tables of a hub."""
     database = SqliteDatabase(path)
     with database.writing() as connection:
         create_tables(connection)
@@ -742,7 +741,7 @@ def create_database_file(path: Path) -> SqliteDatabase:
 
 
 def revision_in(connection: Connection) -> str | None:
-    """Return the schema of a database; None if it has none."""
+    """Return the schema revision of a database; None if it has none."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     row = connection.execute(text("SELECT version_num FROM alembic_version")).first()

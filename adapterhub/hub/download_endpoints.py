@@ -1,7 +1,7 @@
-"""Files as they are downloaded: whole or in part, by a commit, a branch or a tag.
+"""Downloads of files: whole or in part, by commit, branch or tag.
 
-They are sent as bytes to keep, never as a page: whoever can push could otherwise write pages of
-this hub. Those in a bucket are downloaded from there, by an address that is signed for one file.
+Files are sent as attachments, never as pages: otherwise anyone with push access could publish pages
+on this hub. Files in a bucket are downloaded from there, by an address signed for one file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAFE_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class SentPart:
-    """The bytes of a file that are sent: from `first`, `size` of them."""
+    """The range of bytes to send: `size` bytes starting at `first`."""
 
     first: int
     size: int
@@ -40,7 +40,7 @@ class SentPart:
 
 
 async def download(call: HubCall) -> Response:
-    """Send a file, or its headers alone."""
+    """Send a file, or only its headers."""
     path = call.values["rest"]
     key = ("file", call.repository.id, call.values["rev"], path)
     commit, blob = await call.remembered(key, partial(_find, call))
@@ -75,7 +75,7 @@ async def download(call: HubCall) -> Response:
 
 
 def _find(call: HubCall) -> tuple[str, BlobInfo | None]:
-    """Return the commit of a revision, and the file in it."""
+    """Return the commit of a revision and the file in it."""
     with call.hub.database.reading() as connection:
         commit = commit_at(connection, call.repository.id, call.values["rev"])
         return commit.oid, read_tree(connection, commit.tree).get(call.values["rest"])
@@ -84,7 +84,7 @@ def _find(call: HubCall) -> tuple[str, BlobInfo | None]:
 class SentFile(Response):
     """A part of a file, sent piece by piece.
 
-    A piece that the system has in memory is read at once; a thread waits for others.
+    A piece in the page cache is read at once; other pieces are read in a thread.
     """
 
     def __init__(self, path: Path, part: SentPart, status: int, headers: Mapping[str, str]) -> None:
@@ -92,7 +92,7 @@ class SentFile(Response):
         self.path, self.part = path, part
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the part."""
         file = os.open(self.path, os.O_RDONLY)
         try:
             await send(
@@ -117,22 +117,22 @@ class SentFile(Response):
 
 
 def _piece_in_memory(file: int, size: int, place: int) -> bytes | bytearray:
-    """Return bytes of a file that can be read without waiting; none if there are none."""
+    """Return bytes of a file that can be read without waiting; empty if there are none."""
     if not _NO_WAIT:
         return b""
     buffer = bytearray(size)
     try:
         count = os.preadv(file, [buffer], place, _NO_WAIT)
-    except OSError:  # it would wait, or this file system cannot say
+    except OSError:  # it would wait, or this file system cannot tell
         return b""
     return buffer if count == size else buffer[:count]
 
 
 def part_of(size: int, wanted: str, call: HubCall, tag: str) -> SentPart:
-    """Return which bytes of a file a request wants.
+    """Return the range of a file that a request wants.
 
     Raises:
-        HubRefusal: it has no such bytes.
+        HubRefusal: the file does not have this range.
     """
     found = _RANGE.fullmatch(wanted.replace(" ", ""))
     condition = call.request.headers.get("if-range")

@@ -1,4 +1,4 @@
-"""What a hub does not do, as the Hub's clients understand it: a status, a code and a sentence."""
+"""Refusals of a hub in the terms of the Hub's clients: a status, a code and a sentence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RETRY_SECONDS = 5
 
 
 class HubRefusal(ServingError):
-    """A request that is not answered as it was asked.
+    """A request that is refused.
 
     Attributes:
-        status: of HTTP.
-        code: one of the Hub's, by which its clients choose their error; "" for none.
-        headers: more headers of the answer.
-        summary: the problem without the advice for clients, which pages leave out.
+        status: the HTTP status.
+        code: a code of the Hub, which selects the client's exception; "" for none.
+        headers: additional headers of the response.
+        summary: the problem without the advice for clients, which pages omit.
     """
 
     status = 400
@@ -37,13 +37,13 @@ class HubRefusal(ServingError):
         self.headers = dict(headers or {})
 
     def with_headers(self, headers: Mapping[str, str]) -> HubRefusal:
-        """Return it with more headers."""
+        """Return the error with additional headers."""
         self.headers |= headers
         return self
 
 
 class BusyError(HubRefusal):
-    """The database is locked for too long."""
+    """The database has been locked for too long."""
 
     status = 503
 
@@ -55,7 +55,7 @@ class BusyError(HubRefusal):
 
 
 class FullDiskError(HubRefusal):
-    """There is no room on the disk."""
+    """The disk is full."""
 
     status = 507
 
@@ -64,7 +64,7 @@ class FullDiskError(HubRefusal):
 
 
 class UnreachedBucketError(HubRefusal):
-    """The bucket with the files does not answer, or not as it should."""
+    """The bucket with the files does not respond, or responds incorrectly."""
 
     status = 503
 
@@ -76,13 +76,13 @@ class UnreachedBucketError(HubRefusal):
 
 
 class TooManyBytesError(HubRefusal):
-    """More bytes than a request, a file or a namespace may have."""
+    """A request, a file or a namespace exceeds its limit in bytes."""
 
     status = 413
 
 
 class SlowBodyError(HubRefusal):
-    """The body does not come in time."""
+    """The body of a request arrives too slowly."""
 
     status = 408
 
@@ -93,13 +93,13 @@ class SlowBodyError(HubRefusal):
 
 
 class DeniedError(HubRefusal):
-    """The token does not allow it."""
+    """The token does not permit the request."""
 
     status = 403
 
 
 class UnknownTokenError(HubRefusal):
-    """The token is not one of this hub, or not valid any more."""
+    """The token is unknown to this hub or no longer valid."""
 
     status = 401
 
@@ -108,7 +108,7 @@ class UnknownTokenError(HubRefusal):
 
 
 class MissingRepositoryError(HubRefusal):
-    """There is none, or it may not be seen: the answers are equal."""
+    """The repository does not exist or is not visible: both get the same response."""
 
     status = 404
     code = "RepoNotFound"
@@ -133,7 +133,7 @@ class MissingEntryError(HubRefusal):
 
 
 class UpstreamError(HubRefusal):
-    """What is asked is not kept here, and the upstream does not give it now."""
+    """The requested item is not stored here, and the upstream does not provide it now."""
 
     status = 503
 
@@ -142,31 +142,31 @@ class UpstreamError(HubRefusal):
 
 
 class LyingUpstreamError(HubRefusal):
-    """The upstream sends something else than it lists, or nothing that can be read."""
+    """The upstream sends something other than it lists, or data that cannot be read."""
 
     status = 502
 
 
 class GatedUpstreamError(DeniedError):
-    """The owner of what is upstream says who may have it."""
+    """The upstream restricts access to the repository."""
 
     code = "GatedRepo"
 
 
 class TakenError(HubRefusal):
-    """Something has this name already."""
+    """The name is already taken."""
 
     status = 409
 
 
 class StaleParentError(HubRefusal):
-    """Another writer was first."""
+    """Another writer committed first."""
 
     status = 412
 
 
 def refusal_of(error: Exception) -> HubRefusal:
-    """Return how an error is answered."""
+    """Return the refusal that an error is reported as."""
     if isinstance(error, HubRefusal):
         return error
     if isinstance(error, LargeBodyError):

@@ -1,4 +1,4 @@
-"""Our own words, beyond the Hub's protocol: what this hub can do, versions, and how it is."""
+"""Extensions of the Hub's protocol: capabilities, versions, and health of this hub."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MOST_AUDIT = 1_000
 
 
 def about(call: HubCall) -> Response:
-    """Say what this hub can do."""
+    """Return the capabilities of this hub."""
     return json_answer({"adapterhub": __version__, "can": CAN})
 
 
 def list_versions(call: HubCall) -> Response:
-    """List the versions of an adapter, the oldest first."""
+    """List the versions of an adapter, oldest first."""
     with call.hub.database.reading() as connection:
         found = versions_of(connection, call.repository.id, call.hub.blobs.read)
     items = [
@@ -47,7 +47,7 @@ def list_versions(call: HubCall) -> Response:
 
 
 def put_tag(call: HubCall) -> Response:
-    """Let a tag name a revision, in one step."""
+    """Point a tag at a revision, in one step."""
     revision = call.text("revision")
     with call.changing() as connection:
         repository, tag = call.current(connection), call.values["rev"]
@@ -59,7 +59,7 @@ def put_tag(call: HubCall) -> Response:
 
 
 def remove_version(call: HubCall) -> Response:
-    """Delete a version for good; its number is not given again."""
+    """Delete a version for good; its number is not used again."""
     number = re.fullmatch(r"v([1-9][0-9]{0,8})", call.values["rev"])
     if number is None:
         raise HubRefusal("a version is v1, v2, ...")
@@ -78,7 +78,7 @@ def remove_version(call: HubCall) -> Response:
 
 
 def read_audit(call: HubCall) -> Response:
-    """Show the newest rows of the audit log to an administrator."""
+    """Return the newest rows of the audit log to an administrator."""
     if not call.visitor.is_operator:
         raise DeniedError("only an administrator of this hub reads the audit log")
     with call.hub.database.reading() as connection:
@@ -86,19 +86,19 @@ def read_audit(call: HubCall) -> Response:
 
 
 def health(call: HubCall) -> Response:
-    """Say that the process answers."""
+    """Report that the process responds."""
     return json_answer({"status": "ok"})
 
 
 def ready(call: HubCall) -> Response:
-    """Say that the database can be written."""
+    """Report that the database is writable."""
     with call.hub.database.writing():
         pass
     return json_answer({"status": "ok"})
 
 
 def metrics(call: HubCall) -> Response:
-    """Show what was counted; what is private, to an administrator alone."""
+    """Return the metrics; private ones only to an administrator."""
     with call.hub.database.reading() as connection:
         gauges = {
             "repositories": select(func.count()).select_from(repositories),

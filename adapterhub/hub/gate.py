@@ -1,16 +1,16 @@
-"""The gate: whatever changes what can be downloaded passes it, at the end of its transaction.
+"""The gate: every change to downloadable data passes it, at the end of its transaction.
 
 `changing` opens the transaction of each commit, delete, move, tag, branch, upload, import and
-mirrored file. At its end the gate reads what has changed (`Changes`) and refuses all of it if the
-hub would not keep its promises then:
+mirrored file. At its end the gate reads the changes (`Changes`) and refuses all of them unless
+these promises of the hub hold:
 
-- contents are what the rules of the namespace allow, also of what is moved there;
+- contents follow the rules of the namespace, also after a move;
 - where signers are listed, one of them has signed each file that is loaded, and each version;
-- the files of a namespace, with those that are promised to uploads, fit its quota;
-- a version is whole, equals its manifest, and has the next number;
-- protected tags, versions and branches are removed by admins.
+- the files of a namespace, with the space reserved for uploads, fit its quota;
+- a version is complete, matches its manifest, and has the next number;
+- only admins remove protected tags, versions and branches.
 
-A whole hub is restored with its rules, from a backup of what was admitted.
+A whole hub is restored with its rules, from a backup of admitted data.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from adapterhub.hub.state import Hub
 from adapterhub.registry.store import MOST_VERSIONS, is_version_folder
 
 MOST_SKIPPED = 1_000
-"""Numbers of versions that an admin may skip, for a copy of a registry that has deleted some."""
+"""Version numbers that an admin may skip, to copy a registry that has deleted some."""
 
 
 @dataclass(frozen=True)
 class CheckedFiles:
-    """Files whose contents were checked before a transaction: others do not wait for that.
+    """Files whose contents were checked before a transaction, so that writers need not wait.
 
     Attributes:
-        rules: the rules that they were checked by.
-        files: each as its path and sha256.
+        rules: the rules used for the check.
+        files: each file as its path and sha256.
     """
 
     rules: NamespaceRules = field(default_factory=NamespaceRules)
@@ -59,15 +59,15 @@ class CheckedFiles:
 def changing(
     hub: Hub, visitor: Visitor | None = None, checked: CheckedFiles | None = None
 ) -> Iterator[Connection]:
-    """Change what can be downloaded, in one transaction that the gate admits at its end.
+    """Change downloadable data in one transaction, which the gate admits at its end.
 
     Args:
         hub: the hub.
-        visitor: who changes it; None for the hub itself.
-        checked: files whose contents need no check any more.
+        visitor: the user who makes the change; None for the hub itself.
+        checked: files whose contents were checked already.
 
     Raises:
-        HubRefusal: the gate refuses it; nothing is changed.
+        HubRefusal: the gate refuses the changes; nothing is changed.
     """
     with hub.database.writing() as connection:
         yield connection
@@ -82,7 +82,7 @@ def check_files(
 ) -> CheckedFiles:
     """Check the contents of files, each given as its path, sha256 and size.
 
-    `received` has those that are not yet in their places, by their paths.
+    `received` has the files that are not yet in place, by path.
 
     Raises:
         HubRefusal: the rules do not allow one of them.
@@ -98,10 +98,10 @@ def check_files(
 
 
 def check_moved(hub: Hub, repository: HubRepository, rules: NamespaceRules) -> CheckedFiles:
-    """Check the contents of all that can be downloaded of a repository by other rules.
+    """Check all downloadable contents of a repository against other rules.
 
     Raises:
-        HubRefusal: they do not allow one of the files.
+        HubRefusal: the rules do not allow one of the files.
     """
     with hub.database.reading() as connection:
         trees = _trees(connection, repository.id).values()
@@ -110,7 +110,7 @@ def check_moved(hub: Hub, repository: HubRepository, rules: NamespaceRules) -> C
 
 
 def quota_of(hub: Hub, connection: Connection, namespace: int) -> int | None:
-    """Return how many bytes a namespace may have; None for no limit."""
+    """Return the quota of a namespace in bytes; None for no limit."""
     own = namespace_of(connection, namespace).quota
     return hub.options.quota if own is None else own
 
@@ -124,18 +124,18 @@ def check_room(
     is_kept: bool = False,
     is_early: bool = False,
 ) -> None:
-    """Refuse what a namespace has no room for, beside what is promised to uploads.
+    """Refuse files that exceed the quota of a namespace, including reserved space.
 
     Args:
         hub: the hub.
         connection: a transaction.
-        namespace: whose files they are.
-        size: the bytes of new files.
-        is_kept: whether the namespace has these files already, or their promise.
-        is_early: whether they may be some that wait for their commit: only commits count.
+        namespace: the namespace of the files.
+        size: the size of the new files in bytes.
+        is_kept: whether the namespace already stores these files, or has space reserved for them.
+        is_early: whether some files may still wait for their commit: count only commits.
 
     Raises:
-        TooManyBytesError: it has not.
+        TooManyBytesError: the quota is exceeded.
     """
     owner, quota = namespace_of(connection, namespace), quota_of(hub, connection, namespace)
     if quota is None or not size:
@@ -153,7 +153,7 @@ def check_room(
 
 
 class _Gate:
-    """What a transaction has changed, and whether the hub takes it."""
+    """The check of a transaction's changes against the rules of the hub."""
 
     def __init__(
         self, hub: Hub, connection: Connection, visitor: Visitor | None, checked: CheckedFiles
@@ -163,10 +163,10 @@ class _Gate:
         self.read = received_reader(connection, hub.blobs)
 
     def admit(self) -> None:
-        """Refuse the changes, or put the new files in their places.
+        """Refuse the changes, or store the new files.
 
         Raises:
-            HubRefusal: a policy does not hold.
+            HubRefusal: a rule is violated.
         """
         found = (repository_of_id(self.connection, each) for each in self.changes.repositories)
         known = {each.id: each for each in found if each is not None}
@@ -203,7 +203,7 @@ class _Gate:
                 self._check_signed(repository, tree, rules, f"v{version.number}")
 
     def _check_refs(self, repository: HubRepository, rules: NamespaceRules) -> None:
-        """Let versions, protected tags and branches be removed by admins alone."""
+        """Require an admin to remove versions, protected tags and branches."""
         for own, kind, name in sorted(self.changes.refs):
             if own != repository.id or self._is_admin(repository):
                 continue
@@ -212,7 +212,7 @@ class _Gate:
                 raise DeniedError(f"only an admin of {owner} may delete or move {name}")
 
     def _check_number(self, version: NewVersion) -> None:
-        """Let versions be numbered one after the other, and no number be given twice."""
+        """Require consecutive version numbers that were never used before."""
         number, following = version.number, version.before + 1
         repository = repository_of_id(self.connection, version.repository)
         assert repository is not None
@@ -235,7 +235,7 @@ class _Gate:
     def _known_before(
         self, repository: int, oid: str, tree: Tree, *, is_new: bool
     ) -> Set[tuple[str, str]]:
-        """Return those files of a commit that the repository had before: they were checked then."""
+        """Return the files of a commit that the repository had before: they are checked already."""
         own = _files(tree)
         if not is_new:
             return own
@@ -246,7 +246,7 @@ class _Gate:
         known = self.checked.files.union(
             *map(_files, _trees(self.connection, repository, before, with_removed=True).values())
         )
-        if not own <= known:  # a version that comes back to the head has them from further back
+        if not own <= known:  # a restored version has them from an older commit
             new = {each for each, is_new in self.changes.commits.items() if is_new}
             trees = _trees(self.connection, repository)
             older = [each for own, each in trees.items() if (repository, own) not in new]
@@ -256,7 +256,7 @@ class _Gate:
     def _check_contents(
         self, tree: Tree, rules: NamespaceRules, known: Set[tuple[str, str]]
     ) -> None:
-        """Refuse names and contents of what was not here before."""
+        """Refuse names and contents of new files that violate the rules."""
         done = self.checked.files if self.checked.rules == rules else frozenset()
         staged = {each.info.sha256: each for each in self.changes.files}
         for path, blob in tree.items():
@@ -272,7 +272,7 @@ class _Gate:
             raise HubRefusal(problem)
 
     def _check_rooms(self, known: Mapping[int, HubRepository]) -> None:
-        """Refuse what the namespaces have no room for."""
+        """Refuse files that exceed the quotas of the namespaces."""
         fresh: dict[int, set[str]] = {}
         for own, sha256 in self.changes.granted:
             if own in known:
@@ -298,7 +298,7 @@ def _trees(
     *,
     with_removed: bool = False,
 ) -> dict[str, Tree]:
-    """Return the files of the commits that can be downloaded, or of some of them, by their oids."""
+    """Return the trees of all downloadable commits, or of some, by oid."""
     chosen = select(commits.c.oid, commits.c.tree).where(commits.c.repository == repository)
     if not with_removed:
         chosen = chosen.where(commits.c.is_removed.is_(False))

@@ -1,8 +1,8 @@
-"""Keeping house: collect what nobody needs, and verify what is there.
+"""Maintenance: collect unused files, and verify the stored ones.
 
-Collecting and backing up exclude each other; neither stops the server. A file is forgotten in one
-transaction and removed in the next, unless it was put in its place anew in between: whenever it
-ends, what the database names is there.
+Collection and backup exclude each other; neither stops the server. A file is forgotten in one
+transaction and removed in the next, unless it was stored again in between. If collection is
+interrupted, every file that the database names still exists.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from adapterhub.hub.database import (
 )
 from adapterhub.hub.state import Hub
 
-GRACE_SECONDS = 2 * 3600.0  # of a file that was uploaded and is not yet committed
+GRACE_SECONDS = 2 * 3600.0  # for uploaded files that are not yet committed
 _AT_ONCE = 200  # files that are removed in one transaction
 
 
 @dataclass
 class CollectReport:
-    """What was collected: files and their bytes, trees, and uploads that did not end."""
+    """The result of a collection: files and their bytes, trees, and unfinished uploads."""
 
     files: int = 0
     size: int = 0
@@ -46,12 +46,12 @@ class CollectReport:
 
 
 def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) -> CollectReport:
-    """Remove the files that no commit needs, and what interrupted uploads left behind.
+    """Remove the files that no commit uses, and the remains of interrupted uploads.
 
     Args:
         hub: the hub, which may be serving.
-        dry_run: remove nothing, and say what would be.
-        grace: the seconds that an uploaded file waits for its commit.
+        dry_run: remove nothing, only report.
+        grace: how many seconds an uploaded file may wait for its commit.
     """
     report = CollectReport()
     with hub.database.alone():
@@ -86,8 +86,8 @@ def collect(hub: Hub, *, dry_run: bool = False, grace: float = GRACE_SECONDS) ->
 def verify_hub(hub: Hub, source: Blobs | None = None) -> list[str]:
     """Read everything, and list the problems.
 
-    With the files of another hub as `source`, such as a backup, files that are missing or damaged
-    here are replaced by those that are intact there.
+    With another hub as `source`, such as a backup, missing or damaged files are replaced by intact
+    copies from there.
     """
     problems = hub.database.problems()
     with hub.database.reading() as connection:
@@ -107,7 +107,7 @@ def verify_hub(hub: Hub, source: Blobs | None = None) -> list[str]:
 
 
 def _repair(hub: Hub, source: Blobs, info: BlobInfo) -> bool:
-    """Replace a file by that of another hub, if it is intact there; return whether."""
+    """Replace a file with an intact copy from another hub; return whether it succeeded."""
     if not source.is_intact(info):
         return False
 
@@ -126,7 +126,7 @@ def _repair(hub: Hub, source: Blobs, info: BlobInfo) -> bool:
 
 
 def forget_blob(connection: Connection, sha256: str) -> bool:
-    """Forget a file unless it was granted since; return whether. `remove_files` comes next."""
+    """Forget a file unless it was granted since; return whether. Call `remove_files` next."""
     if connection.execute(select(grants.c.sha256).where(grants.c.sha256 == sha256)).first():
         return False
     connection.execute(delete(blobs).where(blobs.c.sha256 == sha256))
@@ -134,7 +134,7 @@ def forget_blob(connection: Connection, sha256: str) -> bool:
 
 
 def remove_files(hub: Hub, digests: Collection[str]) -> int:
-    """Remove files that were forgotten, unless they are known again; return their bytes."""
+    """Remove forgotten files, unless they are known again; return the bytes freed."""
     size = 0
     with hub.database.writing() as connection:
         chosen = select(blobs.c.sha256).where(blobs.c.sha256.in_(digests))
@@ -171,7 +171,7 @@ def _problems_of_commits(connection: Connection) -> Iterator[str]:
 
 
 def _forget_copy(hub: Hub, sha256: str) -> bool:
-    """Remove a file that is damaged, if only mirrored repositories have it; return whether."""
+    """Forget a damaged file if only mirrored repositories have it; return whether it was."""
     kinds = (
         select(namespaces.c.kind)
         .join(repositories, repositories.c.namespace == namespaces.c.id)

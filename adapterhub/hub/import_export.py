@@ -1,7 +1,7 @@
-"""The way in and the way out: a registry into a hub, and a hub into a registry.
+"""Import a registry into a hub, and export a hub to a registry.
 
-`adapterhub registry copy` does both with any hub. Here the hub answers in this process, for as long
-as the copy takes, to a token that only this process accepts.
+`adapterhub registry copy` does both with any hub. Here the hub runs in this process during the copy
+and accepts a token that is valid only in this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def import_registry(
     """Copy all versions of a registry to repositories of an owner.
 
     Raises:
-        ConfigError: there is no such owner.
+        ConfigError: the owner does not exist.
         RegistryError: the registry cannot be read.
     """
     with _answering(hub, owner) as address:
@@ -41,10 +41,10 @@ def import_registry(
 def export_registry(
     hub: Hub, registry: str, owner: str | None, note: Callable[[str], None] = lambda line: None
 ) -> CopyReport:
-    """Copy all versions of an owner to a registry, whose names have no owners.
+    """Copy all versions of an owner to a registry, where names have no owners.
 
     Raises:
-        ConfigError: there is no such owner, or there are several and none is chosen.
+        ConfigError: the owner does not exist, or there are several and none is chosen.
         RegistryError: the registry cannot be written.
     """
     chosen = owner or _only_owner(hub)
@@ -55,7 +55,7 @@ def export_registry(
 
 
 def _missing(hub: Hub, owner: str, registry: str, known: Collection[str]) -> dict[str, str]:
-    """Compare what the database has of an owner with a copy; return what the copy lacks."""
+    """Compare an owner's versions in the database with a copy; return the missing ones."""
     there = {
         (entry.name, entry.version): entry
         for entries in place(registry, reading=True).names().values()
@@ -101,7 +101,7 @@ def _only_owner(hub: Hub) -> str:
 
 @contextmanager
 def _answering(hub: Hub, owner: str) -> Iterator[str]:
-    """Let the hub answer on a free port of this machine, to this process alone."""
+    """Serve the hub on a free port of this machine, for this process only."""
     with hub.database.reading() as connection:
         require_owner(connection, owner)
     listening = socket.create_server(("127.0.0.1", 0))
@@ -123,7 +123,7 @@ def _answering(hub: Hub, owner: str) -> Iterator[str]:
 
 @contextmanager
 def answering_in_thread(app: object, listening: socket.socket) -> Iterator[None]:
-    """Answer the requests to an open socket in a thread, until the end of the context."""
+    """Serve requests on an open socket in a thread, until the context ends."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -1,10 +1,10 @@
-"""The mirror: what this hub has not is asked of another one, kept, and served from here.
+"""The mirror: content missing from this hub is fetched from another one, stored and served.
 
-`Mirror.add` and `Mirror.follow` are called on the way of each request that reads, `Mirror.file`
-before a file is sent. They wait for what mirror_store.py does, in threads of their own: however
-slow the upstream is, others are answered, and however many ask for one thing, it is asked once.
+`Mirror.add` and `Mirror.follow` run for each request that reads, `Mirror.file` before a file is
+sent. They wait for mirror_store.py, which works in threads of its pool. A slow upstream therefore
+does not delay other requests, and concurrent requests for one item share one fetch.
 
-Where the upstream fails, what is kept is served.
+If the upstream fails, the stored copy is served.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from adapterhub.hub.state import Hub
 
 log = logging.getLogger("adapterhub.hub")
 
-_ABSENT_SECONDS = 60.0  # in which what the upstream has not is not asked again
-_THREADS = 8  # for questions, and as many for files
+_ABSENT_SECONDS = 60.0  # before an item missing upstream is requested again
+_THREADS = 8  # for metadata, and as many for files
 _MOST_FAILED = 10_000
 _Result = TypeVar("_Result")
 
 
 class Mirror:
-    """Has what requests ask for copied from the upstream of a hub.
+    """Fetches the content that requests need from the upstream of a hub.
 
     Args:
-        hub: the hub, whose options name the upstream; without one, nothing is asked.
+        hub: the hub, whose options name the upstream; without one, nothing is fetched.
 
     Raises:
-        ConfigError: the hub mirrors another one, or the upstream's token is missing.
+        ConfigError: the hub mirrors another upstream, or the upstream's token is missing.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -57,11 +57,11 @@ class Mirror:
         self._used: set[tuple[int, str]] = set()
 
     async def add(self, type: str, name: str, visitor: Visitor) -> bool:
-        """Mirror a repository that is not here, for who may read it; return whether it was asked.
+        """Mirror a missing repository for a permitted reader; return whether it was requested.
 
         Raises:
-            MissingRepositoryError: the upstream has not got it, either.
-            HubRefusal: the upstream does not answer, or not as a hub.
+            MissingRepositoryError: the upstream lacks it, too.
+            HubRefusal: the upstream does not respond, or not as a hub.
         """
         copies, open_reading = self._copies, self.hub.options.open_reading
         may_read = visitor.scope is None and (visitor.user or open_reading)
@@ -71,10 +71,10 @@ class Mirror:
         return True
 
     async def follow(self, repository: HubRepository, revision: str) -> None:
-        """Learn what is new of a mirrored repository, and have the commit that is asked for.
+        """Update a mirrored repository, and fetch the requested commit.
 
         Raises:
-            HubRefusal: the commit is not here, and the upstream does not give it.
+            HubRefusal: the commit is not here, and the upstream does not provide it.
         """
         if self._copies.is_due(repository):
             try:
@@ -88,10 +88,10 @@ class Mirror:
             )
 
     async def file(self, repository: HubRepository, commit: str, path: str, blob: BlobInfo) -> str:
-        """Return the sha256 of a file, once it is here; all who ask wait for one download.
+        """Return the sha256 of a file once it is here; concurrent requests share one download.
 
         Raises:
-            HubRefusal: it is not here, and the upstream does not give it, or there is no room.
+            HubRefusal: it is not here, and the upstream does not provide it, or the disk is full.
         """
         sha256 = await run_sync(self._copies.kept, repository, blob)
         if not sha256:
@@ -101,7 +101,7 @@ class Mirror:
         return sha256
 
     def note_use(self, connection: Connection) -> None:
-        """Write which files were served, since those that nobody asks for are evicted first."""
+        """Record which files were served; the least recently used are evicted first."""
         used, self._used = self._used, set()
         for repository, sha256 in used:
             own = (grants.c.repository == repository, grants.c.sha256 == sha256)
@@ -109,11 +109,11 @@ class Mirror:
 
     @property
     def has_notes(self) -> bool:
-        """Whether `note_use` has something to write."""
+        """Whether `note_use` has anything to write."""
         return bool(self._used)
 
     def close(self) -> None:
-        """End what is being fetched; nothing of it is kept."""
+        """Cancel running fetches and discard their data."""
         self._copies.is_closed = True
         for pool in (self._asking, self._fetching):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -121,9 +121,9 @@ class Mirror:
     async def _once(
         self, key: Hashable, work: Callable[[], _Result], *, files: bool = False
     ) -> _Result:
-        """Return what work returns, which is done once for all who wait for it.
+        """Return the result of work that runs once for all concurrent callers.
 
-        It goes on when they leave. What failed is not tried again at once.
+        It continues when they disconnect. A failure is not retried at once.
         """
         with self._lock:
             until, error = self._failed.get(key, (0.0, None))

@@ -1,9 +1,9 @@
-"""Another hub, of which a mirror keeps what is asked for.
+"""The client of an upstream hub, from which a mirror fetches content.
 
-It is asked by the client of `adapterhub pull`, so what holds there holds here: where requests and
-redirects may go, how large and slow an answer may be, and that a file has the hash it is listed
-with. No header of a visitor is sent on. The operator's own token is sent for the repositories that
-he names, and to the upstream alone.
+It uses the client of `adapterhub pull`, so the same limits apply: the permitted hosts and
+redirects, the size and time of a response, and the check of each file's hash. No header of a
+visitor is forwarded. The operator's own token is sent only to the upstream, and only for the
+repositories that the operator lists.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from adapterhub.registry.hub_client import Expected, GatedError, HubClient, Unre
 from adapterhub.registry.hub_reader import HubReader, Refs, RepositoryFiles
 from adapterhub.registry.tokens import VARIABLE, token_for
 
-ASK_SECONDS = 5.0  # for an answer about a repository: clients wait ten for its headers
+ASK_SECONDS = 5.0  # for repository metadata: clients wait ten for the headers
 
 
 class Upstream:
-    """A hub that is asked for what is not here.
+    """The upstream hub of a mirror.
 
     Args:
         url: its address.
-        with_token: names of repositories, or patterns of them, that are asked with the token that
-            the environment has for this hub.
+        with_token: repository names or patterns that are requested with the token that the
+            environment has for this hub.
 
     Raises:
-        ConfigError: the environment has none.
+        ConfigError: the environment has no token.
     """
 
     def __init__(self, url: str, with_token: Sequence[str] = ()) -> None:
@@ -57,8 +57,8 @@ class Upstream:
         """Return the branches and tags of a repository.
 
         Raises:
-            MissingRepositoryError: there is none, or it needs a token.
-            HubRefusal: the upstream does not answer, or not as a hub.
+            MissingRepositoryError: it does not exist or requires a token.
+            HubRefusal: the upstream does not respond, or not as a hub.
         """
         missing = MissingRepositoryError(
             f"{name} is neither on this hub nor, for all to read, on its upstream {self.url}"
@@ -67,11 +67,11 @@ class Upstream:
             return self._reader(type, name, ASK_SECONDS).refs(name)
 
     def snapshot(self, type: str, name: str, revision: str) -> RepositoryFiles:
-        """Return a commit and what its files are.
+        """Return a commit and the entries of its files.
 
         Raises:
-            MissingRevisionError: there is none.
-            HubRefusal: the upstream does not answer, or not as a hub.
+            MissingRevisionError: the revision does not exist.
+            HubRefusal: the upstream does not respond, or not as a hub.
         """
         with _explained(f"{name} at {revision}", MissingRevisionError(revision)):
             return self._reader(type, name, ASK_SECONDS).snapshot(name, revision)
@@ -87,10 +87,10 @@ class Upstream:
         progress: Callable[[int], object],
         patience: float | None = None,
     ) -> BlobInfo:
-        """Download a file to a new path; return both of its hashes, of which one was known.
+        """Download a file to a new path; return both of its hashes (one was known).
 
         Raises:
-            HubRefusal: the upstream does not give it, or another one.
+            HubRefusal: the upstream does not provide the file, or sends a different one.
         """
         expected = Expected(blob.size, blob.size, blob.sha256 or None, blob.git_sha1 or None)
         missing = LyingUpstreamError(f"{path}: {self.url} lists it and does not give it")
@@ -102,7 +102,7 @@ class Upstream:
         return BlobInfo(found.sha256, blob.size, found.git_sha1)
 
     def _reader(self, type: str, name: str, patience: float | None = None) -> HubReader:
-        """Return a reader for one question: a client that met a slow server remembers it."""
+        """Return a reader for one request: a client remembers that a server was slow."""
         named = any(fnmatch.fnmatchcase(name.casefold(), each) for each in self._with_token)
         client = HubClient(self.url, self._token if named else None, patience=patience)
         return HubReader(client, f"{self.url}/", type)
@@ -110,7 +110,7 @@ class Upstream:
 
 @contextmanager
 def _explained(subject: str, missing: HubRefusal) -> Iterator[None]:
-    """Say what an error of the upstream is for a client of this hub."""
+    """Translate an upstream error for a client of this hub."""
     try:
         yield
     except UnreachableError as error:

@@ -1,11 +1,11 @@
-"""What is kept of an upstream: repositories in the tables of this hub that nobody here writes to.
+"""Mirrored content: repositories of an upstream in the tables of this hub, read-only for its users.
 
 - Refs change all at once, when the commits of those in use are here.
-- A commit has the upstream's hash and its list of files, of which one hash each is known.
-- A file is fetched when it is first asked for, verified, and kept and granted as any other. That
-  the upstream names the hash of a file of this hub does not let anybody have it.
+- A commit has the upstream's hash and its list of files, each with one known hash.
+- A file is fetched on its first request, verified, and stored and granted like any other. An
+  upstream cannot give anyone access to a file of this hub by listing its hash.
 
-An owner whose name this hub has is never asked for upstream.
+An owner whose name exists on this hub is never requested upstream.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ from adapterhub.hub.state import Hub
 from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.hub_reader import Refs, RepositoryFiles
 
-REFS_SECONDS = 60.0  # after which the upstream is asked again what its branches and tags are
-_QUIET_SECONDS = 15.0  # in which an upstream that failed is not asked for news
+REFS_SECONDS = 60.0  # between two requests for the upstream's refs
+_QUIET_SECONDS = 15.0  # before a failed upstream is contacted again
 _DESCRIBING = (CARD_FILE, CONFIG_FILE, MANIFEST_FILE)
 _ELSEWHERE = ("kind", "contents", "secrets", "backbone")
-"""Rules for those who push. What was published elsewhere is as it is; only what runs stays out."""
+"""Rules for mirrored content. It is already published elsewhere; only executable files are refused."""
 
 
 @dataclass
 class MirrorReport:
-    """What was fetched ahead: the commit, its files, and those that were not here before."""
+    """The result of a prefetch: the commit, its files, and the files fetched now."""
 
     name: str
     commit: str
@@ -92,16 +92,16 @@ class MirrorReport:
 
 
 class Copies:
-    """What a hub keeps of its upstream; without one, nothing is asked and what is here is served.
+    """The stored copies of an upstream; without one, nothing is fetched and stored copies are served.
 
     Args:
         hub: the hub, whose options name the upstream.
 
     Attributes:
-        is_closed: whether the server ends; what is being fetched is given up.
+        is_closed: whether the server is shutting down; running fetches are cancelled.
 
     Raises:
-        ConfigError: the hub mirrors another one, or the upstream's token is missing.
+        ConfigError: the hub mirrors another upstream, or the upstream's token is missing.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -124,8 +124,8 @@ class Copies:
         """Fetch all files of a revision ahead; `note` is called with each path.
 
         Raises:
-            ConfigError: the owner is one of this hub.
-            HubRefusal: something is not here, and the upstream does not give it.
+            ConfigError: the owner exists on this hub.
+            HubRefusal: an item is not here, and the upstream does not provide it.
         """
         check_repository_name(name)
         if not self.is_foreign(name):
@@ -154,7 +154,7 @@ class Copies:
         return report
 
     def is_foreign(self, name: str) -> bool:
-        """Return whether a name may be asked upstream: it is valid, and its owner is not here."""
+        """Return whether a name may be requested upstream: it is valid, and its owner is not here."""
         try:
             check_repository_name(name)
         except HubRefusal:
@@ -163,7 +163,7 @@ class Copies:
             return find_owner(connection, name.partition("/")[0]) is None
 
     def is_due(self, repository: HubRepository) -> bool:
-        """Return whether the upstream is to be asked what its branches and tags are now."""
+        """Return whether the upstream's refs are due for an update."""
         now, asked = time.monotonic(), self._asked.get(repository.id)
         is_old = asked is None or now - asked > REFS_SECONDS
         return self.upstream is not None and is_old and now > self._quiet_until
@@ -172,8 +172,8 @@ class Copies:
         """Create a repository with the upstream's refs and the commit of `main`.
 
         Raises:
-            MissingRepositoryError: the upstream has not got it, either.
-            HubRefusal: the upstream does not answer, or not as a hub.
+            MissingRepositoryError: the upstream lacks it, too.
+            HubRefusal: the upstream does not respond, or not as a hub.
         """
         if known := self._find(type, name):
             return known
@@ -195,10 +195,10 @@ class Copies:
         return made
 
     def refresh(self, repository: HubRepository) -> None:
-        """Ask for the refs, and for the commits that those in use have moved to.
+        """Update the refs, and fetch the commits that the refs in use have moved to.
 
         Raises:
-            HubRefusal: the upstream does not give one of them; the refs stay as they were.
+            HubRefusal: the upstream does not provide one of them; the refs stay unchanged.
         """
         self._asked[repository.id] = time.monotonic()
         upstream = self._asked_upstream(repository.name)
@@ -227,7 +227,7 @@ class Copies:
             self._describe(repository, head.commit)
 
     def unknown_commit(self, repository: HubRepository, revision: str) -> str | None:
-        """Return the commit that a revision names, if it is to be asked for."""
+        """Return the commit that a revision names, if it is to be fetched."""
         name = name_of_ref(revision)
         with self.hub.database.reading() as connection:
             found = refs_of(connection, repository.id)
@@ -237,11 +237,11 @@ class Copies:
         return oid
 
     def add_commit(self, repository: HubRepository, oid: str) -> None:
-        """Write a commit of the upstream.
+        """Store a commit of the upstream.
 
         Raises:
-            MissingRevisionError: the upstream has not got it.
-            HubRefusal: the upstream does not answer, or not as a hub.
+            MissingRevisionError: the upstream lacks it.
+            HubRefusal: the upstream does not respond, or not as a hub.
         """
         upstream = self._asked_upstream(f"{repository.name} at {oid}")
         found = upstream.snapshot(*_place(repository), oid)
@@ -251,7 +251,7 @@ class Copies:
         self._describe(repository, oid)
 
     def kept(self, repository: HubRepository, blob: BlobInfo) -> str:
-        """Return the sha256 of a file that is here, or ""."""
+        """Return the sha256 of a stored file, or ""."""
         with self.hub.database.reading() as connection:
             info = _granted(connection, repository, blob.key).get(blob.key)
         if info is None or info.size != blob.size:
@@ -266,10 +266,10 @@ class Copies:
         blob: BlobInfo,
         patience: float | None = None,
     ) -> str:
-        """Download a file, verify it, put it in its place and grant it; return its sha256.
+        """Download a file, verify, store and grant it; return its sha256.
 
         Raises:
-            HubRefusal: the upstream does not give it, the rules refuse it, or there is no room.
+            HubRefusal: the upstream does not provide it, the rules refuse it, or the disk is full.
         """
         if known := self.kept(repository, blob):
             return known
@@ -301,10 +301,10 @@ class Copies:
             return find_repository(connection, type, name)
 
     def _describe(self, repository: HubRepository, oid: str) -> None:
-        """Fetch the files that say what is in a commit, from which its tags are derived."""
+        """Fetch the files that describe a commit, from which its tags are derived."""
         with self.hub.database.reading() as connection:
             tree = read_tree(connection, commit_at(connection, repository.id, oid).tree)
-        with suppress(HubRefusal):  # whoever asks for the file is told
+        with suppress(HubRefusal):  # a request for the file reports the error
             for path in _DESCRIBING:
                 if path in tree and 0 < tree[path].size <= MAX_CARD_BYTES:
                     self.fetch_file(repository, oid, path, tree[path], ASK_SECONDS)
@@ -333,7 +333,7 @@ class Copies:
         return mirror_namespace(connection, self.upstream.url)
 
     def _check_room(self, path: str, size: int, quota: int | None) -> None:
-        """Refuse what there is never room for, before it is asked for."""
+        """Refuse a file that can never fit, before it is requested."""
         most = self.hub.options.max_file
         if size > most:
             raise TooManyBytesError(
@@ -350,7 +350,7 @@ class Copies:
             )
 
     def _put(self, repository: HubRepository, staged: StagedBlob) -> bool:
-        """Put a file in its place and grant it; return whether there was room."""
+        """Store a file and grant it; return whether there was space."""
         folder, info = self.hub.blobs, staged.info
         with changing(self.hub) as connection:
             _require_current(connection, repository)
@@ -369,7 +369,7 @@ class Copies:
         return used_bytes(connection, self._owner(connection).id) + size - quota
 
     def _make_room(self, size: int) -> None:
-        """Remove the files that were not used for the longest time, until a new one fits.
+        """Remove the least recently used files until a new one fits.
 
         Raises:
             BusyError: a backup or a collection is reading the files.
@@ -390,7 +390,7 @@ class Copies:
     def _by_last_use(
         self, connection: Connection
     ) -> tuple[ColumnElement[bool], list[tuple[str, int]]]:
-        """Return which grants are of mirrored repositories, and their files with their sizes."""
+        """Return the grants of mirrored repositories, and their files with their sizes."""
         place = self._owner(connection).id
         mirrored = select(repositories.c.id).where(repositories.c.namespace == place)
         own = grants.c.repository.in_(mirrored)
@@ -405,10 +405,10 @@ class Copies:
 
 
 def kept_tree(connection: Connection, repository: HubRepository, tree: Tree) -> Tree:
-    """Return the files of a commit with both hashes, as they are here.
+    """Return the files of a commit with both hashes, as stored here.
 
-    A file of a mirrored repository that was not fetched has no sha256, so that nobody reads what
-    another repository has under it.
+    A file of a mirrored repository that was not fetched has no sha256, so that it never resolves to
+    a file of another repository.
     """
     if not repository.is_mirrored:
         return tree
@@ -432,7 +432,7 @@ def _granted(
 
 
 def sum_of_sizes(tree: Tree) -> int:
-    """Return how many bytes the files of a commit have, each counted once."""
+    """Return the total size of the files of a commit, without duplicates."""
     return sum(blob.size for blob in {b.key: b for b in tree.values()}.values())
 
 
@@ -443,7 +443,7 @@ def _keep_commit(
     rules: NamespaceRules,
     upstream: str,
 ) -> None:
-    """Write a commit of the upstream, unless it is here."""
+    """Store a commit of the upstream, unless it is here."""
     if _known_commits(connection, repository, found.commit):
         return
     tree = {
@@ -499,10 +499,10 @@ def _known_commits(
 
 
 def _require_current(connection: Connection, repository: HubRepository) -> None:
-    """Refuse to write to a repository that is not the mirrored one any more; ids are used again.
+    """Refuse to write to a repository that is no longer the mirrored one, since ids are reused.
 
     Raises:
-        MissingRepositoryError: its owner's name is one of this hub now.
+        MissingRepositoryError: its owner's name now belongs to this hub.
     """
     current = find_repository(connection, *_place(repository))
     if current is None or current.id != repository.id or not current.is_mirrored:

@@ -1,7 +1,8 @@
-"""Pages for people: what there is, an adapter, its files and commits, and the login.
+"""Web pages of a hub: the list of adapters, an adapter, its files and commits, and the login.
 
-They only read, after a login with a token, and have no scripts but our own. They are those of
-`adapterhub registry site`; here a server answers the form that a script answers there.
+The pages are read-only, require a login with a token, and have no scripts but our own. They look
+like the pages of `adapterhub registry site`; here the server answers the search form, there a
+script does.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _TITLES = {401: "A login is needed", 403: "Not allowed", 404: "Not found"}
 
 
 def front(call: HubCall) -> Response:
-    """Show the newest adapters, or those that the form asks for; to strangers, what this is."""
+    """Show the newest adapters or the search results; show strangers an introduction."""
     if not (call.visitor.user or call.hub.options.open_reading):
         return page_response(_login_page(call, host_of(call), _ABOUT))
     params = dict(call.request.query_params)
@@ -114,7 +115,7 @@ def front(call: HubCall) -> Response:
 
 
 def host_of(call: HubCall) -> str:
-    """Return the name of the hub: the host that it is asked by, and the path that it is at."""
+    """Return the name of the hub: the host of the request and the hub's path prefix."""
     return call.base.partition("://")[2]
 
 
@@ -124,7 +125,7 @@ def _first_push(call: HubCall) -> str:
 
 
 def error_page(call: HubCall, error: HubRefusal) -> Response:
-    """Return a refusal as a page, for a browser; it asks for a token where one is needed."""
+    """Return a refusal as a page for a browser, with a login form if a token is required."""
     title = _TITLES.get(error.status, "This does not work")
     problem = one_line(error.summary, 500)
     if error.status == 401:
@@ -133,7 +134,7 @@ def error_page(call: HubCall, error: HubRefusal) -> Response:
 
 
 def repository_page(call: HubCall) -> Response:
-    """Show an adapter with its versions; of another repository, its files and card."""
+    """Show an adapter with its versions, or the files and card of another repository."""
     read = call.hub.blobs.read
     with call.hub.database.reading() as connection:
         head = branch_head(connection, call.repository.id)
@@ -167,12 +168,12 @@ def repository_page(call: HubCall) -> Response:
 
 
 def tree_page(call: HubCall) -> Response:
-    """Show the files of a revision, or of a folder in it."""
+    """Show the files of a revision or of a folder in it."""
     return _files_page(call, call.values["rev"], call.values.get("rest", "").strip("/"))
 
 
 def commits_page(call: HubCall) -> Response:
-    """Show the commits of a revision, the newest first."""
+    """Show the commits of a revision, newest first."""
     path = call.repository.path
     with call.hub.database.reading() as connection:
         start = commit_at(connection, call.repository.id, call.values["rev"])
@@ -193,7 +194,7 @@ def commits_page(call: HubCall) -> Response:
 
 
 def commit_page(call: HubCall) -> Response:
-    """Show what a commit changed."""
+    """Show the changes of a commit."""
     path = call.repository.path
     with call.hub.database.reading() as connection:
         commit = commit_at(connection, call.repository.id, call.values["rev"])
@@ -216,7 +217,7 @@ def commit_page(call: HubCall) -> Response:
 
 
 def tokens_page(call: HubCall) -> Response:
-    """Ask for a token; after the login, say whose it is."""
+    """Show the login form; after the login, show the user."""
     place = _place(call)
     if not call.visitor.user:
         return page_response(_login_page(call, "Log in"))
@@ -240,7 +241,7 @@ def _login_page(call: HubCall, title: str, about: str = "") -> str:
 
 
 def log_in(call: HubCall) -> Response:
-    """Log in with a token: its holder reads pages for some hours."""
+    """Log in with a token for read access to pages for some hours."""
     token = parse_qs(call.raw_body.decode("utf-8", "replace")).get("token", [""])[0].strip()
     if not is_own_form(call.request.headers, call.base):
         raise HubRefusal("another site may not log you in", status=403)
@@ -359,7 +360,7 @@ def _count(found: Sequence[HubListing], offset: int) -> str:
 
 
 def _others(params: dict[str, str], offset: int, found: int) -> list[tuple[str, str]]:
-    """Return the pages before and after one of a search."""
+    """Return the previous and next pages of a search."""
     asked = {name: value for name, value in params.items() if name != "cursor"}
     links = []
     if offset:
@@ -378,7 +379,7 @@ def _change(old: BlobInfo | None, new: BlobInfo | None) -> str:
 
 
 def _minute(time: str | None) -> str:
-    """Return a time as pages show it."""
+    """Format a time for pages."""
     return time[:16].replace("T", " ") if time else "-"
 
 

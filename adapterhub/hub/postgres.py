@@ -1,7 +1,8 @@
 """The database of a hub of several processes: PostgreSQL, where it differs from SQLite.
 
-A row of `settings` counts the transactions that write. Who writes changes it first, so that writers
-wait for each other in all processes; who reads sees by it whether what is remembered still holds.
+A row of `settings` counts the transactions that write. Each writer updates this row first, so that
+writers in all processes wait for each other. Readers compare it to see whether cached values are
+still valid.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from adapterhub.hub.errors import BusyError, FullDiskError
 _COUNT = "UPDATE settings SET value = CAST(CAST(value AS bigint) + 1 AS text) WHERE key = 'writes'"
 _STATE = "SELECT CAST(value AS bigint) FROM settings WHERE key = 'writes'"
 _LOCK = "SELECT {lock}(:key)"
-_CONNECTIONS = 20  # of a process; a server usually has a hundred for all
+_CONNECTIONS = 20  # per process; a server usually allows a hundred in total
 _CONNECT_SECONDS = 5
 _FULL, _LATE = "53100", ("55P03", "40P01", "40001", "53300", "57P01", "57P02", "57P03")
 
@@ -34,7 +35,7 @@ class PostgresDatabase(Database):
         lock_seconds: how long a writer waits for the others.
 
     Raises:
-        ConfigError: it cannot be reached, or its library is not installed.
+        ConfigError: the server cannot be reached, or the library is not installed.
     """
 
     waits = True
@@ -60,7 +61,7 @@ class PostgresDatabase(Database):
         def prepare(connection: Any, _: Any) -> None:
             with connection.cursor() as cursor:
                 cursor.execute(f"SET lock_timeout = {round(1000 * lock_seconds)}")
-                cursor.execute(  # what was answered as written is not lost
+                cursor.execute(  # acknowledged writes are not lost
                     "SELECT set_config('synchronous_commit', 'on', false)"
                     " WHERE current_setting('synchronous_commit') = 'off'"
                 )
@@ -86,7 +87,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def creating(self) -> Iterator[Connection]:
-        """Begin the transaction that creates a hub, if no other one has."""
+        """Begin the transaction that creates a hub, unless another process has created it."""
         with self._locked("creating", waits=True) as connection:
             yield connection
 
@@ -116,7 +117,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def alone(self, *, waits: bool = True) -> Iterator[None]:
-        """Hold a lock of the database, in a transaction of its own."""
+        """Hold a lock of the database, in a separate transaction."""
         with self._locked("keeping", waits=waits):
             yield
 
@@ -134,7 +135,7 @@ class PostgresDatabase(Database):
             yield connection
 
     def problems(self) -> list[str]:
-        """List nothing: PostgreSQL checks its own pages."""
+        """Return an empty list: PostgreSQL checks its own pages."""
         return []
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What clients read of repositories: who they are, lists, descriptions, trees, refs, commits."""
+"""Endpoints that read repositories: user, lists, descriptions, trees, refs and commits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SMALL_BODY, _CARD_BODY = 1 << 20, 4 << 20
 
 
 def whoami(call: HubCall) -> Response:
-    """Say whose token it is."""
+    """Return the user of the token."""
     visitor = call.visitor
     return json_answer(
         {
@@ -81,7 +81,7 @@ def whoami(call: HubCall) -> Response:
 
 
 def list_repositories(call: HubCall) -> Response:
-    """List the repositories that match the parameters, a page at a time."""
+    """List the repositories that match the parameters, one page at a time."""
     params = call.request.query_params
     filters = params.getlist("filter")
     labels = [("tag", tag) for each in filters for tag in each.split(",") if tag]
@@ -136,7 +136,7 @@ def repository_info(call: HubCall) -> Response:
 
 
 def list_tree(call: HubCall) -> Response:
-    """List the files and folders of a revision, or of a folder in it."""
+    """List the files and folders of a revision or of a folder in it."""
     offset, limit = part_of_list(call, _USUAL_IN_TREE, _MOST_IN_TREE)
     folder = call.values.get("rest", "").strip("/")
     with call.hub.database.reading() as connection:
@@ -151,7 +151,7 @@ def list_tree(call: HubCall) -> Response:
 
 
 def paths_info(call: HubCall) -> Response:
-    """Describe some files and folders of a revision; unknown ones are left out."""
+    """Describe some files and folders of a revision; unknown paths are omitted."""
     if "json" in call.request.headers.get("content-type", ""):
         fields = call.fields
         paths, is_expanded = fields.get("paths", []), fields.get("expand") is True
@@ -191,13 +191,13 @@ def list_refs(call: HubCall) -> Response:
             "converts": [],
             "tags": items(TAG, "tags"),
             "pullRequests": [],
-            "highestVersion": call.repository.highest,  # our own word: the next one is above it
+            "highestVersion": call.repository.highest,  # our extension: the next version is above it
         }
     )
 
 
 def list_commits(call: HubCall) -> Response:
-    """List the commits of a revision, the newest first."""
+    """List the commits of a revision, newest first."""
     offset, limit = part_of_list(call, 50, 1_000)
     with call.hub.database.reading() as connection:
         start = commit_at(connection, call.repository.id, call.values["rev"])
@@ -217,7 +217,7 @@ def list_commits(call: HubCall) -> Response:
 
 
 def allowed(call: HubCall) -> Response:
-    """Say that the visitor may do what the path asks for."""
+    """Confirm that the visitor may perform the action in the path."""
     return json_answer({})
 
 
@@ -237,17 +237,17 @@ def validate_yaml(call: HubCall) -> Response:
 
 
 def no_harnesses(call: HubCall) -> Response:
-    """Answer what each process of a client asks for."""
+    """Return an empty answer to a request that each client process sends."""
     return json_answer({"standardEnvVars": [], "harnesses": {}})
 
 
 def nothing(call: HubCall) -> Response:
-    """Receive telemetry and keep none of it."""
+    """Accept telemetry and discard it."""
     return json_answer({})
 
 
 def _formatted(commit: CommitRecord) -> dict[str, Any]:
-    """Return the texts of a commit in HTML."""
+    """Return the message of a commit as HTML."""
     return {"formatted": {"title": escape(commit.title), "message": escape(commit.message)}}
 
 
@@ -258,7 +258,7 @@ def _last(
     paths: Sequence[str],
     is_expanded: bool,
 ) -> dict[str, CommitRecord]:
-    """Return the last commit that changed each path, where the client requests it."""
+    """Return the last commit that changed each path, if the client requests it."""
     return last_commits(connection, call.repository.id, commit, paths) if is_expanded else {}
 
 

@@ -1,8 +1,8 @@
-"""A registry in a folder as a hub that only reads: clients of the Hub load from what is published.
+"""A registry in a folder, shown as a read-only hub, so that clients of the Hub can load from it.
 
 A version is a commit and a tag. The commit's id follows from its bytes, its date and the versions
 before it, so it is the same on every machine that serves the same registry. No file is copied: the
-hub has links to those of the registry, and looks every few seconds for what is new.
+hub links to the files of the registry, and checks for changes every few seconds.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from adapterhub.registry.version_files import PUBLISHED, YANKED_FILE, Contents
 
 VIEW_OWNER = "registry"
 _LOOK_SECONDS = 5.0
-_FIRST_DATE = "1970-01-01T00:00:00Z"  # of a version that has none
+_FIRST_DATE = "1970-01-01T00:00:00Z"  # for versions without a date
 
 
 def is_registry(folder: Path) -> bool:
-    """Return whether a folder is a registry, and no hub."""
+    """Return whether a folder is a registry and not a hub."""
     if (folder / DATABASE).exists() or not folder.is_dir():
         return False
     return (folder / INDEX_FILE).exists() or any(folder.glob(f"*/*/v*/{MANIFEST_FILE}"))
@@ -53,7 +53,7 @@ def is_registry(folder: Path) -> bool:
 
 @contextmanager
 def viewing(folder: Path, options: HubOptions) -> Iterator[Hub]:
-    """Open a hub that shows a registry, and follows its changes until the end of the context."""
+    """Open a hub that shows a registry, and follow its changes until the end of the context."""
     registry = LocalRegistry(folder)
     with tempfile.TemporaryDirectory() as place:
         create_hub(Path(place) / "hub")
@@ -74,23 +74,23 @@ def viewing(folder: Path, options: HubOptions) -> Iterator[Hub]:
 
 
 class RegistryView:
-    """What a hub shows of a registry."""
+    """The contents of a registry as shown by a hub."""
 
     def __init__(self, hub: Hub, blobs: BlobFolder, registry: LocalRegistry) -> None:
         self._hub, self._blobs, self._registry = hub, blobs, registry
         self._shown: dict[str, tuple[tuple[object, ...], ...]] = {}
 
     def keep_following(self, stop: threading.Event) -> None:
-        """Look for changes every few seconds."""
+        """Check for changes every few seconds."""
         while not stop.wait(_LOOK_SECONDS):
-            with suppress(AdapterhubError, OSError):  # the next look may find it whole
+            with suppress(AdapterhubError, OSError):  # it may be complete at the next check
                 self.follow()
 
     def follow(self) -> None:
-        """Show the names that have changed since the last look."""
+        """Update the names that have changed since the last check."""
         found = self._registry.everything()
         by_name: dict[str, str] = {}
-        for path in sorted(found):  # a name of several backbones is shown for the first
+        for path in sorted(found):  # a name with several backbones is shown for the first one
             by_name.setdefault(path.partition("/")[2], path)
         for name in sorted({*by_name, *self._shown}):
             contents = found[by_name[name]] if name in by_name else Contents([], {})
@@ -101,7 +101,7 @@ class RegistryView:
                 self._shown[name] = facts
 
     def _show(self, connection: Connection, name: str, path: str, entries: list[Entry]) -> None:
-        """Write the repository of a name anew; one without versions is gone."""
+        """Write the repository of a name again; remove it if it has no versions."""
         owner: Owner = require_owner(connection, VIEW_OWNER)
         known = find_repository(connection, "models", f"{VIEW_OWNER}/{name}")
         if known is not None:
@@ -130,7 +130,7 @@ class RegistryView:
         refresh_listing(connection, made, received_reader(connection, folder))
 
     def _link(self, path: str, entry: Entry) -> dict[str, BlobInfo]:
-        """Let the hub find the files of a version where the registry has them."""
+        """Link the files of a version in the registry into the hub."""
         place = self._registry.root / path / entry.version
         manifest = Saved.at(place, entry.digest).manifest
         found = {}

@@ -1,13 +1,14 @@
-"""Repositories: their names, who may see, create, move and delete them; and their versions.
+"""Repositories and their versions: naming, visibility, creation, moves and deletion.
 
-What is not there and what may not be seen have the same answer, so nothing tells that a private
-repository exists.
+Missing and invisible repositories get the same response, so a response never reveals a private
+repository.
 
-`v3` is a tag whose number is kept even when the version, or its repository, is deleted. To delete a
-version removes each commit that has its files; what no commit has is collected later.
+`v3` is a tag whose number stays reserved even when the version, or its repository, is deleted.
+Deleting a version removes each commit that has its files; files without a commit are collected
+later.
 
-A repository describes itself by its card, and by the tags that clients of the Hub search by. Tools
-overwrite cards, so what an adapter is comes from its own files where they say it.
+A repository is described by its card and by the tags that clients of the Hub search. Tools
+overwrite cards, so the description of an adapter comes from its own files if they contain it.
 """
 
 from __future__ import annotations
@@ -95,13 +96,13 @@ _MOST_TAGS, _MOST_TAG = 200, 200
 
 @dataclass(frozen=True)
 class HubDescription:
-    """What is known of a commit.
+    """The description of a commit.
 
     Attributes:
         card: the metadata of its card.
-        tags: what clients filter by.
-        library: the library that reads it.
-        pipeline: the Hub's word for its task.
+        tags: the tags that clients filter by.
+        library: the library that loads it.
+        pipeline: the Hub's name of its task.
         files: the paths of its files.
     """
 
@@ -112,12 +113,12 @@ class HubDescription:
     files: tuple[str, ...]
 
     def text(self) -> str:
-        """Return it as the database keeps it."""
+        """Format the description for the database."""
         return json.dumps(vars(self), ensure_ascii=False, default=str)
 
 
 def parse_description(text: str) -> HubDescription:
-    """Return what the database has."""
+    """Parse a description from the database."""
     fields: dict[str, Any] = json.loads(text)
     fields |= {name: tuple(fields[name]) for name in ("tags", "files")}
     return HubDescription(**fields)
@@ -141,7 +142,7 @@ def describe_tree(tree: Tree, read: ReadBlob) -> HubDescription:
 
 
 def card_of(tree: Tree, read: ReadBlob) -> dict[str, Any]:
-    """Return the metadata of the card of a commit; none if it cannot be read."""
+    """Return the metadata of a commit's card; empty if it cannot be read."""
     blob = tree.get(CARD_FILE)
     if blob is None or blob.size > 2 * MAX_CARD_BYTES:
         return {}
@@ -153,7 +154,7 @@ def card_of(tree: Tree, read: ReadBlob) -> dict[str, Any]:
 
 
 def front_matter_size(card: str) -> int:
-    """Return how many characters the metadata of a card has, about: to parse many takes seconds."""
+    """Return the approximate length of a card's metadata: parsing long ones takes seconds."""
     if not card.startswith("---"):
         return 0
     end = card.find("\n---", 3)
@@ -161,7 +162,7 @@ def front_matter_size(card: str) -> int:
 
 
 def manifest_in(tree: Tree, read: ReadBlob) -> Manifest | None:
-    """Return the manifest of a commit; None if it has none of ours."""
+    """Return the manifest of a commit; None if it has no manifest in our format."""
     blob = tree.get(MANIFEST_FILE)
     if blob is None or blob.size > MAX_MANIFEST_BYTES:
         return None
@@ -232,7 +233,7 @@ _VERBS = {WRITE: "write to", ADMIN: "change"}
 
 @dataclass(frozen=True)
 class HubRepository:
-    """A repository as it is kept."""
+    """A stored repository."""
 
     id: int
     type: str
@@ -251,14 +252,14 @@ class HubRepository:
 
 
 def find_repository(connection: Connection, type: str, name: str) -> HubRepository | None:
-    """Return the repository of a name, in whatever case it is written."""
-    if not name.isascii():  # the sign of Kelvin folds to a k
+    """Return the repository with a name, ignoring case."""
+    if not name.isascii():  # the Kelvin sign folds to a k
         return None
     return _found(connection, repositories.c.type == type, repositories.c.folded == name.casefold())
 
 
 def repository_of_id(connection: Connection, repository: int) -> HubRepository | None:
-    """Return the repository of an id; None if it was deleted."""
+    """Return the repository with an id; None if it was deleted."""
     return _found(connection, repositories.c.id == repository)
 
 
@@ -282,13 +283,13 @@ def visible_repository(
     open_reading: bool = False,
     was_named: bool = False,
 ) -> HubRepository:
-    """Return a repository that a visitor may see, and use as much as is needed.
+    """Return a repository that the visitor may see and use at the required level.
 
-    With `was_named`, the name may be one that the repository had before it was moved.
+    With `was_named`, the name may be an earlier name of a moved repository.
 
     Raises:
-        MissingRepositoryError: there is none, or it may not be seen.
-        DeniedError: it may be seen, but no more.
+        MissingRepositoryError: it does not exist or is not visible.
+        DeniedError: it is visible, but the visitor lacks the required permission.
     """
     found = find_repository(connection, type, name)
     if found is None and was_named:
@@ -307,7 +308,7 @@ def visible_repository(
 
 
 def missing(name: str, visitor: Visitor) -> MissingRepositoryError:
-    """Return the error for a repository that is not there, or not for this visitor."""
+    """Return the error for a repository that does not exist or is not visible."""
     shown = one_line(name, 200)
     advice = (
         "If it is a backbone of another hub: HF_ENDPOINT sends all requests here, and this hub "
@@ -333,10 +334,10 @@ def _may_read(repository: HubRepository, visitor: Visitor, open_reading: bool) -
 
 
 def owner_for_writing(connection: Connection, name: str, visitor: Visitor) -> Owner:
-    """Return the namespace of `owner/name`, in which the visitor may write.
+    """Return the namespace of `owner/name`, if the visitor may write to it.
 
     Raises:
-        DeniedError: the namespace does not exist, or the visitor may not.
+        DeniedError: the namespace does not exist, or the visitor may not write to it.
     """
     owner = find_owner(connection, name.partition("/")[0])
     if owner is None or not visitor.may(WRITE, owner.id):
@@ -349,7 +350,7 @@ def owner_for_writing(connection: Connection, name: str, visitor: Visitor) -> Ow
 
 
 def check_repository_name(name: str) -> None:
-    """Refuse a name that a client or a disk could not have.
+    """Refuse a name that clients or file systems do not support.
 
     Raises:
         HubRefusal: it is not `owner/name`, or a part is not valid.
@@ -368,7 +369,7 @@ def create_repository(
     """Create a repository without commits.
 
     Raises:
-        TakenError: there is one with this name.
+        TakenError: the name is taken.
         HubRefusal: the name is not valid.
     """
     check_repository_name(name)
@@ -394,7 +395,7 @@ def create_repository(
 def delete_repository(
     connection: Connection, repository: HubRepository, *, is_final: bool = True
 ) -> None:
-    """Delete a repository; if that is final, the numbers of its versions are not given again."""
+    """Delete a repository; a final deletion reserves its version numbers."""
     if is_final:
         _retire(connection, repository)
     connection.execute(delete(repositories).where(repositories.c.id == repository.id))
@@ -403,10 +404,10 @@ def delete_repository(
 def move_repository(
     connection: Connection, repository: HubRepository, name: str, owner: Owner
 ) -> HubRepository:
-    """Give a repository another name.
+    """Rename a repository.
 
     Raises:
-        TakenError: another one has it.
+        TakenError: the new name is taken.
         HubRefusal: the name is not valid.
     """
     check_repository_name(name)
@@ -445,14 +446,14 @@ def repository_named_before(connection: Connection, type: str, name: str) -> Hub
 
 
 def _forget_earlier_name(connection: Connection, type: str, name: str) -> None:
-    """Let a name lead to no moved repository any more: it is that of another one."""
+    """Drop the redirect from an earlier name, which another repository uses now."""
     connection.execute(
         delete(renamed).where(renamed.c.type == type, renamed.c.folded == name.casefold())
     )
 
 
 def set_private(connection: Connection, repository: HubRepository, is_private: bool) -> None:
-    """Show a repository to its members alone, or to all."""
+    """Make a repository private or public."""
     for table, column in ((repositories, "id"), (listings, "repository")):
         connection.execute(
             update(table).where(table.c[column] == repository.id).values(is_private=is_private)
@@ -492,7 +493,7 @@ _OF_A_VERSION = (
 
 @dataclass(frozen=True)
 class HubVersion:
-    """A numbered version: its commit, the sha256 of its manifest, its tags, why it was yanked."""
+    """A numbered version: its commit, manifest sha256, tags, and reason for a yank."""
 
     number: int
     commit: str
@@ -507,7 +508,7 @@ class HubVersion:
 
 
 def versions_of(connection: Connection, repository: int, read: ReadBlob) -> list[HubVersion]:
-    """List the versions of a repository, the oldest first."""
+    """List the versions of a repository, oldest first."""
     rows = connection.execute(
         select(versions.c.number, versions.c.commit, versions.c.digest)
         .where(versions.c.repository == repository)
@@ -528,7 +529,7 @@ def versions_of(connection: Connection, repository: int, read: ReadBlob) -> list
 
 
 def yanked_in(tree: Tree, read: ReadBlob) -> dict[str, str]:
-    """Return the reasons of versions that were yanked."""
+    """Return the reasons of yanked versions."""
     blob = tree.get(YANKED_FILE)
     if blob is None or blob.size > MAX_YANKED_BYTES:
         return {}
@@ -542,10 +543,10 @@ def yanked_in(tree: Tree, read: ReadBlob) -> dict[str, str]:
 
 
 def create_tag(connection: Connection, repository: HubRepository, tag: str, commit: str) -> None:
-    """Create a tag of a commit; one with a number is a version, whose number the gate checks.
+    """Create a tag of a commit; a numbered tag is a version, whose number the gate checks.
 
     Raises:
-        TakenError: there is one.
+        TakenError: the tag exists.
         HubRefusal: the name is not valid.
     """
     check_ref_name(tag)
@@ -558,10 +559,10 @@ def create_tag(connection: Connection, repository: HubRepository, tag: str, comm
 
 
 def delete_tag(connection: Connection, repository: HubRepository, tag: str) -> None:
-    """Delete a tag; of a version, its files stay in the commits.
+    """Delete a tag; the files of a version stay in the commits.
 
     Raises:
-        MissingRevisionError: there is none.
+        MissingRevisionError: the tag does not exist.
     """
     if tag not in refs_of(connection, repository.id)[TAG]:
         raise MissingRevisionError(tag)
@@ -569,10 +570,10 @@ def delete_tag(connection: Connection, repository: HubRepository, tag: str) -> N
 
 
 def move_tag(connection: Connection, repository: HubRepository, tag: str, commit: str) -> None:
-    """Let a tag name a commit, whether it exists or not.
+    """Point a tag at a commit; create it if necessary.
 
     Raises:
-        TakenError: it is a version, which never moves.
+        TakenError: the tag is a version, which never moves.
     """
     known = refs_of(connection, repository.id)[TAG].get(tag)
     if known == commit:
@@ -588,8 +589,8 @@ def delete_branch(connection: Connection, repository: HubRepository, branch: str
     """Delete a branch; its commits stay.
 
     Raises:
-        DeniedError: it is `main`.
-        MissingRevisionError: there is none.
+        DeniedError: the branch is `main`.
+        MissingRevisionError: the branch does not exist.
     """
     if branch == MAIN:
         raise DeniedError("the branch main is not deleted")
@@ -611,13 +612,13 @@ def delete_version(
     read: ReadBlob,
     may_return: Callable[[Tree], bool] = lambda tree: True,
 ) -> None:
-    """Delete a version for good: what no other version has of it is in no commit that remains.
+    """Delete a version for good: no remaining commit keeps files that only it has.
 
     Branches that had it get the files of the newest other version, unless `may_return` says that
-    these are not taken any more.
+    these files are no longer accepted.
 
     Raises:
-        MissingRevisionError: there is none.
+        MissingRevisionError: the version does not exist.
     """
     known = {v.number: v for v in versions_of(connection, repository.id, read)}
     if number not in known:
@@ -655,10 +656,10 @@ def delete_version(
 
 
 def check_ref_name(name: str) -> None:
-    """Refuse the name of a branch or tag that could not be asked for.
+    """Refuse a name of a branch or tag that could not be requested.
 
     Raises:
-        HubRefusal: it could not.
+        HubRefusal: the name is not valid.
     """
     wrong = not is_version(name) or is_commit(name) or name.endswith((".lock", "/", "."))
     if wrong or "//" in name or name.startswith("refs/"):
@@ -702,7 +703,7 @@ def _leave_head(
     gone: str,
     author: str,
 ) -> None:
-    """Commit the files of another version, if a head has some that are to be deleted."""
+    """Commit the files of another version if a head has files that are to be deleted."""
     head = branch_head(connection, repository.id, branch)
     assert head is not None
     tree = read_tree(connection, head.tree)

@@ -1,4 +1,4 @@
-"""A request on its way: who asks, for which repository, with which body; and how it is answered."""
+"""Requests: their visitor, repository and body, and the responses to them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from adapterhub.hub.mirror import Mirror
 
 OPEN, TOKEN, PAGE = "", "token", "page"
-"""What an endpoint needs, besides the roles: nothing at all, any token, or what it says itself."""
+"""The access that an endpoint requires in addition to roles: none, any token, or its own check."""
 _MOST_DEPTH = 16
 _MOST_REMEMBERED = 20_000
 THREADS: ContextVar[anyio.CapacityLimiter | None] = ContextVar("threads", default=None)
-"""The threads in which a request is answered; None for those of readers."""
+"""The threads in which a request is handled; None for the threads of readers."""
 TYPE = "{type:models|datasets|spaces}"
 REPOSITORY = f"/api/{TYPE}/{{owner}}/{{name}}"
-"""The path of a repository, at which most of the Hub's protocol is."""
+"""The path of a repository, the prefix of most of the Hub's protocol."""
 _OF_REPOSITORY = re.compile(
     r"/api/(models|datasets|spaces)/[^/]+/"
     r"(?!tree/|revision/|commits?/|refs$|paths-info/|preupload/|tag/|branch/|resolve/)[^/]+/."
 )
-"""What is asked of OWNER/NAME; a client may also leave the owner out."""
+"""The endpoints of OWNER/NAME; a client may also omit the owner."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -58,11 +58,11 @@ class HubCall(WebCall):
 
     Attributes:
         hub: the hub that it is for.
-        mirror: what it keeps of its upstream.
-        base: the address that the client asks by, without a slash at the end.
-        path: of the request, without the prefix that the hub is at, and as it was quoted.
-        visitor: who sends it.
-        found: what it is about.
+        mirror: the mirror of the hub's upstream.
+        base: the address that the client uses, without a trailing slash.
+        path: the quoted path of the request, without the hub's prefix.
+        visitor: the sender.
+        found: the target of the request.
     """
 
     hub: Hub
@@ -80,13 +80,13 @@ class HubCall(WebCall):
 
     @cached_property
     def address(self) -> str:
-        """The address of who sends it, as far back as configured proxies vouch for it."""
+        """The address of the sender, as far back as configured proxies vouch for it."""
         headers = self.request.headers.getlist("x-forwarded-for")
         return client_address(self.peer, headers, self.hub.options.proxies)
 
     @property
     def prefix(self) -> str:
-        """The path at which the hub is."""
+        """The path prefix of the hub."""
         return "/".join(["", *self.base.split("/")[3:]]).rstrip("/")
 
     @property
@@ -96,14 +96,14 @@ class HubCall(WebCall):
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The body as an object; it is refused if it is none."""
+        """The body as an object; any other body is refused."""
         return json_fields(self.raw_body or b"{}", "the body", _MOST_DEPTH)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a text of the body.
+        """Return a text field of the body.
 
         Raises:
-            HubRefusal: it is missing, and there is no default, or it is no text.
+            HubRefusal: it is missing and has no default, or it is not a text.
         """
         value = self.fields.get(name)
         if value is None:
@@ -113,15 +113,15 @@ class HubCall(WebCall):
         return value
 
     def query(self, name: str) -> str:
-        """Return the last value of a parameter; "" without one."""
+        """Return the last value of a query parameter; "" if it is missing."""
         return self.request.query_params.get(name, "")
 
     def is_asked(self, name: str) -> bool:
-        """Return whether a parameter is true."""
+        """Return whether a query parameter is true."""
         return self.query(name).lower() in ("true", "1")
 
     def current(self, connection: Connection) -> HubRepository:
-        """Return the repository as it is in a transaction that writes.
+        """Return the current state of the repository in a transaction that writes.
 
         Raises:
             MissingRepositoryError: it was deleted or moved meanwhile.
@@ -136,15 +136,15 @@ class HubCall(WebCall):
         return parse_rules(namespace_of(connection, self.repository.namespace).rules)
 
     def changing(self, checked: CheckedFiles | None = None) -> AbstractContextManager[Connection]:
-        """Return the transaction in which this call changes what can be downloaded."""
+        """Return the transaction in which this call changes downloadable data."""
         return changing(self.hub, self.visitor, checked)
 
     def note(self, connection: Connection, action: str, target: str) -> None:
-        """Write to the audit log, in the transaction that does it."""
+        """Write to the audit log, in the transaction of the action."""
         self.hub.note_action(connection, self.visitor, action, target, self.address)
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
-        """Return what `read` returns; in a thread, unless it is known and nobody has written."""
+        """Return the result of `read`, from the cache if nothing was written since, else in a thread."""
         database = self.hub.database
         known = await in_thread(database.unchanged) if database.waits else database.unchanged()
         if key in known:
@@ -161,15 +161,15 @@ async def in_thread(
     *args: _Parameters.args,
     **options: _Parameters.kwargs,
 ) -> _Result:
-    """Do work that waits for the disk in a thread, while others are answered."""
+    """Run work that waits for the disk in a thread, so that other requests proceed."""
     return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=THREADS.get())
 
 
 def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:
-    """Return the object of JSON that a client sends; `name` says what it is.
+    """Parse a JSON object from a client; `name` describes it in errors.
 
     Raises:
-        HubRefusal: it is none, or is nested deeper.
+        HubRefusal: it is not a JSON object, or is nested too deeply.
     """
     if json_depth(data) > depth:
         raise HubRefusal(f"{name} is nested too deep")
@@ -183,7 +183,7 @@ def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:
 
 
 def unquoted(part: str) -> str:
-    """Return a part of a path as its text.
+    """Decode a percent-encoded part of a path.
 
     Raises:
         HubRefusal: it is not UTF-8, or has a control character.
@@ -200,11 +200,11 @@ def unquoted(part: str) -> str:
 def find_endpoint(
     endpoints: Iterable[Endpoint], method: str, path: str
 ) -> tuple[Endpoint, dict[str, str]]:
-    """Return the endpoint of a path as it is quoted, and the parts of the path.
+    """Return the endpoint of a quoted path, and the parts of the path.
 
     Raises:
-        MissingRepositoryError: there is none, where a client asks for a repository.
-        HubRefusal: there is none.
+        MissingRepositoryError: no endpoint matches a path of a repository.
+        HubRefusal: no endpoint matches.
     """
     is_api = path.startswith("/api/")
     among = (each for each in endpoints if each.path.startswith("/api/") == is_api)
@@ -229,7 +229,7 @@ def find_endpoint(
 def json_answer(
     value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an answer in JSON."""
+    """Return a JSON response."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return Response(
         text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json"
@@ -237,12 +237,12 @@ def json_answer(
 
 
 def redirect(call: HubCall, path: str, status: int = 303) -> Response:
-    """Return the redirect to a path of this hub."""
+    """Return a redirect to a path of this hub."""
     return Response(b"", status, {"location": f"{call.prefix}{path}"})
 
 
 def listed_answer(call: HubCall, items: list[Any], offset: int, limit: int) -> Response:
-    """Return a page of a list; `items` has one more than fits, if there is a next page."""
+    """Return a page of a list; `items` has one extra item if there is a next page."""
     headers = {}
     if len(items) > limit:
         url = call.request.url.include_query_params(cursor=str(offset + limit))
@@ -251,7 +251,7 @@ def listed_answer(call: HubCall, items: list[Any], offset: int, limit: int) -> R
 
 
 def part_of_list(call: HubCall, usual: int, most: int) -> tuple[int, int]:
-    """Return the offset and the limit of a list, as its parameters say."""
+    """Return the offset and the limit of a list from the query parameters."""
     limit, cursor = call.query("limit"), call.query("cursor")
     size = min(int(limit[:9]), most) if limit.isdecimal() and int(limit[:9]) else usual
     return (int(cursor[:9]) if cursor.isdecimal() else 0), size

@@ -1,9 +1,9 @@
-"""What lists and searches read: one row for each repository, written with each of its changes.
+"""Search rows: one row per repository for lists and searches, updated with each change.
 
-A row has tokens: labels, such as `_tag_<hex>`, and the words of its texts. A search needs all of
-some labels and word prefixes. If few rows have them, the full-text index finds these and they are
-sorted; if many have, the rows are read in the order of the search, and their tokens compared, until
-enough are found. Both end in time for a hundred thousand rows, which neither alone does.
+A row has tokens: labels, such as `_tag_<hex>`, and the words of its texts. A search requires all of
+some labels and word prefixes. If few rows match, the full-text index finds them and they are
+sorted. If many match, rows are read in the order of the search and their tokens compared until
+enough match. Together both methods stay fast for a hundred thousand rows; neither does alone.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ ORDERS = {
     "size": "l.size",
     "score": "l.score DESC NULLS LAST",
 }
-_FEW = 4_096  # matches; to sort more takes longer than to read rows in order
+_FEW = 4_096  # matches; sorting more is slower than reading rows in order
 _MOST_TERMS = 32  # of a search
 _MOST_CARD = 20_000  # characters of a card that a search covers
 
 
 @dataclass(frozen=True)
 class HubQuery:
-    """What a search needs, and in which order and part it is shown.
+    """The conditions of a search, its order and its page.
 
     Attributes:
-        type: of repositories.
-        labels: what they must have, as (kind, value).
-        text: beginnings of words.
+        type: the type of repositories.
+        labels: required labels, as (kind, value).
+        text: word prefixes.
         order: a key of `ORDERS`.
-        namespaces: whose private repositories may be seen; None for all.
-        scope: the only namespace whose repositories may be seen; None for all.
+        namespaces: the namespaces whose private repositories are visible; None for all.
+        scope: the only namespace whose repositories are visible; None for all.
         limit: the number of rows.
-        offset: how many to skip.
+        offset: the number of rows to skip.
     """
 
     type: str = "models"
@@ -79,7 +79,7 @@ class HubQuery:
 
 @dataclass(frozen=True)
 class HubListing:
-    """A row: a repository with what lists show of it."""
+    """A search row: a repository with the values that lists show."""
 
     repository: int
     name: str
@@ -94,7 +94,7 @@ def search_listings(connection: Connection, query: HubQuery) -> list[HubListing]
     """Return the repositories that match a query, in its order.
 
     Raises:
-        HubRefusal: it has too many words.
+        HubRefusal: the query has too many words.
     """
     index = full_text_of(connection)
     prefixes = word_text([query.text]).split()
@@ -124,7 +124,7 @@ def listing_of(connection: Connection, repository: int) -> HubListing | None:
 
 
 def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[str, int]]]:
-    """Return the most frequent values of each field, of what everybody may see."""
+    """Return the most frequent values of each field among public repositories."""
     found: dict[str, list[tuple[str, int]]] = {}
     for name in FIELDS:
         rows = connection.execute(
@@ -138,7 +138,7 @@ def values_of_facets(connection: Connection, most: int) -> dict[str, list[tuple[
 
 
 def refresh_listing(connection: Connection, repository: HubRepository, read: ReadBlob) -> None:
-    """Write the row of a repository anew; call it inside the transaction of its change."""
+    """Update the row of a repository; call it inside the transaction of its change."""
     remove_listing(connection, repository.id)
     head = branch_head(connection, repository.id)
     if head is None:
@@ -174,7 +174,7 @@ def current_version(
     tree: Tree,
     read: ReadBlob,
 ) -> ListedVersion | None:
-    """Return what a list shows: the newest version that is not yanked, or else the head."""
+    """Return the version that lists show: the newest that is not yanked, or else the head."""
     numbered = [v for v in versions_of(connection, repository.id, read) if v.yanked is None]
     if numbered:
         newest = numbered[-1]
@@ -199,7 +199,7 @@ def shown_version(
     head: Tree,
     read: ReadBlob,
 ) -> PublishedVersion | Entry | None:
-    """Return a version as its page shows it; an entry alone for an adapter of another library."""
+    """Return a version for its page; only an entry for an adapter of another library."""
     name, number = repository.name, version.name if version else commit.oid
     place: dict[str, Any] = {"reference": f"{name}@{number}", "name": name, "version": number}
     try:
@@ -245,7 +245,7 @@ def _signatures(
 
 
 def remove_listing(connection: Connection, repository: int) -> None:
-    """Remove the row of a repository, its texts and its counts."""
+    """Remove the row of a repository, with its texts and counts."""
     old = connection.execute(
         select(listings.c.tokens).where(listings.c.repository == repository)
     ).first()
@@ -271,7 +271,7 @@ def _add_facets(connection: Connection, repository: int, listed: ListedVersion) 
 
 
 def _count_facets(connection: Connection, rows: Sequence[Mapping[str, str]], change: int) -> None:
-    """Count values of fields up or down."""
+    """Increment or decrement the counts of field values."""
     connection.execute(
         text(
             "INSERT INTO facet_counts VALUES (:field, :value, :change) ON CONFLICT (field, value)"

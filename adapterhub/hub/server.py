@@ -1,7 +1,7 @@
-"""The server of a hub: where it listens, and the walk of a request to the bytes of the answer.
+"""The server of a hub: its sockets, and the steps from a request to the bytes of the response.
 
-The walk is that of every server of ours (web/frame.py). `HubApp` has its steps: by which name the
-hub was asked, which endpoint it is, who asks, whether they may, and what a mirror has to fetch.
+The steps are shared by all our servers (web/frame.py). `HubApp` implements them: the host name, the
+endpoint, the visitor, the permissions, and the data that a mirror has to fetch.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *OWN,
     *PAGES,
 )
-"""All paths that clients may ask for; the first one that matches is taken."""
-_NOTE_SECONDS = 60.0  # between two notes of when tokens were used
+"""All endpoints, in order; the first match is used."""
+_NOTE_SECONDS = 60.0  # between two updates of the last use of tokens
 _WRITERS = 12  # threads; each may hold a connection to the database
 _NOWHERE = Endpoint("GET", UNKNOWN, lambda call: None, OPEN)
 
 
 class HubApp(WebFrame[HubCall]):
-    """Answers for a hub."""
+    """The web application of a hub."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub, self.mirror = hub, Mirror(hub)
@@ -105,10 +105,10 @@ class HubApp(WebFrame[HubCall]):
         self._hosts = {public.netloc.lower(), *map(str.lower, hub.options.hosts)} - {""}
 
     def find(self, request: Request) -> HubCall:
-        """Return what a request asks for: by which name, and at which endpoint.
+        """Return the host name and the endpoint of a request.
 
         Raises:
-            HubRefusal: the hub has not this name, or no such endpoint.
+            HubRefusal: the hub does not have this name, or no endpoint matches.
         """
         base = self._base(request)
         raw = bytes(request.scope.get("raw_path") or request.url.path.encode())
@@ -137,10 +137,10 @@ class HubApp(WebFrame[HubCall]):
         )
 
     async def admit(self, call: HubCall) -> Response | None:
-        """Find out who asks and whether they may; have a mirror fetch what it needs for it.
+        """Authenticate the visitor and check permissions; let a mirror fetch required data.
 
         Raises:
-            HubRefusal: they may not.
+            HubRefusal: the request is not permitted.
         """
         role, is_read = call.endpoint.role, call.request.method in ("GET", "HEAD")
         if role != READ and not {"GET", "HEAD"} & {*call.endpoint.methods.split()}:
@@ -160,11 +160,11 @@ class HubApp(WebFrame[HubCall]):
         return _moved(call)
 
     async def read(self, call: HubCall) -> bytes:
-        """Read the body of an endpoint that has one."""
+        """Read the body if the endpoint has one."""
         return await call.read_body(call.endpoint.body) if call.endpoint.body else b""
 
     async def answer(self, call: HubCall) -> Response:
-        """Return what an endpoint answers, in a thread, unless it reads the body itself."""
+        """Return the response of an endpoint, in a thread unless it reads the body itself."""
         if call.endpoint.reads_itself:
             response: Response = await call.endpoint.answer(call)
             return response
@@ -172,7 +172,7 @@ class HubApp(WebFrame[HubCall]):
         return response
 
     def refused(self, request: Request, call: HubCall | None, error: Exception) -> Response:
-        """Return an error as an answer: a page where a browser shows it."""
+        """Return the response for an error: a page in a browser."""
         refusal = refusal_of(error)
         if not isinstance(error, AdapterhubError):
             log.error("%s: %s", request.method, place_of(error))
@@ -195,7 +195,7 @@ class HubApp(WebFrame[HubCall]):
         self.hub.metrics.observe(method, path, status, seconds)
 
     def log_facts(self, call: HubCall) -> dict[str, Any]:
-        """Return who asked for what."""
+        """Return the user and the target of a request for the log."""
         return {
             "user": call.visitor.user,
             "token": call.visitor.token,
@@ -203,11 +203,11 @@ class HubApp(WebFrame[HubCall]):
         }
 
     async def start(self) -> None:
-        """Note when tokens and copies were used, from time to time."""
+        """Record the last use of tokens and copies periodically."""
         self._noting = asyncio.create_task(self._keep_noting())
 
     async def stop(self) -> None:
-        """Note the last uses, and close the mirror."""
+        """Record the last uses, and close the mirror."""
         if self._noting is not None:
             self._noting.cancel()
         with suppress(HubRefusal):
@@ -215,13 +215,13 @@ class HubApp(WebFrame[HubCall]):
         self.mirror.close()
 
     def _threads_of_writers(self) -> anyio.CapacityLimiter:
-        """Return the threads for those who change the hub: readers do not wait behind them."""
+        """Return the threads for writers, so that readers do not wait behind them."""
         if self._writers is None:
             self._writers = anyio.CapacityLimiter(_WRITERS)
         return self._writers
 
     async def _admit(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
-        """Find out who asks about what; a repository that is not here may be the upstream's."""
+        """Identify the visitor and the target; a missing repository may exist upstream."""
         admit = partial(self._admitted, call)
         try:
             return await call.remembered(self._key_of(call), admit)
@@ -238,14 +238,14 @@ class HubApp(WebFrame[HubCall]):
             call.note(connection, "mirror", name)
 
     def _key_of(self, call: HubCall) -> tuple[object, ...]:
-        """Return all that decides who asks, about what, and what is needed."""
+        """Return the key of everything that determines visitor, target and required role."""
         headers, values = call.request.headers, call.values
         place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
         known = (headers.get("authorization"), headers.get("cookie"), self._named_user(call))
         return ("admitted", call.endpoint.role, call.request.method, *place, *known)
 
     def _admitted(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
-        """Find out who asks and about which repository; refuse those who may not."""
+        """Identify the visitor and the repository; refuse a visitor without permission."""
         needs, values = call.endpoint.role, call.values
         with self.hub.database.reading() as connection:
             call.visitor = visitor = self._visitor(call, connection)
@@ -262,7 +262,7 @@ class HubApp(WebFrame[HubCall]):
             )
 
     def _check_visitor(self, call: HubCall) -> None:
-        """Refuse a stranger where no repository has said who may read it."""
+        """Refuse a stranger if no repository has determined who may read it."""
         if call.visitor.token:
             self.hub.note_token(call.visitor.token)
         is_open = call.endpoint.role == READ and self.hub.options.open_reading
@@ -271,7 +271,7 @@ class HubApp(WebFrame[HubCall]):
         raise HubRefusal(f"this needs a token of this hub: {call.base}/settings/tokens", status=401)
 
     def _visitor(self, call: HubCall, connection: Connection) -> Visitor:
-        """Return who asks, by a token, by the cookie of a login, or by what a proxy says."""
+        """Return the visitor, by token, by login cookie, or by a trusted proxy's header."""
         headers = call.request.headers
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
@@ -289,17 +289,17 @@ class HubApp(WebFrame[HubCall]):
         return Visitor()
 
     def _named_user(self, call: HubCall) -> str:
-        """Return whom a trusted proxy names."""
+        """Return the user named by a trusted proxy."""
         options = self.hub.options
         if options.user_header and is_among(call.peer, options.proxies):
             return call.request.headers.get(options.user_header, "")
         return ""
 
     def _base(self, request: Request) -> str:
-        """Return the address that the client asks by.
+        """Return the address that the client uses.
 
         Raises:
-            HubRefusal: nobody said that it is this hub's.
+            HubRefusal: the address is not configured as one of this hub.
         """
         host = request.headers.get("host", "").lower()
         if host in self._hosts or is_loopback_host(host):
@@ -311,7 +311,7 @@ class HubApp(WebFrame[HubCall]):
         )
 
     def _scheme(self, request: Request) -> str:
-        """Return the scheme that the client used, which a configured proxy may name."""
+        """Return the scheme that the client used; a configured proxy may name it."""
         peer = request.client.host if request.client else ""
         named = request.headers.get("x-forwarded-proto", "").lower()
         is_named = named in ("http", "https") and is_among(peer, self.hub.options.proxies)
@@ -332,12 +332,12 @@ class HubApp(WebFrame[HubCall]):
 
 
 def _moved(call: HubCall) -> Response | None:
-    """Return the redirect to a repository that has another name by now, where one is followed."""
+    """Return the redirect to a renamed repository, if clients follow redirects here."""
     name = f"{call.values.get('owner')}/{call.values.get('name')}"
     if call.found is None or call.found.name.casefold() == name.casefold():
         return None
     if call.request.method not in ("GET", "HEAD"):
-        return None  # it is answered for the repository: a body is not sent again
+        return None  # answered directly, since clients do not send a body again
     start, is_there, rest = call.path.partition(name)
     if not is_there:
         return None
@@ -346,10 +346,10 @@ def _moved(call: HubCall) -> Response | None:
 
 
 def raise_if_writing(call: HubCall) -> None:
-    """Refuse to change what a registry in a folder has.
+    """Refuse to change a registry in a folder.
 
     Raises:
-        DeniedError: the endpoint would.
+        DeniedError: the endpoint writes.
     """
     if call.endpoint.role not in (OPEN, READ):
         raise DeniedError(
@@ -358,11 +358,11 @@ def raise_if_writing(call: HubCall) -> None:
 
 
 def refused(error: HubRefusal) -> Response:
-    """Return the answer for what is refused, with the headers that the Hub's clients read."""
+    """Return the response for a refusal, with the headers that the Hub's clients read."""
     said = one_line(str(error.problem), 2000)
     message = said
     if isinstance(error, UnknownTokenError):
-        # By these words the Hub's clients tell a wrong token from a missing repository.
+        # The Hub's clients use this text to tell a wrong token from a missing repository.
         message = "Invalid credentials in Authorization header"
     headers = {"x-error-message": message.encode("ascii", "replace").decode(), **error.headers}
     if error.code:
@@ -382,20 +382,20 @@ def serve_hub(
     started: Callable[[str], object] = lambda address: None,
     blobs: str | None = None,
 ) -> None:
-    """Create a hub, unless there is one, and answer until the process is stopped.
+    """Create a hub, unless there is one, and serve it until the process is stopped.
 
-    The folder of a registry is shown as a hub that only reads.
+    The folder of a registry is shown as a read-only hub.
 
     Args:
-        place: a folder, or a database of PostgreSQL, on which others may serve, too.
-        host: the address to listen at.
-        port: and its port; 0 for a free one.
-        options: what the operator chose.
-        started: receives the address when the hub answers.
+        place: a folder, or a PostgreSQL database that other processes may serve, too.
+        host: the address to listen on.
+        port: the port to listen on; 0 for a free one.
+        options: the operator's options.
+        started: receives the address when the hub is ready.
         blobs: the bucket of a new hub in a database.
 
     Raises:
-        ConfigError: it cannot be served as the options say, or the address is taken.
+        ConfigError: the options are not valid for this hub, or the address is in use.
     """
     import uvicorn
 
@@ -432,7 +432,7 @@ def serve_hub(
 def _opened(
     place: HubPlace, blobs: str | None, options: HubOptions, stack: ExitStack
 ) -> AbstractContextManager[Hub]:
-    """Return what opens a hub, which is created if there is none, or shows a registry."""
+    """Return a context that opens or creates a hub, or shows a registry."""
     if not isinstance(place, Path):
         create_hub(place, blobs)
         return open_hub(place, options)
@@ -450,7 +450,7 @@ def _opened(
 
 
 def _require_token(hub: Hub, host: str) -> None:
-    """Refuse to listen to others where nobody could be told from anybody.
+    """Refuse to listen on a public address without tokens to tell users apart.
 
     Raises:
         ConfigError: the hub has no token.
@@ -466,7 +466,7 @@ def _require_token(hub: Hub, host: str) -> None:
 
 
 def known_hosts(host: str, port: int) -> tuple[str, ...]:
-    """Return the names that a hub is asked by where it listens."""
+    """Return the host names that are valid for a listening address."""
     if host in ("0.0.0.0", "::", ""):  # every address of the machine: which is for --public-url
         return ()
     shown = f"[{host}]" if ":" in host else host
@@ -474,10 +474,10 @@ def known_hosts(host: str, port: int) -> tuple[str, ...]:
 
 
 def _check_upstream(options: HubOptions) -> None:
-    """Refuse an upstream that would be asked by itself.
+    """Refuse an upstream that is this hub.
 
     Raises:
-        ConfigError: it is this hub.
+        ConfigError: the upstream is this hub.
     """
     own = urlsplit(options.public_url or "").netloc
     if options.upstream and urlsplit(options.upstream).netloc in {own, *options.hosts}:
@@ -487,10 +487,10 @@ def _check_upstream(options: HubOptions) -> None:
 
 
 def check_address(url: str | None, option: str) -> None:
-    """Refuse an address that clients could not use.
+    """Refuse an address that clients cannot use.
 
     Raises:
-        ConfigError: it is no URL of http or https.
+        ConfigError: it is not an http or https URL.
     """
     if url is None:
         return
@@ -508,7 +508,7 @@ def check_address(url: str | None, option: str) -> None:
 
 
 def check_proxies(proxies: Sequence[str]) -> None:
-    """Refuse proxies that are not addresses.
+    """Refuse proxies that are not valid addresses.
 
     Raises:
         ConfigError: one is neither an address nor a network.
@@ -524,7 +524,7 @@ def check_proxies(proxies: Sequence[str]) -> None:
 
 
 def _telling_server(config: Any, started: Callable[[str], object]) -> Any:
-    """Return a server of uvicorn that says when it answers."""
+    """Return a uvicorn server that reports when it is ready."""
     import uvicorn
 
     class Told(uvicorn.Server):

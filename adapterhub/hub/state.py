@@ -1,10 +1,10 @@
-"""A hub that is open: its place, its database, its files, and what its operator chose.
+"""An open hub: its place, its database, its files, and the operator's options.
 
-DIR/hub.sqlite      everything but the files
+DIR/hub.sqlite      everything except the files
 DIR/blobs           the files, by their sha256
-DIR/incoming        what is being received; removed when the server starts
+DIR/incoming        files that are being received; removed when the server starts
 
-A hub of several processes is in a database of PostgreSQL instead, whose table of settings names the
+A hub of several processes uses a PostgreSQL database instead, whose table of settings names the
 bucket with the files.
 """
 
@@ -48,27 +48,27 @@ from adapterhub.web.tokens import digest_of_token, new_token
 
 BLOBS, WRITES = "blobs", "writes"
 OF_PLACE = (BLOBS, WRITES)
-"""Settings of a hub of several processes: its bucket, and how often it was written to."""
+"""Settings of a hub of several processes: its bucket, and the number of writes."""
 _FAILURES, _WINDOW = 20, 60.0  # failed logins of an address, within seconds
 _MOST_ADDRESSES = 10_000
 
 
 @dataclass(frozen=True)
 class HubOptions:
-    """What an operator chooses.
+    """The options of an operator.
 
     Attributes:
-        public_url: the address that clients use; None for the one that they ask by.
-        open_reading: whether what is not private may be read without a token.
-        regular_max: the bytes up to which a file is sent within the commit.
-        max_file: the bytes of the largest file.
-        quota: the bytes of a namespace without a quota of its own; None for no limit.
-        hosts: the names that a request may ask by, besides that of `public_url`.
-        user_header: the header in which a trusted proxy says who is logged in.
-        proxies: the addresses, or networks, of proxies whose forwarded headers are read.
-        is_read_only: whether nobody writes, since it shows something else.
-        upstream: the address of the hub that is asked for what is not here.
-        upstream_token: names of its repositories, or patterns of them, that are asked with the
+        public_url: the address for clients; None for the address of each request.
+        open_reading: whether public repositories can be read without a token.
+        regular_max: the largest size in bytes of a file that is sent within the commit.
+        max_file: the largest size of a file in bytes.
+        quota: the default quota of a namespace in bytes; None for no limit.
+        hosts: the accepted host names, in addition to the host of `public_url`.
+        user_header: the header in which a trusted proxy names the user.
+        proxies: the addresses or networks of proxies whose forwarded headers are trusted.
+        is_read_only: whether all writes are refused, because the hub shows a registry.
+        upstream: the address of the hub to fetch missing content from.
+        upstream_token: names or patterns of its repositories that are requested with the
             operator's token.
     """
 
@@ -87,9 +87,9 @@ class HubOptions:
 
 @dataclass
 class FailedLogins:
-    """How often an address has sent a wrong token, to slow down those who guess.
+    """Failed logins by address, to slow down attempts to guess tokens.
 
-    Only wrong tokens are counted and refused: a valid one from the same address is served, since
+    Only wrong tokens are counted and refused. A valid token from the same address is served, since
     many people may share an address.
     """
 
@@ -97,10 +97,10 @@ class FailedLogins:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, address: str) -> None:
-        """Refuse an address that fails too often.
+        """Refuse an address with too many failures.
 
         Raises:
-            HubRefusal: it does.
+            HubRefusal: the address has too many failures.
         """
         with self.lock:
             recent = [t for t in self.times.get(address, ()) if t > time.monotonic() - _WINDOW]
@@ -112,10 +112,10 @@ class FailedLogins:
             )
 
     def note(self, address: str) -> None:
-        """Remember a failure.
+        """Count a failure.
 
         Raises:
-            HubRefusal: the address fails too often.
+            HubRefusal: the address has too many failures.
         """
         self.check(address)
         with self.lock:
@@ -128,7 +128,7 @@ _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class HubMetrics:
-    """Counts requests by endpoint and status, and the time that they take, for Prometheus."""
+    """Counters of requests and their durations by endpoint and status, for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -152,7 +152,7 @@ class HubMetrics:
         self._seconds.observe(seconds)
 
     def text(self, gauges: Mapping[str, int]) -> bytes:
-        """Return all that was counted, and some numbers of the hub."""
+        """Return all metrics as text, including some figures of the hub."""
         shown = CollectorRegistry()
         shown.register(self.registry)
         for name, value in gauges.items():
@@ -165,10 +165,10 @@ class Hub:
 
     Args:
         place: where the hub is.
-        options: what its operator chose.
+        options: the operator's options.
 
     Raises:
-        ConfigError: there is none, or another program made it.
+        ConfigError: the hub does not exist, or another program made it.
     """
 
     def __init__(self, place: HubPlace, options: HubOptions | None = None) -> None:
@@ -186,14 +186,14 @@ class Hub:
         self._operator = ""
 
     def visitor_with(self, connection: Connection, digest: str) -> Visitor | None:
-        """Return who has the token with a digest; None if it is not valid."""
+        """Return the visitor whose token has a digest; None if it is not valid."""
         if self._operator and hmac.compare_digest(self._operator, digest):
             return Visitor("operator", "command line", ADMIN, True, digest=digest)
         return visitor_of(connection, digest=digest)
 
     @contextmanager
     def operator_token(self) -> Iterator[str]:
-        """Yield a token that may do everything, in this process and for this context alone.
+        """Yield a token with all permissions, valid only in this process and context.
 
         It is not in the database, so no other process that serves the hub accepts it.
         """
@@ -205,7 +205,7 @@ class Hub:
             self._operator = ""
 
     def note_token(self, name: str) -> None:
-        """Remember that a token was used; `take_used` says which were."""
+        """Record the use of a token for `take_used`."""
         self._used.add(name)
 
     def take_used(self) -> list[str]:
@@ -216,7 +216,7 @@ class Hub:
     def note_action(
         self, connection: Connection, visitor: Visitor, action: str, target: str, address: str = ""
     ) -> None:
-        """Write to the audit log who did what, in the transaction that does it."""
+        """Write an action and its user to the audit log, in the transaction of the action."""
         connection.execute(
             insert(audit).values(
                 time=now_text(),
@@ -232,7 +232,7 @@ class Hub:
         """Count a wrong token, and write it to the audit log.
 
         Raises:
-            HubRefusal: its address sends too many.
+            HubRefusal: the address sends too many wrong tokens.
         """
         self.failed_logins.note(address)
         if not self.options.is_read_only:
@@ -249,7 +249,7 @@ def open_database(place: HubPlace) -> Database:
     """Open the database of a hub.
 
     Raises:
-        ConfigError: there is no such database, or its library is not installed.
+        ConfigError: the database does not exist, or its library is not installed.
     """
     if isinstance(place, Path):
         return SqliteDatabase(place / DATABASE)
@@ -259,7 +259,7 @@ def open_database(place: HubPlace) -> Database:
 
 
 def blobs_of(place: HubPlace, found: Mapping[str, str]) -> Blobs:
-    """Return the files of a hub with these settings."""
+    """Return the file store of a hub with these settings."""
     if isinstance(place, Path):
         return BlobFolder(place)
     from adapterhub.hub.bucket_blobs import BlobBucket
@@ -271,11 +271,11 @@ def create_hub(place: HubPlace, blobs: str | None = None) -> None:
     """Create an empty hub, unless there is one.
 
     Args:
-        place: a folder, or a database of PostgreSQL without tables of a hub.
+        place: a folder, or a PostgreSQL database without a hub's tables.
         blobs: the bucket for the files, with a database.
 
     Raises:
-        ConfigError: the folder has other files, or the bucket is missing, or another one.
+        ConfigError: the folder has other files, or the bucket is missing or a different one.
     """
     if not isinstance(place, Path):
         _create_shared_hub(place, blobs)
@@ -335,7 +335,7 @@ def _create_shared_hub(place: URL, blobs: str | None) -> None:
 
 
 def has_other_files(folder: Path) -> bool:
-    """Return whether a folder has more than the rest of a hub whose creation was interrupted."""
+    """Return whether a folder has more than the remains of an interrupted creation of a hub."""
     others = {path.name for path in folder.iterdir()} - {"blobs", "incoming", ".lock"}
     return any(name != NEW_DATABASE and not name.startswith(f"{NEW_DATABASE}-") for name in others)
 
@@ -345,7 +345,7 @@ def open_hub(place: HubPlace, options: HubOptions | None = None) -> Iterator[Hub
     """Open a hub, and close it at the end.
 
     Raises:
-        ConfigError: there is none, or another program made it.
+        ConfigError: the hub does not exist, or another program made it.
     """
     hub = Hub(place, options)
     try:
@@ -356,10 +356,10 @@ def open_hub(place: HubPlace, options: HubOptions | None = None) -> Iterator[Hub
 
 @contextmanager
 def serving_alone(folder: Path) -> Iterator[None]:
-    """Hold a hub's folder for a server, which removes what an earlier one was receiving.
+    """Lock a hub's folder for a server, and remove files that an earlier one was receiving.
 
     Raises:
-        ConfigError: another server runs on it.
+        ConfigError: another server is running on it.
     """
     try:
         with FileLock(folder / ".lock", timeout=0):
@@ -371,11 +371,11 @@ def serving_alone(folder: Path) -> Iterator[None]:
 
 
 def schema_revision(place: HubPlace) -> str | None:
-    """Return the schema of the database of a hub; None if it has none.
+    """Return the schema revision of a hub's database; None if it has none.
 
     Raises:
-        FileError: its file is no database.
-        ConfigError: there is no such database, or its library is not installed.
+        FileError: the file is not a database.
+        ConfigError: the database does not exist, or its library is not installed.
     """
     if isinstance(place, Path):
         path = place / DATABASE
@@ -395,10 +395,10 @@ def schema_revision(place: HubPlace) -> str | None:
 
 
 def require_schema(place: HubPlace) -> None:
-    """Refuse a hub whose tables are of another release.
+    """Refuse a hub whose tables belong to another release.
 
     Raises:
-        ConfigError: there is no hub, or it is to be upgraded.
+        ConfigError: the hub does not exist, or must be upgraded.
         FileError: a newer release has changed it.
     """
     found = schema_revision(place)
@@ -422,6 +422,6 @@ def require_schema(place: HubPlace) -> None:
 
 
 def audit_rows(connection: Connection, most: int) -> Sequence[dict[str, str]]:
-    """Return the newest rows of the audit log, the newest first."""
+    """Return the newest rows of the audit log, newest first."""
     rows = connection.execute(select(audit).order_by(audit.c.id.desc()).limit(most))
     return [dict(row) for row in rows.mappings()]

@@ -1,9 +1,8 @@
-"""Large files, which are uploaded before the commit that names them: LFS, whole or in parts.
+"""Uploads of large files before the commit that names them: LFS, whole or in parts.
 
-The requests that carry bytes have no token, so their addresses are signed: for one file of one
-repository, for a day, and for as long as the token that requested them may write there. Parts are
-kept until the file is complete, also when the server ends meanwhile, so an upload goes on where it
-was.
+The requests that carry bytes have no token, so their addresses are signed. A signature covers one
+file of one repository. It is valid for a day, while the token that requested it may write there.
+Parts are kept until the file is complete, even if the server restarts, so an upload can resume.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from adapterhub.hub.request import OPEN, REPOSITORY, HubCall, in_thread, json_an
 from adapterhub.web.frame import Endpoint
 
 PART_BYTES = 128 << 20
-PROMISE_SECONDS = 2 * 3600.0  # in which room is kept; later it is there, or it is not
-_WHOLE_BYTES = 512 << 20  # a larger file is sent in parts, where the client can
+PROMISE_SECONDS = 2 * 3600.0  # how long space is reserved for an upload
+_WHOLE_BYTES = 512 << 20  # larger files are sent in parts if the client supports it
 _MOST_OBJECTS = 1_000
 _BODY = 4 << 20
 TOO_LARGE = "/file-too-large:set-HF_HUB_DISABLE_XET=1-or-use-adapterhub-push"
-"""The one text that a client with Xet shows to its user: an address, which answers 404."""
+"""The only text that a client with Xet shows to its user: an address that responds with 404."""
 
 
 def batch(call: HubCall) -> Response:
-    """Say where files are to be sent; nothing of those that the repository has already."""
+    """Return upload addresses for files; nothing for files that the repository has already."""
     fields = call.fields
     objects, transfers = fields.get("objects"), fields.get("transfers") or ["basic"]
     if fields.get("operation") != "upload":
@@ -138,7 +137,7 @@ async def put_part(call: HubCall) -> Response:
 
 
 def complete(call: HubCall) -> Response:
-    """Put the parts of a file together."""
+    """Join the parts of a file."""
     repository, oid, size = _key(call)
     upload, blobs = f"{repository}-{oid}", call.hub.blobs
     parts = [f"{number:05}" for number in range(1, -(-size // PART_BYTES) + 1)]
@@ -154,7 +153,7 @@ def complete(call: HubCall) -> Response:
 
 
 def verify_upload(call: HubCall) -> Response:
-    """Say that the repository has a file."""
+    """Confirm that the repository has a file."""
     oid, size = _object(call.fields)
     with call.hub.database.reading() as connection:
         known = granted(connection, call.repository.id, [oid])
@@ -164,7 +163,7 @@ def verify_upload(call: HubCall) -> Response:
 
 
 def no_xet(call: HubCall) -> Response:
-    """Show a client with Xet what its user has to do."""
+    """Show the user of a client with Xet how to proceed."""
     return Response(b"", 302, {"location": f"{call.base}{TOO_LARGE}"})
 
 
@@ -174,10 +173,10 @@ async def _receive(call: HubCall, receiver: BlobReceiver) -> None:
 
 
 def _keep(call: HubCall, repository: int, oid: str, size: int, receiver: BlobReceiver) -> None:
-    """Grant a file that was received to its repository, for a commit to come.
+    """Grant a received file to its repository, for a later commit.
 
     Raises:
-        HubRefusal: it is not the one that was announced, or the repository is gone.
+        HubRefusal: it differs from the announced file, or the repository was deleted.
     """
     if receiver.size != size:
         raise HubRefusal(f"the file has {receiver.size:,} bytes, {size:,} were announced")
@@ -195,10 +194,10 @@ def _keep(call: HubCall, repository: int, oid: str, size: int, receiver: BlobRec
 
 
 def _key(call: HubCall) -> tuple[int, str, int]:
-    """Return which file of which repository an address was signed for.
+    """Return the file and repository that an address was signed for.
 
     Raises:
-        DeniedError: it was not signed here, is too old, or its token may not write there any more.
+        DeniedError: the signature is invalid or expired, or its token may no longer write there.
     """
     with call.hub.database.reading() as connection:
         return _check_key(call, connection)
@@ -219,7 +218,7 @@ def _check_key(call: HubCall, connection: Connection) -> tuple[int, str, int]:
 
 
 def _refused_object(value: object, code: int, message: str) -> dict[str, Any]:
-    """Return the answer for one object of a batch that is not taken."""
+    """Return the result for a refused object of a batch."""
     fields = value if isinstance(value, dict) else {}
     named = {name: fields[name] for name in ("oid", "size") if name in fields}
     return {**named, "error": {"code": code, "message": message}}

@@ -1,4 +1,4 @@
-"""What changes repositories besides commits: create, move, delete, settings, branches and tags."""
+"""Changes to repositories other than commits: create, move, delete, settings, branches and tags."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from adapterhub.web.frame import Endpoint
 _BODY = 1 << 20
 _TYPES = {"model": "models", "dataset": "datasets", "space": "spaces"}
 ATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
-"""The first file of each repository: a repository has a commit from the beginning."""
+"""The first file of each repository, so that a repository always has a commit."""
 
 
 def add_repository(call: HubCall) -> Response:
-    """Create a repository; one that exists is named in the refusal, as clients expect."""
+    """Create a repository; if it exists, the refusal names it, as clients expect."""
     fields = call.fields
     type, name = _type_of(call), _full_name(call)
     visibility = fields.get("visibility")
@@ -80,7 +80,7 @@ def remove_repository(call: HubCall) -> Response:
 
 
 def rename_repository(call: HubCall) -> Response:
-    """Give a repository another name, in a namespace in which the visitor may create one."""
+    """Rename a repository, within namespaces where the visitor may create one."""
     source, target, type = call.text("fromRepo"), call.text("toRepo"), _type_of(call)
     with call.hub.database.reading() as connection:
         found = visible_repository(connection, type, source, call.visitor, ADMIN)
@@ -98,7 +98,7 @@ def rename_repository(call: HubCall) -> Response:
 
 
 def change_settings(call: HubCall) -> Response:
-    """Show a repository to its members alone, or to all."""
+    """Make a repository private or public."""
     fields = call.fields
     if fields.get("gated") not in (None, False):
         raise HubRefusal("this hub has no gated repositories; a private one has members")
@@ -165,7 +165,7 @@ def remove_branch(call: HubCall) -> Response:
 
 
 def no_discussions(call: HubCall) -> Response:
-    """Refuse what this hub has not."""
+    """Refuse a feature that this hub does not have."""
     raise HubRefusal("this hub has no pull requests and no discussions: commit to a branch")
 
 
@@ -177,7 +177,7 @@ def _type_of(call: HubCall) -> str:
 
 
 def _full_name(call: HubCall) -> str:
-    """Return OWNER/NAME, as a client says it in one field or in two."""
+    """Return OWNER/NAME from one field or from two."""
     name = call.text("name", "")
     owner = call.fields.get("organization") or call.visitor.user
     if not isinstance(owner, str):

@@ -1,4 +1,4 @@
-"""The changes of a hub's tables from release to release, which alembic applies in their order.
+"""Migrations of a hub's tables from release to release, which alembic applies in order.
 
-A new hub gets the tables of `database.py` at once; a test compares both ways.
+A new hub gets the tables of `database.py` directly; a test checks that both ways agree.
 """
