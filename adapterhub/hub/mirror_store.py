@@ -77,7 +77,7 @@ REFS_SECONDS = 60.0  # between two requests for the upstream's refs
 _QUIET_SECONDS = 15.0  # before a failed upstream is contacted again
 _DESCRIBING = (CARD_FILE, CONFIG_FILE, MANIFEST_FILE)
 _ELSEWHERE = ("kind", "contents", "secrets", "backbone")
-"""Rules for mirrored content. It is already published elsewhere; only executable files are refused."""
+"""Rules for mirrored content, which is published already: only executable files are refused."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class MirrorReport:
 
 
 class Copies:
-    """The stored copies of an upstream; without one, nothing is fetched and stored copies are served.
+    """The stored copies of an upstream; without an upstream they are served and nothing is fetched.
 
     Args:
         hub: the hub, whose options name the upstream.
@@ -154,7 +154,7 @@ class Copies:
         return report
 
     def is_foreign(self, name: str) -> bool:
-        """Return whether a name may be requested upstream: it is valid, and its owner is not here."""
+        """Return whether a name may be requested upstream: valid, and its owner is not here."""
         try:
             check_repository_name(name)
         except HubRefusal:

@@ -191,7 +191,7 @@ def list_refs(call: HubCall) -> Response:
             "converts": [],
             "tags": items(TAG, "tags"),
             "pullRequests": [],
-            "highestVersion": call.repository.highest,  # our extension: the next version is above it
+            "highestVersion": call.repository.highest,  # our extension: the next version is higher
         }
     )
 

@@ -144,7 +144,7 @@ class HubCall(WebCall):
         self.hub.note_action(connection, self.visitor, action, target, self.address)
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
-        """Return the result of `read`, from the cache if nothing was written since, else in a thread."""
+        """Return the cached result of `read` if nothing was written since; else read in a thread."""
         database = self.hub.database
         known = await in_thread(database.unchanged) if database.waits else database.unchanged()
         if key in known:
