@@ -5,8 +5,8 @@ and moves the ref. The gate then stores the new files (gate.py). A request repea
 response was lost gets the head that it had made.
 
 A tree is named by the sha1 of its contents, so equal trees are stored once. A client's path never
-becomes a path on the disk. Paths that are refused here would be unusable, or ambiguous, for those
-who download.
+becomes a path on the disk. Paths that are refused here would be unusable or ambiguous after a
+download.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class SentFile(Response):
 
 
 def _piece_in_memory(file: int, size: int, place: int) -> bytes | bytearray:
-    """Return bytes of a file that can be read without waiting; empty if there are none."""
+    """Return the bytes of a file that can be read without waiting, possibly empty."""
     if not _NO_WAIT:
         return b""
     buffer = bytearray(size)

@@ -1,4 +1,4 @@
-"""The client of an upstream hub, from which a mirror fetches content.
+"""The client with which a mirror fetches content from an upstream hub.
 
 It uses the client of `adapterhub pull`, so the same limits apply: the permitted hosts and
 redirects, the size and time of a response, and the check of each file's hash. No header of a

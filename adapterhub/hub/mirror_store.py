@@ -301,7 +301,7 @@ class Copies:
             return find_repository(connection, type, name)
 
     def _describe(self, repository: HubRepository, oid: str) -> None:
-        """Fetch the files that describe a commit, from which its tags are derived."""
+        """Fetch the files that describe a commit; its tags are derived from them."""
         with self.hub.database.reading() as connection:
             tree = read_tree(connection, commit_at(connection, repository.id, oid).tree)
         with suppress(HubRefusal):  # a request for the file reports the error
@@ -357,7 +357,7 @@ class Copies:
             if self._missing_room(connection, info.size) > 0:
                 return False
             if folder.size(info.sha256) != info.size:
-                folder.remove(info.sha256)  # what is left of it
+                folder.remove(info.sha256)  # its remains
             changes_of(connection).files.append(staged)
             grant(connection, repository.id, [info])
         return True

@@ -144,7 +144,7 @@ class HubCall(WebCall):
         self.hub.note_action(connection, self.visitor, action, target, self.address)
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
-        """Return the cached result of `read` if nothing was written since; else read in a thread."""
+        """Return the cached result of `read`, or run it in a thread after a write."""
         database = self.hub.database
         known = await in_thread(database.unchanged) if database.waits else database.unchanged()
         if key in known:

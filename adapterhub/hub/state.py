@@ -64,7 +64,7 @@ class HubOptions:
         max_file: the largest size of a file in bytes.
         quota: the default quota of a namespace in bytes; None for no limit.
         hosts: the accepted host names, in addition to the host of `public_url`.
-        user_header: the header in which a trusted proxy names the user.
+        user_header: the header that a trusted proxy sets to the user's name.
         proxies: the addresses or networks of proxies whose forwarded headers are trusted.
         is_read_only: whether all writes are refused, because the hub shows a registry.
         upstream: the address of the hub to fetch missing content from.
