@@ -1,4 +1,4 @@
-"""What our servers share: the frame with the walk of a request, tokens, limits of connections.
+"""Code shared by our servers: the steps of a request, access tokens, and connection limits.
 
-A server's paths, and what it computes, belong in its own room.
+The paths and the computation of a server belong in its own package.
 """

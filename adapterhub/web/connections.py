@@ -1,16 +1,16 @@
-"""Where a server listens, and limits of its connections, besides those of a request.
+"""Listening addresses of a server, and limits of its connections.
 
- - A head of a request that is too large, or does not come in time, ends the connection.
- - A client that does not read what it is sent is dropped after a time.
- - There are at most so many connections, in all and of one address. A new one takes the place of
-   one that waits for its client; while all are being answered, it is refused.
+ - A connection is closed if the head of a request is too large or does not arrive in time.
+ - A client that does not read its response is disconnected after a timeout.
+ - The number of connections is limited, in total and per address. A new connection replaces one
+   that waits for its client. It is rejected if all others are being answered.
 
-They are in the methods that asyncio calls, so that both parsers of uvicorn have them.
+The limits are in the methods that asyncio calls, so that they hold for both parsers of uvicorn.
 
-A request comes from the address of its client, and from the page for which a browser made it.
-Forwarded headers count only if a configured proxy wrote them. A page on the internet can make a
+A request has the address of its client, and the origin of the page for which a browser sent it.
+Forwarded headers are trusted only from a configured proxy. A page on the internet can make a
 browser send requests to a server on this machine: under a name that resolves to this machine, or
-across origins. Both are seen in the headers.
+across origins. The headers reveal both cases.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @lru_cache(maxsize=64)
 def is_of_this_machine(host: str | None, origin: str | None) -> bool:
-    """Return whether a request is for this machine by its headers Host and Origin."""
+    """Return whether the headers Host and Origin of a request both name this machine."""
     if host is not None and not is_loopback_host(host):
         return False
     return origin is None or _is_loopback(origin)
 
 
 def is_loopback_host(host: str) -> bool:
-    """Return whether a header Host names this machine."""
+    """Return whether a Host header names this machine."""
     return _is_loopback(f"http://{host}")
 
 
 def is_loopback_address(host: str) -> bool:
-    """Return whether an address to listen at is reached from this machine alone."""
+    """Return whether a listening address can be reached only from this machine."""
     try:
         return host in _LOOPBACK_NAMES or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -51,32 +51,32 @@ def is_loopback_address(host: str) -> bool:
 
 
 def is_own_form(headers: Mapping[str, str], base: str) -> bool:
-    """Return whether a browser sent a form from a page of `base`, or no browser sent it."""
+    """Return whether a form was sent from a page of `base`, or not by a browser."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     own = "/".join(base.split("/")[:3])
     return origin in (None, own) and site in ("none", "same-origin")
 
 
 def client_address(peer: str, forwarded: Sequence[str], proxies: Iterable[str]) -> str:
-    """Return the address of a client behind any number of configured proxies.
+    """Return the address of a client, also behind any number of configured proxies.
 
     Args:
         peer: the address at the other end of the connection.
-        forwarded: the headers X-Forwarded-For, in their order.
-        proxies: addresses, or networks, of the proxies whose headers are read.
+        forwarded: the X-Forwarded-For headers, in order.
+        proxies: the addresses or networks of the trusted proxies.
     """
     found, networks = _plain_address(peer), tuple(proxies)
     hops = [hop.strip() for line in forwarded for hop in line.split(",")]
     while hops and is_among(found, networks):
         hop = _plain_address(hops.pop())
-        if not hop:  # what is left of a text that is not an address, a client may have written
+        if not hop:  # the client may have forged the rest
             break
         found = hop
     return found or peer
 
 
 def is_among(address: str, networks: Iterable[str]) -> bool:
-    """Return whether an address is one of these addresses, or in one of these networks."""
+    """Return whether an address is among these addresses and networks."""
     plain = _plain_address(address)
     return bool(plain) and any(
         ipaddress.ip_address(plain) in network for network in map(_network, networks)
@@ -110,9 +110,9 @@ def _is_loopback(url: str) -> bool:
 
 MOST_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 20.0
-BACKLOG = 256  # connections that are accepted at once, before any of them is counted
+BACKLOG = 256  # connections accepted together before any of them is counted
 _MOST_CONNECTIONS = 8192
-_OTHER_FILES = 512  # for databases, files that are sent, and what is accepted but not counted
+_OTHER_FILES = 512  # for databases, files being sent, and connections not counted yet
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -124,10 +124,10 @@ _TOO_MANY = (
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the address that is listened at; port 0 is a free one.
+    """Open a listening socket; port 0 selects a free port.
 
     Raises:
-        ConfigError: it is taken, or is none of this machine.
+        ConfigError: the address is in use, or is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -140,23 +140,23 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return the URL of an address that is listened at."""
+    """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def raise_file_limit() -> str:
-    """Let this process open as many files as the system allows; return what is to be said of it."""
+    """Raise the limit of open files as far as the system allows; return a message, or ""."""
     try:
         import resource
-    except ImportError:  # Windows has no such limit
+    except ImportError:  # Windows lacks such a limit
         return ""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return ""
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # macOS: hard is no limit, and more than the kernel has
+    except (OSError, ValueError):  # macOS: the hard limit exceeds the kernel's
         return ""
     return f"open files: at most {_limit_text(hard)}, raised from {_limit_text(soft)}"
 
@@ -166,7 +166,7 @@ def _limit_text(limit: int) -> str:
 
 
 def most_connections() -> int:
-    """Return how many connections leave enough of this process's files for everything else."""
+    """Return the number of connections that leaves enough open files for everything else."""
     try:
         import resource
     except ImportError:
@@ -178,11 +178,11 @@ def most_connections() -> int:
 
 
 class ConnectionLimits:
-    """How many connections a server has; one address has half of them at most.
+    """Limit on a server's connections; one address may hold at most half of them.
 
     Args:
-        most: how many in all; None for what the process's limit of files allows.
-        is_proxy: whether an address has the connections of many clients.
+        most: the maximum number in total; None: as many as the limit of open files allows.
+        is_proxy: whether an address is a proxy with the connections of many clients.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class ConnectionLimits:
     ) -> None:
         self.most = most_connections() if most is None else most
         self.is_proxy = is_proxy
-        self.open: dict[LimitedConnection, str] = {}  # and their addresses, the quietest first
+        self.open: dict[LimitedConnection, str] = {}  # and their addresses, idle longest first
         self.counts: Counter[str] = Counter()  # of addresses
 
     def admit(self, new: LimitedConnection, address: str) -> bool:
-        """Return whether there is room for one more; another one may have to leave for it."""
+        """Return whether a new connection is accepted; another one may be closed to make room."""
         if self.counts[address] >= max(1, self.most // 2) and not self.is_proxy(address):
             is_room = self._drop([each for each, of in self.open.items() if of == address])
         else:
@@ -207,7 +207,7 @@ class ConnectionLimits:
         return is_room
 
     def forget(self, connection: LimitedConnection) -> None:
-        """Note that a connection is closed."""
+        """Remove a closed connection."""
         address = self.open.pop(connection, None)
         if address is not None:
             self.counts[address] -= 1
@@ -215,13 +215,13 @@ class ConnectionLimits:
                 del self.counts[address]
 
     def note(self, connection: LimitedConnection) -> None:
-        """Note that a client has sent something."""
+        """Record that a client has sent data."""
         address = self.open.pop(connection, None)
         if address is not None:
             self.open[connection] = address
 
     def _drop(self, among: list[LimitedConnection]) -> bool:
-        """Drop a connection that waits for its client, and rather one that never got an answer."""
+        """Drop a connection that waits for its client, preferably one never answered before."""
         waiting = [each for each in among if each.waits_for_client]
         if not waiting:
             return False
@@ -232,23 +232,23 @@ class ConnectionLimits:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """What a protocol of uvicorn has in front of it.
+    """Mixin that adds connection limits to a protocol of uvicorn.
 
     Attributes:
-        limits: of this and the other connections.
-        write_seconds: how long a client may read nothing of what waits for it.
+        limits: the limits shared by all connections.
+        write_seconds: the timeout for a client that does not read pending data.
     """
 
     limits: ConnectionLimits
     write_seconds = 30.0
     cycle: Any
     transport: asyncio.Transport
-    _head = 0  # bytes of the request whose head is not complete
+    _head = 0  # bytes of a request with an incomplete head
     _writing: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the head of a request, unless there are too many connections."""
+        """Wait for the head of a request, or close the connection if there are too many."""
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         if self.limits.admit(self, str(peer[0]) if peer else ""):
@@ -259,23 +259,23 @@ class LimitedConnection(asyncio.Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the client is to send something before it gets anything."""
+        """Whether the server is waiting for the client to send data."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     @property
     def was_answered(self) -> bool:
-        """Whether the last request that came has its answer."""
+        """Whether the last request received has been answered."""
         return self.cycle is not None and self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
+        """Cancel the timeouts and forget the connection."""
         self.limits.forget(self)
         self._cancel_reading()
         self._cancel_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Let the parser have bytes, and count those of a head that is not complete."""
+        """Pass bytes to the parser, and count the bytes of an incomplete head."""
         self.limits.note(self)
         before, transport = self.cycle, self.transport
         super().data_received(data)
@@ -291,13 +291,13 @@ class LimitedConnection(asyncio.Protocol):
                 transport.close()
 
     def pause_writing(self) -> None:
-        """Wait until the client reads."""
+        """Start the timeout for a client that does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
         self._writing = loop.call_later(self.write_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client reads."""
+        """Cancel the timeout, because the client reads again."""
         self._cancel_writing()
         super().resume_writing()
 
@@ -319,9 +319,9 @@ class LimitedConnection(asyncio.Protocol):
 def limited_protocol(
     base: type[Any], write_seconds: float, limits: ConnectionLimits | None = None
 ) -> type[Any]:
-    """Return a protocol of uvicorn with limits.
+    """Return a protocol class of uvicorn with connection limits.
 
-    `write_seconds` is how long a client may read nothing of what waits for it.
+    `write_seconds` is the timeout for a client that does not read pending data.
     """
     chosen = {"write_seconds": write_seconds, "limits": limits or ConnectionLimits()}
     return type("LimitedProtocol", (LimitedConnection, base), chosen)

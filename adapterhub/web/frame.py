@@ -1,18 +1,18 @@
-"""The frame of our servers: endpoints, and the walk of a request from its path to its answer.
+"""Framework of our servers: endpoints, and the steps of a request from its path to its response.
 
-A server is a list of endpoints and a `WebFrame`, whose methods are the steps that servers fill in.
-The walk is `WebFrame.__call__`:
+A server consists of a list of endpoints and a subclass of `WebFrame` that implements the steps.
+`WebFrame.__call__` runs them in order:
 
- 1. `find`: the endpoint of the path, and the parts of the path.
- 2. `admit`: who sends the request, and whether they may. Nothing of the body is read before.
- 3. `read`: the body, within its size and its time.
- 4. `answer`: what the function of the endpoint returns.
- 5. `refused`: an error of any of these steps is an answer, too.
- 6. `complete`: the headers that every answer has; then the answer is sent.
- 7. `count`, and the line of the log.
+ 1. `find` matches the path to an endpoint, and extracts the parts of the path.
+ 2. `admit` authenticates and authorizes the client, before any of the body is read.
+ 3. `read` reads the body, within limits on size and time.
+ 4. `answer` returns the result of the endpoint's function.
+ 5. `refused` converts an error in any of these steps to a response.
+ 6. `complete` adds the headers of every response; then the response is sent.
+ 7. `count` counts the request, and a line is logged.
 
-That line has no text, no token, and nothing else that a client chooses freely: the path is that of
-the endpoint, and an id of a trace is in it only if it has the form of one.
+The log line never contains texts, tokens, or other values that a client chooses freely. It shows
+the path of the endpoint, and a trace id only if that is well-formed.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ SECURE_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"same-origin"),
 )
-"""What every answer has, as bytes."""
-LEFT = 499  # the status of a request whose client has left, in metrics and logs
-UNKNOWN = "unknown"  # the path of a request to no endpoint, in metrics and logs
-PIECE = 256 << 10  # bytes of a body that are handed on at once
-PIECE_SECONDS = 30.0  # that a piece of a body, or the rest of it, may take to come
+"""Headers of every response, as bytes."""
+LEFT = 499  # status in metrics and logs of a request whose client disconnected
+UNKNOWN = "unknown"  # path in metrics and logs of a request that matches no endpoint
+PIECE = 256 << 10  # bytes of a body per piece
+PIECE_SECONDS = 30.0  # seconds for a piece of a body to arrive
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 _POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
@@ -58,18 +58,18 @@ _WATCHED_AFTER = 0.02  # seconds
 
 
 class LimitError(ServingError):
-    """A request is larger than the server takes."""
+    """A request exceeds the server's limits on size."""
 
 
 class SlowError(ServingError):
-    """The body of a request does not come in time."""
+    """The body of a request did not arrive in time."""
 
 
 class LargeBodyError(LimitError):
-    """A body has more bytes than it may have.
+    """A request body is too large.
 
     Attributes:
-        most: the bytes that it may have.
+        most: the maximum number of bytes.
     """
 
     def __init__(self, most: int) -> None:
@@ -79,25 +79,25 @@ class LargeBodyError(LimitError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One path: routes, limits, metrics and descriptions are made of a list of these.
+    """One endpoint; routes, limits, metrics and descriptions are derived from a list of these.
 
     Attributes:
-        methods: of HTTP, with spaces between them.
-        path: with the names of its parts in braces: `{name}` is one part, `{name:path}` any number
-            of them, `{name:one|other}` one of these words.
+        methods: HTTP methods, separated by spaces.
+        path: the path, with the names of its parts in braces: `{name}` is one part, `{name:path}`
+            any number of them, `{name:one|other}` one of these words.
         answer: the function that answers a call.
-        role: what a client must be allowed; "": anybody is.
-        body: the bytes of the largest body; None: as many as the server takes elsewhere.
-        reads_itself: whether `answer` reads the body, as it comes.
-        summary: what it does, in one line.
-        request: the form of the body; None: it has none, or one that `read` reads.
-        response: the form of the answer; None: another media type.
-        tags: its chapter in the documentation.
-        example: returns a body for an adapter, for the documentation; None where it does not fit.
-        while_starting: whether it answers before the server is ready, and while it leaves.
-        read: reads a body that is more than JSON; None: it is of the class `request`.
-        shown: the path without the forms of its parts.
-        pattern: what matches the path.
+        role: the role that a client needs; "": none.
+        body: the maximum size of the body in bytes; None: the server's default.
+        reads_itself: whether `answer` reads the body as it arrives.
+        summary: a one-line description.
+        request: the model of the body; None: the body is empty, or `read` reads it.
+        response: the model of the response; None: another media type.
+        tags: the chapter in the documentation.
+        example: returns an example body for an adapter; None if the adapter does not fit.
+        while_starting: whether it answers while the server starts and shuts down.
+        read: reads a body that is not plain JSON; None: the body has the class `request`.
+        shown: the path without the patterns of its parts.
+        pattern: the regular expression of the path.
     """
 
     methods: str
@@ -133,9 +133,9 @@ class Endpoint:
 def match_endpoint(
     endpoints: Iterable[Endpoint], method: str, path: str
 ) -> tuple[Endpoint | None, dict[str, str], set[str]]:
-    """Return the first endpoint of a path and a method, the parts of the path, and its methods.
+    """Return the first endpoint for a path and method, the parts of the path, and the methods.
 
-    Without an endpoint, the methods are those that the path has.
+    If no endpoint matches, the methods are the ones that the path accepts.
     """
     methods: set[str] = set()
     for each in endpoints:
@@ -149,14 +149,14 @@ def match_endpoint(
 
 @dataclass(kw_only=True)
 class WebCall:
-    """One request to an endpoint.
+    """A request to an endpoint.
 
     Attributes:
-        request: as starlette has it.
-        endpoint: what is requested.
+        request: the request object of starlette.
+        endpoint: the requested endpoint.
         values: the parts of the path.
         raw_body: the bytes of the body.
-        began: when it came.
+        began: the arrival time of the request.
     """
 
     request: Request
@@ -176,12 +176,12 @@ class WebCall:
         """Read the body.
 
         Args:
-            most: the bytes that it may have.
-            seconds: that all of it may take to come; None: as `pieces` says.
+            most: the maximum size in bytes.
+            seconds: the timeout for the whole body; None: the timeout of `pieces`.
 
         Raises:
-            LargeBodyError: it has more bytes, as its head says, or as they come.
-            SlowError: it does not come in time.
+            LargeBodyError: the body is larger, by its header or by the bytes received.
+            SlowError: the body does not arrive in time.
         """
         try:
             with anyio.fail_after(seconds):
@@ -193,8 +193,8 @@ class WebCall:
         """Yield the body in pieces of a quarter of a mebibyte.
 
         Raises:
-            LargeBodyError: it has more bytes than `most`.
-            SlowError: a piece does not come in time.
+            LargeBodyError: the body has more bytes than `most`.
+            SlowError: a piece does not arrive in time.
         """
         length = self.headers.get("content-length", "")
         if most is not None and length.isdecimal() and int(length[:20]) > most:
@@ -212,9 +212,9 @@ class WebCall:
         return self._leaving is not None and self._leaving.done()
 
     def watch(self) -> None:
-        """Cancel this task when the client has closed its connection.
+        """Cancel this task when the client closes its connection.
 
-        Most requests are answered before that is looked at.
+        Most requests are answered before the first check.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
 
@@ -230,14 +230,14 @@ class WebCall:
         self._watching = loop.call_later(_WATCHED_AFTER, begin)
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching the connection."""
         for waiting in (self._watching, self._leaving):
             if waiting is not None:
                 waiting.cancel()
 
 
 async def _piece(stream: AsyncIterator[bytes], size: int) -> bytes:
-    """Return the next piece of a body, or its rest; b"" at its end."""
+    """Return the next piece of a body, or the rest; b"" at the end."""
     held = bytearray()
     try:
         with anyio.fail_after(PIECE_SECONDS):
@@ -254,10 +254,10 @@ C = TypeVar("C", bound=WebCall)
 
 
 class WebFrame(ABC, Generic[C]):
-    """An ASGI application: the walk of a request, of which a server fills in the steps."""
+    """ASGI application that runs the steps of a request; subclasses implement the steps."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and count and log it; or start and stop with the server."""
+        """Answer, count and log a request, or handle the server's startup and shutdown."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
@@ -275,7 +275,7 @@ class WebFrame(ABC, Generic[C]):
             await response(scope, receive, send)
             status = response.status_code
         except ClientDisconnect:
-            pass  # there is nobody to answer
+            pass  # the client has disconnected
         except asyncio.CancelledError:
             if call is None or not call.has_left:
                 raise
@@ -294,18 +294,18 @@ class WebFrame(ABC, Generic[C]):
 
     @abstractmethod
     def find(self, request: Request) -> C:
-        """Return the call of an endpoint that a request is.
+        """Return the call for a request.
 
         Raises:
-            AdapterhubError: there is no such endpoint.
+            AdapterhubError: no endpoint matches.
         """
 
     @abstractmethod
     async def admit(self, call: C) -> Response | None:
-        """Refuse a request before its body is read, or answer it already.
+        """Reject a request, or answer it, before its body is read.
 
         Raises:
-            AdapterhubError: it is refused.
+            AdapterhubError: the request is rejected.
         """
 
     @abstractmethod
@@ -314,14 +314,14 @@ class WebFrame(ABC, Generic[C]):
 
     @abstractmethod
     async def answer(self, call: C) -> Response:
-        """Return what the function of an endpoint answers."""
+        """Return the result of the endpoint's function."""
 
     @abstractmethod
     def refused(self, request: Request, call: C | None, error: Exception) -> Response:
-        """Return an error as an answer."""
+        """Return an error as a response."""
 
     def complete(self, call: C | None, response: Response) -> None:
-        """Add the headers that every answer has."""
+        """Add the headers of every response."""
         known = {name for name, _ in response.raw_headers}
         response.raw_headers.extend(pair for pair in SECURE_HEADERS if pair[0] not in known)
 
@@ -330,14 +330,14 @@ class WebFrame(ABC, Generic[C]):
         """Count a request that was answered."""
 
     def log_facts(self, call: C) -> dict[str, Any]:
-        """Return what the line of a request has besides its path and status."""
+        """Return the fields of the log line in addition to path and status."""
         return {}
 
     async def start(self) -> None:
-        """Begin with the server."""
+        """Run at the server's startup."""
 
     async def stop(self) -> None:
-        """End with the server."""
+        """Run at the server's shutdown."""
 
     def _note(self, request: Request, call: C | None, status: int, seconds: float) -> None:
         method = request.method if request.method in _METHODS else UNKNOWN
@@ -364,22 +364,22 @@ class WebFrame(ABC, Generic[C]):
 
 
 def trace_of(traceparent: str | None) -> str:
-    """Return the id of a trace in a header of W3C's trace context, or ""."""
+    """Return the trace id in a header of the W3C trace context, or ""."""
     found = _TRACE.fullmatch(traceparent) if traceparent else None
     return found[1] if found else ""
 
 
 def place_of(error: Exception) -> str:
-    """Return the class of an unexpected error, and where it was raised.
+    """Return the class of an unexpected error, and the place where it was raised.
 
-    Its words are left out: they may quote what a client has sent.
+    The message is left out, because it may quote the client's data.
     """
     where = "".join(traceback.format_tb(error.__traceback__))
     return f"{type(error).__name__}\n{where}"
 
 
 def page_response(page: str, status: int = 200) -> Response:
-    """Return a page of ours, with its own policy as a header, which also forbids frames."""
+    """Return one of our pages, with its security policy in a header that also forbids frames."""
     policy = _POLICY.search(page)
     assert policy is not None, "each page has a policy: pages/head.html"
     headers = {"content-security-policy": f"{unescape(policy[1])}; frame-ancestors 'none'"}

@@ -1,8 +1,8 @@
-"""The tokens that clients of our servers have: in a file, as digests, never as they are.
+"""Access tokens of our servers, stored in a file as digests and never in plain text.
 
-A token is `ah_` and 32 random bytes. The file has its sha256, what it allows, and when it was used
-last; who reads the file cannot use a token. A server reads it again when it has changed, so that a
-token that is revoked ends there, too.
+A token is `ah_` and 32 random bytes. The file contains its sha256, its permissions and the time of
+its last use, but not the token itself. A server reloads the file when it changes, so that a revoked
+token is rejected there, too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PREFIX = "ah_"
 _TOKEN = re.compile(r"ah_[A-Za-z0-9_-]{43}")
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _MAX_BYTES = 16 << 20
-_LOOK_EVERY = 1.0  # seconds between two looks at the file
-_NOTE_EVERY = 60.0  # seconds between two notes of the last use
+_LOOK_EVERY = 1.0  # seconds between two checks of the file
+_NOTE_EVERY = 60.0  # seconds between two updates of the last use
 _Name = Annotated[str, schema.text(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", "a name")]
 _Digest = Annotated[str, schema.text(r"[0-9a-f]{64}", "a sha256")]
 _Role = Annotated[str, schema.text("|".join(ROLES), "a role")]
@@ -45,16 +45,16 @@ _When = Annotated[str | None, schema.text(_TIME_TEXT, "a time in UTC", null=True
 
 @dataclass(frozen=True)
 class AccessToken:
-    """What is known of a token.
+    """Entry of a token file.
 
     Attributes:
-        name: whom it was made for; unique in its file.
-        sha256: of the token.
-        roles: what it allows: predict, admin.
-        adapters: the patterns of adapters that it may ask for.
-        created: a time in UTC.
-        expires: the time from which it is not valid; None: never.
-        used: when it was used last, to about a minute.
+        name: the name of the token's user; unique in its file.
+        sha256: the digest of the token.
+        roles: the permitted roles: predict, admin.
+        adapters: the patterns of the permitted adapters.
+        created: the time of creation, in UTC.
+        expires: the time of expiry; None: never.
+        used: the time of the last use, to about a minute.
     """
 
     name: _Name
@@ -66,28 +66,28 @@ class AccessToken:
     used: _When = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether it has not expired."""
+        """Return whether the token has not expired."""
         return self.expires is None or now < _parsed_time(self.expires)
 
 
 @dataclass(frozen=True)
 class _AccessFile:
-    """The contents of the file."""
+    """Contents of a token file."""
 
     tokens: tuple[AccessToken, ...]
     version: Annotated[int, schema.integer(1, 1)] = 1
 
 
 def default_token_file() -> Path:
-    """Return the user's own file of tokens."""
+    """Return the path of the user's token file."""
     return user_folder("config") / "server-tokens.json"
 
 
 class TokenFile:
-    """A file of tokens.
+    """Token file.
 
     Args:
-        path: the file, which need not exist.
+        path: the path of the file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,14 +95,14 @@ class TokenFile:
         self._by_digest: dict[str, AccessToken] = {}
         self._stamp: tuple[int, int] | None = None
         self._looked = float("-inf")
-        self._used: dict[str, str] = {}  # by name, what the file does not have yet
+        self._used: dict[str, str] = {}  # last uses by name, not in the file yet
         self._noted = time.monotonic()
 
     def tokens(self) -> tuple[AccessToken, ...]:
-        """List the tokens; none if there is no file.
+        """List the tokens; the list is empty if the file does not exist.
 
         Raises:
-            FileError: the file cannot be read: an unreadable one never means that all are welcome.
+            FileError: the file cannot be read; access without a token is never the fallback.
         """
         if not os.path.lexists(self.path):
             return ()
@@ -122,13 +122,13 @@ class TokenFile:
         adapters: Sequence[str] = ("*",),
         seconds: float | None = None,
     ) -> str:
-        """Add a token and return it: it cannot be shown again.
+        """Add a token and return it; it cannot be shown again.
 
         Args:
-            name: whom it is for.
-            roles: what it allows.
-            adapters: patterns of the adapters that it may ask for.
-            seconds: how long it is valid; None: until it is revoked.
+            name: the name of its user.
+            roles: the permitted roles.
+            adapters: patterns of the permitted adapters.
+            seconds: the lifetime in seconds; None: until it is revoked.
 
         Raises:
             ConfigError: the name is taken or not valid, or a role is unknown.
@@ -160,10 +160,10 @@ class TokenFile:
         return token
 
     def revoke(self, name: str) -> AccessToken:
-        """Remove a token and return what was known of it.
+        """Remove a token and return its entry.
 
         Raises:
-            ConfigError: there is none with this name.
+            ConfigError: no token has this name.
             OutputError: the file cannot be written.
         """
         with self._changing() as known:
@@ -175,9 +175,9 @@ class TokenFile:
         return found[0]
 
     def check(self, token: str) -> AccessToken | None:
-        """Return what a token of a client allows; None if it is not valid.
+        """Return the entry of a client's token; None if it is not valid.
 
-        It is found by its digest, which nobody can choose, and compared in constant time.
+        The lookup uses the digest, which clients cannot choose, and compares in constant time.
         """
         if not is_token(token):
             return None
@@ -193,7 +193,7 @@ class TokenFile:
         return found
 
     def note_uses(self, *, at_once: bool = False) -> None:
-        """Write when tokens were used last, now and then: another process may write, too."""
+        """Write the last uses to the file, at intervals: other processes may write it, too."""
         if not self._used or not (at_once or time.monotonic() - self._noted > _NOTE_EVERY):
             return
         self._noted, used, self._used = time.monotonic(), self._used, {}
@@ -201,7 +201,7 @@ class TokenFile:
             self._write([replace(each, used=used.get(each.name, each.used)) for each in known])
 
     def _look(self) -> None:
-        """Read the file again if it has changed; while it cannot be read, no token is valid."""
+        """Reload the file if it has changed; while it cannot be read, no token is valid."""
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY:
             return
@@ -217,7 +217,7 @@ class TokenFile:
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[AccessToken, ...]]:
-        """Hold the lock that serializes changes of the file; yield its tokens."""
+        """Hold the lock that serializes changes to the file, and yield its tokens."""
         with explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(self.path.with_name(f".{self.path.name}.lock")):
@@ -229,17 +229,17 @@ class TokenFile:
 
 
 def new_token() -> str:
-    """Return a token that nobody can guess."""
+    """Return a new random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def is_token(text: str) -> bool:
-    """Return whether a text has the form of a token of ours; others are of another service."""
+    """Return whether a text has the form of our tokens, unlike tokens of other services."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def digest_of_token(token: str) -> str:
-    """Return the sha256 of a token, which is random: it needs no salt."""
+    """Return the sha256 of a token; a random token needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -1,8 +1,7 @@
-"""Serve adapters over HTTP: the walk of a request, and one file for the shapes of each client.
+"""Serve adapters over HTTP: the steps of a request, and one file for the API of each client.
 
-`lifecycle.py` has the steps of the walk. A shape is a list of endpoints: it says what a client
-sends and gets, and knows neither tokens, limits nor metrics. What is computed belongs in the
-engine.
+`lifecycle.py` implements the steps. An API is a list of endpoints that defines requests and
+responses. It does not handle tokens, limits or metrics. Computation belongs in the engine.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ _NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
 def check_serve_extra() -> None:
-    """Refuse to serve without the libraries of the extra `serve`.
+    """Check that the libraries of the extra `serve` are installed.
 
     Raises:
-        ConfigError: some are missing.
+        ConfigError: a library is missing.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -1,7 +1,7 @@
-"""Which adapters clients may ask for: those that the operator named, or that match a pattern.
+"""Access of clients to adapters: the operator lists names or patterns.
 
-A client's word alone opens nothing: no path, and no hub that no pattern names. Whatever the reason,
-an adapter that may not be asked for gets the words of one that does not exist.
+A client cannot open any other path or hub. Whatever the reason, a forbidden adapter is reported in
+the same words as an adapter that does not exist.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from adapterhub.errors import ConfigError, ServingError, nearest, one_line
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import Reference, parse_reference
 
-_LONGEST = 512  # characters of a name that is looked up
-_SHOWN = 100  # and of one that is repeated in an error
-_NEAR = 200  # names that are compared with an unknown one
+_LONGEST = 512  # characters of a name to look up
+_SHOWN = 100  # characters of a name quoted in an error
+_NEAR = 200  # names compared with an unknown name
 
 
 class UnknownAdapterError(ServingError):
-    """No such adapter, or none that this client may ask for: the words are the same."""
+    """The adapter does not exist or is forbidden to this client; the message is the same."""
 
     def __init__(self, model: str, known: Iterable[str]) -> None:
         cut = one_line(model, _SHOWN)
@@ -34,15 +34,15 @@ class UnknownAdapterError(ServingError):
 
 @dataclass
 class AllowedAdapters:
-    """The adapters that clients may ask for.
+    """Adapters that clients may request.
 
     Attributes:
-        named: by the name that clients use; None is the backbone without an adapter.
-        patterns: of names in the registry, such as team-*; of a hub where they begin like its
-            references.
-        folders: the names of those that are folders of this machine, which no client sees.
-        aliases: names that were given to adapters while the server runs.
-        listed: names of the registry that match the patterns, as they were last looked up.
+        named: the adapters by client name; None is the backbone without an adapter.
+        patterns: patterns of names in the registry, such as team-*, or in a hub if they start like
+            its references.
+        folders: the names of adapters in local folders; the paths are hidden from clients.
+        aliases: names added for adapters while the server runs.
+        listed: names in the registry that match the patterns, as of the last lookup.
     """
 
     named: Mapping[str, AdapterSource | None]
@@ -53,14 +53,14 @@ class AllowedAdapters:
 
     @property
     def names(self) -> list[str]:
-        """All names that are known beforehand."""
+        """All names that are known in advance."""
         return list(dict.fromkeys((*self.named, *self.aliases, *self.listed)))
 
     def find(self, model: str, patterns: Collection[str] = ("*",)) -> AdapterSource | None:
-        """Return what a client means whose token has these patterns.
+        """Return the source of an adapter, for a client whose token has these patterns.
 
         Raises:
-            UnknownAdapterError: there is none, or it is not allowed.
+            UnknownAdapterError: the adapter does not exist, or is not allowed.
         """
         if may_ask_for(model, patterns):
             if model in self.aliases:
@@ -72,9 +72,9 @@ class AllowedAdapters:
         raise self.unknown(model, patterns)
 
     def unknown(self, model: str, patterns: Collection[str]) -> UnknownAdapterError:
-        """Return the error for a name, with near ones among those that a token may ask for.
+        """Return the error for a name, with similar names among the ones that a token allows.
 
-        Of many names, the first ones with its first letter are compared.
+        If there are many, only the first names with the same first letter are compared.
         """
         known: Iterable[str] = chain(self.named, self.aliases, self.listed)
         if len(self.named) + len(self.listed) > _NEAR:
@@ -83,7 +83,7 @@ class AllowedAdapters:
         return UnknownAdapterError(model, islice(near, _NEAR))
 
     def shown(self, model: str, reference: str) -> str:
-        """Return how an adapter is called in answers: by its version, or by the client's name."""
+        """Return the name of an adapter in responses: with its version, or the client's name."""
         return model if model in self.folders or not reference else reference
 
     def _is_allowed(self, model: str) -> bool:
@@ -93,7 +93,7 @@ class AllowedAdapters:
         name = without_version(reference)
         known = self.named.get(name)
         if name not in self.folders and known is not None and known.reference == name:
-            return True  # another version of one that was named without
+            return True  # a version of an adapter named without one
         return any(
             fnmatchcase(name, pattern) and kind_of_pattern(pattern) == reference.kind
             for pattern in self.patterns
@@ -101,7 +101,7 @@ class AllowedAdapters:
 
 
 def may_ask_for(model: str, patterns: Collection[str]) -> bool:
-    """Return whether a token with these patterns may ask for an adapter, in any version."""
+    """Return whether a token with these patterns allows an adapter, in any version."""
     if "*" in patterns:
         return True
     reference = _parsed(model)
@@ -110,12 +110,12 @@ def may_ask_for(model: str, patterns: Collection[str]) -> bool:
 
 
 def without_version(reference: Reference) -> str:
-    """Return the text of a reference without its version."""
+    """Return a reference without its version."""
     return str(reference).removesuffix(f"@{reference.version}")
 
 
 def kind_of_pattern(pattern: str) -> str:
-    """Return of which kind the references are that a pattern is for."""
+    """Return the kind of references that a pattern matches."""
     if pattern.startswith("hf:"):
         return "hub"
     return "server" if "://" in pattern else "local"

@@ -1,4 +1,4 @@
-"""The paths for those who run a server: health, metrics, refresh, and the documentation."""
+"""Endpoints for operators of a server: health, metrics, refresh and documentation."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ async def _docs(call: Call) -> Response:
 
 
 def _shown(call: Call) -> list[AdapterFacts]:
-    """Return the loaded adapters that a page shows: none to those who have given no token."""
+    """Return the loaded adapters that a page shows; empty for clients without a token."""
     if call.service.tokens is not None and call.token is None:
         return []
     return call.loaded()
 
 
 def operations(metrics: str = "predict") -> tuple[Endpoint, ...]:
-    """Return the endpoints of those who run a server.
+    """Return the endpoints for operators.
 
-    `metrics` is who may read the metrics: a role; "": everybody; "off": nobody.
+    `metrics` is the role that may read the metrics; "": everyone; "off": no one.
     """
     return tuple(
         Endpoint(

@@ -1,7 +1,7 @@
-"""What the shapes of clients share: which adapters fit them, and the forms of inputs and answers.
+"""Code shared by the client APIs: the adapters that fit each, and formats of inputs and responses.
 
-An adapter fits a shape by what it prints (`Task.printed_fields`) and by how many texts it reads,
-not by the name of its task: a new task has all shapes that its answers can be given in.
+An adapter fits an API by its printed fields (`Task.printed_fields`) and its number of input texts,
+not by the name of its task. A new task is served through every API that can represent its results.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 
 class _OnlyFirst(FailFast):
-    """Tell of the first wrong item alone; types that are in unions have to be hashable."""
+    """Report only the first invalid item; hashable, as types in unions must be."""
 
     __hash__ = object.__hash__
 
 
 Items = Annotated[list[T], _OnlyFirst()]
-"""A list of which the first wrong item is told: all of thousands would take seconds."""
+"""List that reports only its first invalid item: reporting thousands would take seconds."""
 Texts = str | Items[str]
 TextsOrTokens = str | Items[str] | Items[int] | Items[Items[int]]
-"""Texts, or tokens of the backbone in place of each of them."""
-_TRIED = 32  # adapters among which the only one that fits is looked for
+"""Texts, each as a string or as tokens of the backbone."""
+_TRIED = 32  # adapters searched for the only one that fits
 
 
 def now() -> int:
@@ -70,38 +70,38 @@ class ModelAnswer(BaseModel):
     usage: ModelUsage
 
 
-# Which adapters fit
+# Fitting adapters
 
 
 def printed_names(facts: AdapterFacts) -> frozenset[str]:
-    """Return the names of what an adapter prints; of none whose inputs are files."""
+    """Return the names of the fields that an adapter prints; empty if its inputs are files."""
     return frozenset(() if facts.decodes else facts.predictor.task.printed_fields)
 
 
 def gives_vectors(facts: AdapterFacts) -> bool:
-    """Return whether an adapter gives a vector of each text."""
+    """Return whether an adapter computes a vector for each text."""
     return "vector" in printed_names(facts)
 
 
 def gives_classes(facts: AdapterFacts) -> bool:
-    """Return whether an adapter gives the probability of each of its classes."""
+    """Return whether an adapter computes the probability of each class."""
     names = printed_names(facts)
     return "scores" in names and not names.isdisjoint({"label", "labels"})
 
 
 def gives_scores(facts: AdapterFacts) -> bool:
-    """Return whether an adapter gives classes or a number."""
+    """Return whether an adapter computes classes or a number."""
     return gives_classes(facts) or "value" in printed_names(facts)
 
 
 def compares_texts(facts: AdapterFacts) -> bool:
-    """Return whether an adapter gives a number for two texts: a relevance, or a similarity."""
+    """Return whether an adapter computes a number for two texts: relevance or similarity."""
     names = printed_names(facts)
     return "similarity" in names or ("value" in names and facts.texts == 2)
 
 
 def gives_numbers(facts: AdapterFacts) -> bool:
-    """Return whether an adapter gives a vector, classes or a number."""
+    """Return whether an adapter computes a vector, classes or a number."""
     return gives_vectors(facts) or gives_scores(facts)
 
 
@@ -115,16 +115,16 @@ Example = Callable[[AdapterFacts], dict[str, Any] | None]
 
 
 def fitting_example(fits: Fits, example: Callable[[AdapterFacts], dict[str, Any]]) -> Example:
-    """Return what gives an example for an adapter that fits, and None for others."""
+    """Return a function that returns an example for adapters that fit, and None for others."""
     return lambda facts: example(facts) if fits(facts) else None
 
 
 async def fitting_facts(call: Call, model: str, fits: Fits) -> AdapterFacts:
-    """Return what is known of an adapter that fits.
+    """Return the facts of an adapter that fits.
 
     Raises:
-        WrongShapeError: it does not.
-        AdapterhubError: it cannot be used.
+        WrongShapeError: the adapter does not fit.
+        AdapterhubError: the adapter cannot be used.
     """
     facts = await call.facts(model)
     if not fits(facts):
@@ -133,10 +133,10 @@ async def fitting_facts(call: Call, model: str, fits: Fits) -> AdapterFacts:
 
 
 async def generating_facts(call: Call, model: str) -> AdapterFacts:
-    """Return what is known of an adapter that generates texts, or of the backbone if that does.
+    """Return the facts of an adapter, or the backbone, that generates texts.
 
     Raises:
-        WrongShapeError: it does not.
+        WrongShapeError: it does not generate texts.
         AdapterhubError: it cannot be used.
     """
     try:
@@ -151,7 +151,7 @@ async def generating_facts(call: Call, model: str) -> AdapterFacts:
 
 
 def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
-    """Return the error for an adapter that does not fit, which names the paths that it fits."""
+    """Return the error for an adapter that does not fit; it names the paths that fit."""
     known = call.service.endpoints
     paths = [e.shown for e in known if e.example and e.example(facts) is not None]
     return WrongShapeError(
@@ -161,13 +161,13 @@ def wrong_shape(call: Call, facts: AdapterFacts) -> WrongShapeError:
     )
 
 
-# Answers
+# Responses
 
 
 def ranked_classes(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return the classes with their probabilities, the most probable one first.
+    """Return the classes with their probabilities, the most probable first.
 
-    A number is one class, which has the name that transformers gives it.
+    A number becomes one class, with the name that transformers uses.
     """
     scores = answer["scores"] if "scores" in answer else {"LABEL_0": answer["value"]}
     return sorted(scores.items(), key=lambda each: -each[1])
@@ -179,22 +179,22 @@ def comparison(answer: Mapping[str, Any]) -> float:
 
 
 def new_id(kind: str) -> str:
-    """Return the id of an answer."""
+    """Return a new id for a response."""
     return f"{kind}-{uuid.uuid4().hex}"
 
 
 def usage_of(prompt: int, generated: int = 0) -> ModelUsage:
-    """Return the tokens of inputs and of generated texts."""
+    """Return the token counts of inputs and generated texts."""
     return ModelUsage(
         prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated
     )
 
 
 def check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> None:
-    """Refuse another length: an adapter is not trained so that a part of its vectors is one.
+    """Reject another vector length, because adapters are not trained for truncated vectors.
 
     Raises:
-        RequestError: another one is wanted.
+        RequestError: another length is requested.
     """
     if wanted is not None and wanted != (length := len(vectors[0])):
         raise RequestError(
@@ -208,17 +208,17 @@ def check_dimensions(wanted: int | None, vectors: Sequence[Sequence[float]]) -> 
 
 
 def listed_texts(given: Texts) -> list[str]:
-    """Return one text, or several, as a list."""
+    """Return one or more texts as a list."""
     return [given] if isinstance(given, str) else given
 
 
 async def listed_inputs(
     call: Call, given: TextsOrTokens, facts: AdapterFacts, parameter: str
 ) -> list[str]:
-    """Return texts, or those that tokens stand for, as a list.
+    """Return texts, decoded from tokens if necessary, as a list.
 
     Raises:
-        RequestError: there are none, or the tokens are not those of the backbone.
+        RequestError: there are no texts, or the tokens are not tokens of the backbone.
     """
     if isinstance(given, str):
         return [given]
@@ -236,7 +236,7 @@ async def listed_inputs(
 
 
 def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
-    """Return the text of tokens, if these are its tokens: others would silently mean another."""
+    """Return the text of tokens; reject tokens that the text would not be encoded to."""
     tokenizer = facts.tokenizer
     if all(0 <= each < len(tokenizer) for each in given):
         text = written_text(tokenizer, given)
@@ -252,17 +252,17 @@ def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
     )
 
 
-# Which adapter
+# Choice of the adapter
 
 
 async def chosen_facts(call: Call, named: str | None, fits: Fits) -> AdapterFacts:
-    """Return the adapter of a client that may name none: the only one that fits.
+    """Return the adapter for a request that need not name one: by default the only one that fits.
 
-    It may be named in the body, or in the header `x-adapter`.
+    The body or the header `x-adapter` may name it.
 
     Raises:
-        RequestError: several fit, or none.
-        WrongShapeError: the one that is named does not fit.
+        RequestError: no adapter is named, and not exactly one fits.
+        WrongShapeError: the named adapter does not fit.
     """
     named = named or call.headers.get("x-adapter")
     names = call.adapters()

@@ -1,7 +1,7 @@
-"""Which status and which words each error has, in one table, and how each family of paths has it.
+"""Status and message of each error, in one table, and the error format of each API.
 
-An error of the client is told in full. One of an adapter or of the server may name folders of this
-machine: the client gets one sentence, and the log the rest.
+Client errors are returned in full. Errors of an adapter or the server may name folders of this
+machine: the client receives one sentence, and the rest is logged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from adapterhub.web.frame import LimitError, SlowError
 
 
 class RequestError(ConfigError):
-    """A request asks for what there is not.
+    """A request has an invalid or unsupported value.
 
     Attributes:
         parameter: the field of the body.
@@ -48,15 +48,15 @@ class RequestError(ConfigError):
 
 
 class UnservableError(ServingError):
-    """The files of an adapter are as published, and cannot be served."""
+    """An adapter's files match the published ones, but cannot be served."""
 
 
 class WrongShapeError(ServingError):
-    """A path has no answers for the task of the adapter; the error names the one that has."""
+    """A path does not support the adapter's task; the error names a path that does."""
 
 
 class RefusedError(ServingError):
-    """A request that this client may not make."""
+    """The client is not allowed to make this request."""
 
 
 class HeadError(ServingError):
@@ -64,10 +64,10 @@ class HeadError(ServingError):
 
 
 class NoPathError(ServingError):
-    """Nothing is at a path, or not for a method.
+    """A path does not exist, or does not accept the method.
 
     Attributes:
-        methods: those that the path has.
+        methods: the methods that the path accepts.
     """
 
     def __init__(self, methods: Set[str]) -> None:
@@ -76,18 +76,18 @@ class NoPathError(ServingError):
 
 
 class NoTokenError(ServingError):
-    """A request without a token that is valid here."""
+    """A request lacks a valid token."""
 
 
 class NotReadyError(ServingError):
-    """The server is starting, or leaving."""
+    """The server is starting or shutting down."""
 
 
 class RateError(ServingError):
     """A token has made too many requests.
 
     Attributes:
-        wait: the seconds until the next one is answered.
+        wait: the seconds until the next request is accepted.
     """
 
     def __init__(self, per_minute: int, wait: float) -> None:
@@ -100,13 +100,13 @@ class RateError(ServingError):
 
 @dataclass(frozen=True)
 class Status:
-    """What a client gets for a class of errors.
+    """Response for a class of errors.
 
     Attributes:
-        code: the status of HTTP.
-        name: a word for programs.
-        words: what is said in place of the error; "": the error itself.
-        retry: whether the same request may be answered later.
+        code: the HTTP status code.
+        name: a machine-readable name.
+        words: the message that replaces the error's; "": the error's own message.
+        retry: whether the same request may succeed later.
     """
 
     code: int
@@ -141,20 +141,20 @@ STATUSES: dict[type[BaseException], Status] = {
     DeadlineError: Status(504, "deadline_passed", retry=True),
     TooLargeError: Status(507, "out_of_memory"),
 }
-"""The status of each class of errors; the first class of an error's ancestors that is here."""
+"""Status of each class of errors; the first class in an error's MRO that is listed applies."""
 
 _UNEXPECTED = Status(500, "internal_error", "an error of the server, which its log has")
 
 
 def status_of(error: BaseException) -> Status:
-    """Return what a client gets for an error."""
+    """Return the status of an error."""
     known = (STATUSES[each] for each in type(error).__mro__ if each in STATUSES)
     return next(known, _UNEXPECTED)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An error as a client gets it: its status, words, and the headers beside it."""
+    """Error as sent to a client: status, message and headers."""
 
     status: Status
     message: str
@@ -163,7 +163,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return what a client gets for an error."""
+    """Return an error in the form sent to a client."""
     if isinstance(error, ValidationError):
         places = [(_place(each["loc"]), each["msg"]) for each in error.errors()[:10]]
         message = "; ".join(f"{place}: {words}".lstrip(": ") for place, words in places)
@@ -180,7 +180,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def _told(error: BaseException) -> str:
-    """Return the words of an error, without those that are for the operator."""
+    """Return the message of an error, without the part for the operator."""
     if isinstance(error, MismatchError):
         offenders = [e for e in error.offenders if not e.startswith("this model: ")]
         error = MismatchError(error.problem, offenders=offenders, expected=error.expected)
@@ -191,7 +191,7 @@ def _place(location: Sequence[int | str]) -> str:
     return "".join(f"[{e}]" if isinstance(e, int) else f".{e}" for e in location).lstrip(".")
 
 
-_LIKE_OPENAI = ("/v1/", "/classify", "/score", "/pooling", "/v2/rerank")  # vLLM's are, too
+_LIKE_OPENAI = ("/v1/", "/classify", "/score", "/pooling", "/v2/rerank")  # also for vLLM
 _HUGGING_FACE_WORDS = {429: "Overloaded", 503: "Unhealthy"}  # of text-embeddings-inference
 
 
@@ -219,12 +219,12 @@ class PlainError(BaseModel):
 
 
 def error_model(path: str) -> type[BaseModel]:
-    """Return the form that errors of a path have."""
+    """Return the model of a path's errors."""
     return OpenAIError if path.startswith(_LIKE_OPENAI) else PlainError
 
 
 def body_of(problem: Problem, path: str) -> dict[str, Any]:
-    """Return an error in the form that clients of a path read."""
+    """Return an error in the format of a path's API."""
     status = problem.status
     if path.startswith(_LIKE_OPENAI):
         kind = "server_error" if status.code >= 500 else "invalid_request_error"

@@ -1,7 +1,7 @@
-"""Hugging Face Inference: `POST /models/{reference}`, as `InferenceClient` asks an endpoint.
+"""Hugging Face Inference: `POST /models/{reference}`, the endpoint of `InferenceClient`.
 
-The client sends `inputs` and `parameters` to one address, whatever the task: what the adapter
-prints decides the form of the answer, and the form of `inputs` what is asked.
+The client sends `inputs` and `parameters` to one address for every task. The form of the response
+depends on the adapter's predictions, and the task on the form of `inputs`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from adapterhub.serving.http.text_embeddings import EndpointInfo, endpoint_info
 from adapterhub.tasks.masked_lm import LISTED_FILLS
 from adapterhub.web.frame import Endpoint
 
-_ENTAILS = "entail"  # how the name of the class begins that says yes in natural language inference
+_ENTAILS = "entail"  # prefix of the label for entailment in natural language inference
 _TEMPLATE = "This example is {}."
 
 
@@ -87,10 +87,10 @@ async def _classes(
 async def _zero_shot(
     call: Call, facts: AdapterFacts, asked: InferenceRequest
 ) -> list[Any] | list[dict[str, Any]]:
-    """Answer with the probabilities of labels that the request names.
+    """Return the probabilities of the labels in a request.
 
-    They are the adapter's own, or hypotheses for an adapter that was trained to say whether one
-    text follows from another (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
+    The labels are the adapter's own, or become hypotheses for an adapter trained on textual
+    entailment (Yin et al. 2019, https://arxiv.org/abs/1909.00161).
     """
     known = ("candidate_labels", "multi_label", "hypothesis_template", *FOR_ALL)
     refuse_unless(asked.options, {}, acts=known)
@@ -114,7 +114,7 @@ async def _own_labels(
     labels: list[str],
     options: Mapping[str, Any],
 ) -> list[list[float]]:
-    """Return the probabilities of labels that an adapter was trained for."""
+    """Return the probabilities of labels that the adapter was trained on."""
     answers = (await call.predict(facts.model, texts)).answers if gives_classes(facts) else []
     known = answers[0]["scores"] if answers else {}
     if unknown := [each for each in labels if each not in known]:
@@ -147,7 +147,7 @@ async def _entailed(
     entails: str,
     options: Mapping[str, Any],
 ) -> list[list[float]]:
-    """Return how far each text entails the hypothesis of each label."""
+    """Return the probability that each text entails the hypothesis of each label."""
     template = options.get("hypothesis_template") or _TEMPLATE
     if not isinstance(template, str) or "{}" not in template:
         raise RequestError(
@@ -165,7 +165,7 @@ async def _entailed(
 
 
 def _entailment(scores: Mapping[str, float], entails: str) -> tuple[float, float]:
-    """Return the probability of entailment, and that against contradiction alone."""
+    """Return the probability of entailment among all classes, and against contradiction only."""
     yes = scores[entails]
     against = [value for name, value in scores.items() if name.lower().startswith("contra")]
     no = against[0] if against else 1 - yes
@@ -233,7 +233,7 @@ async def _answer_spans(
 
 
 def _sigmoid(margin: float) -> float:
-    """Return the share of an answer whose logit is higher than that of no answer by a margin."""
+    """Return the probability of an answer whose logit exceeds the no-answer logit by a margin."""
     return (1 + math.tanh(margin / 2)) / 2
 
 
@@ -251,11 +251,11 @@ async def _fills(call: Call, facts: AdapterFacts, asked: InferenceRequest) -> li
 
 
 def _filled(answer: Mapping[str, Any], facts: AdapterFacts, most: int | None) -> list[Any]:
-    """Return the best tokens for the mask of a text; of several masks, a list for each."""
+    """Return the best tokens for the mask of a text; for several masks, one list per mask."""
     tokenizer = facts.tokenizer
     mask, text = str(tokenizer.mask_token), str(answer["text"])
     parts = text.split(mask)
-    if len(parts) - 1 != len(answer["fills"]):  # the end of the text was cut
+    if len(parts) - 1 != len(answer["fills"]):  # the end of the text was truncated
         parts = [*parts[: len(answer["fills"])], mask.join(parts[len(answer["fills"]) :])]
     found = []
     for number, fill in enumerate(answer["fills"]):
@@ -275,7 +275,7 @@ def _filled(answer: Mapping[str, Any], facts: AdapterFacts, most: int | None) ->
 
 
 def _token_id(tokenizer: Any, token: str) -> int | None:
-    """Return the number of a token, which some tokenizers know with a space in front only."""
+    """Return the id of a token; some tokenizers have it only with a leading space."""
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (token, f" {token}")]
     return next((each[0] for each in ids if len(each) == 1), None)
 
@@ -312,7 +312,7 @@ async def _similarities(call: Call, facts: AdapterFacts, asked: InferenceRequest
     return [float(each["similarity"]) for each in found.answers]
 
 
-# Chats, and what is known of an adapter
+# Chats and facts about adapters
 
 
 async def _chat(call: Call) -> ChatResponse | Response:

@@ -1,4 +1,4 @@
-"""What `InferenceClient` sends: inputs of several forms, and parameters."""
+"""Requests of `InferenceClient`: inputs in several forms, and parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adapterhub.serving.http.errors import RequestError
 
 FOR_ALL = ("truncate", "truncation", "options", "user")
-"""Parameters of all tasks; the options are those of queues and caches of the hosted service."""
+"""Parameters of all tasks; `options` controls queues and caches of the hosted service."""
 _ROWS = (("question", "context"), ("text", "text_pair"))  # names of two texts in one input
 
 
@@ -26,21 +26,21 @@ class InferenceRequest(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The parameters; those of vectors are beside `inputs`."""
+        """The parameters, including the ones for vectors, which are next to `inputs`."""
         return {**(self.model_extra or {}), **self.parameters}
 
     @property
     def truncates(self) -> bool:
-        """Whether inputs that are too long are cut."""
+        """Whether inputs that are too long are truncated."""
         given = (self.options.get("truncate"), self.options.get("truncation"))
         return any(each not in (None, False, "do_not_truncate") for each in given)
 
 
 def inference_inputs(given: Any) -> tuple[list[Any], bool]:
-    """Return inputs as adapters read them, and whether what is given is one and no list.
+    """Return inputs in the form of adapters, and whether the request has a single input.
 
     Raises:
-        RequestError: they are of another form.
+        RequestError: the inputs have another form.
     """
     single = not isinstance(given, list)
     items = [given] if single else given
@@ -68,10 +68,10 @@ def _input(given: Any) -> str | tuple[str, str]:
 
 
 def listed_at_most(options: Mapping[str, Any], name: str, highest: int | None = None) -> int | None:
-    """Return how many of the best answers are asked for.
+    """Return the requested number of best results.
 
     Raises:
-        RequestError: it is no such number.
+        RequestError: the value is not a valid number.
     """
     value = options.get(name)
     if value is None:

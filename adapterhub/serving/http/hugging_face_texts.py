@@ -1,4 +1,4 @@
-"""Texts in the shape of Hugging Face Inference, whole and as a stream of tokens."""
+"""Generated texts in the API of Hugging Face Inference, complete or as a stream of tokens."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 async def generated_texts(
     call: Call, facts: AdapterFacts, asked: InferenceRequest
 ) -> list[dict[str, Any]] | Response:
-    """Answer with texts, as `predict` generates them unless the request says how.
+    """Generate texts with the options of the request, by default as `predict` does.
 
     Raises:
-        RequestError: it says something that is not supported.
+        RequestError: the request has an unsupported option.
     """
     options = _all_options(asked)
     inputs, _ = inference_inputs(asked.inputs)
@@ -54,7 +54,7 @@ async def generated_texts(
 
 
 def _all_options(asked: InferenceRequest) -> dict[str, Any]:
-    """Return the options, with those of summaries, which are one level below."""
+    """Return the options, including the nested options of summaries."""
     own = asked.options.get("generate_parameters") or {}
     if not isinstance(own, dict):
         raise RequestError(
@@ -90,7 +90,7 @@ _NOT_GENERATED: dict[str, tuple[Any, ...]] = {
 
 
 def _how(chosen: Mapping[str, Any], with_tokens: bool) -> Any:
-    """Return the options of generation; as in the client, nothing is sampled unless asked for."""
+    """Return the generation options; as in the client, sampling is off by default."""
     names = ("temperature", "top_p", "top_k")
     samples = chosen.get("do_sample") or any(chosen.get(name) for name in names)
     stops = chosen.get("stop", chosen.get("stop_sequences"))
@@ -133,7 +133,7 @@ _KINDS: dict[str, Any] = {
 
 
 def _as_trained(given: Any, facts: AdapterFacts) -> Any:
-    """Return a prompt as the adapter reads inputs: a message where it was trained on answers."""
+    """Return a prompt in the adapter's input format: a message if it was trained on answers."""
     if not isinstance(given, str):
         raise RequestError(
             "two texts, and options of generation",
@@ -146,7 +146,7 @@ def _as_trained(given: Any, facts: AdapterFacts) -> Any:
 
 
 def _named_text(text: str) -> dict[str, Any]:
-    """Return a text by the names that clients read: of generation, summaries and translations."""
+    """Return a text under the field names of generation, summarization and translation."""
     return {name: text for name in ("generated_text", "summary_text", "translation_text")}
 
 
@@ -178,7 +178,7 @@ def _token(token: GeneratedToken) -> dict[str, Any]:
 async def _token_events(
     text: AsyncGeneration, before: str, seed: int | None
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield an event for each token; the last one has the whole text as well."""
+    """Yield an event for each token; the last one also has the complete text."""
     index = 0
     last: dict[str, Any] = {"id": 0, "text": "", "logprob": 0.0, "special": True}
 

@@ -1,8 +1,9 @@
-"""The Open Inference Protocol, version 2, as KServe and Triton have it over HTTP.
+"""The Open Inference Protocol, version 2, over HTTP as in KServe and Triton.
 
-Texts are tensors of the type BYTES, as JSON or in the binary extension: a head of JSON, whose
-length is in a header, and the elements of each tensor behind it, each after its length. What an
-adapter prints is given as tensors where it has such a form, and as JSON in the output `prediction`.
+Texts are tensors of the type BYTES, either in JSON or in the binary extension. A binary body starts
+with JSON, whose length is in a header. The elements of each tensor follow, each with a length
+prefix. Predictions are returned as tensors where they have that form, and as JSON in the output
+`prediction`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "timeout": (0,),
     "content_type": ("str", "hf"),
 }
-"""Parameters of requests that are not supported, with the values that change nothing."""
-_LENGTH = 4  # bytes of the length in front of an element
+"""Unsupported request parameters, with the values that change nothing."""
+_LENGTH = 4  # bytes of the length before an element
 
 
 @dataclass(frozen=True)
 class FieldTensor:
-    """The tensor of what adapters print by a name: its type, and whether it has a second axis."""
+    """Tensor of a prediction field: its type, and whether it has a second axis."""
 
     datatype: str
     many: bool = False
@@ -60,7 +61,7 @@ FIELD_TENSORS = {
     "choice": FieldTensor("INT64"),
     "chosen": FieldTensor("BYTES"),
 }
-"""What has the same form for all inputs; the rest is in `prediction` alone."""
+"""Fields with the same form for all inputs; other fields are only in `prediction`."""
 
 
 class TensorFacts(BaseModel):
@@ -132,11 +133,11 @@ class ServerMetadata(BaseModel):
 
 
 def read_infer(call: Call) -> InferRequest:
-    """Read a request: JSON, and in the binary extension the tensors behind it.
+    """Read a request: JSON and, in the binary extension, the tensors after it.
 
     Raises:
-        RequestError: lengths and shapes do not fit.
-        ValidationError: it is of another form.
+        RequestError: lengths and shapes do not match.
+        ValidationError: the request has another form.
     """
     body = call.raw_body
     if call.headers.get("content-encoding", "identity") != "identity":
@@ -190,10 +191,10 @@ def _bad_tensor(tensor: TensorFacts, problem: str) -> RequestError:
 
 
 def texts_of_tensors(tensors: Sequence[InputTensor]) -> list[str | tuple[str, ...]]:
-    """Return the inputs of an adapter: one tensor, or one for each of the texts of an input.
+    """Return the inputs of an adapter from one tensor, or from a tensor for each text of an input.
 
     Raises:
-        RequestError: shapes and data do not fit.
+        RequestError: shapes and data do not match.
     """
     columns = [column for tensor in tensors for column in _columns(tensor)]
     if len({len(each) for each in columns}) != 1:
@@ -204,7 +205,7 @@ def texts_of_tensors(tensors: Sequence[InputTensor]) -> list[str | tuple[str, ..
 
 
 def _columns(tensor: InputTensor) -> list[list[str]]:
-    """Return the first text of each input, the second of each, and so on."""
+    """Return the first texts of all inputs, then the second texts, and so on."""
     shape, data = tensor.shape, _flat(tensor.data or [])
     if tensor.datatype != "BYTES" or not all(isinstance(each, str) for each in data):
         raise _bad_tensor(tensor, f"the type {tensor.datatype[:20]}, or data that is no text")
@@ -215,17 +216,17 @@ def _columns(tensor: InputTensor) -> list[list[str]]:
 
 
 def _flat(data: list[Any]) -> list[Any]:
-    """Return nested lists as one; the protocol allows both."""
+    """Flatten nested lists; the protocol allows nested and flat data."""
     if any(isinstance(each, list) for each in data):
         data = [item for each in data for item in (each if isinstance(each, list) else [each])]
     return data
 
 
-# Writing an answer
+# Writing a response
 
 
 def output_tensors(answers: Sequence[Mapping[str, Any]]) -> list[OutputTensor]:
-    """Return what was printed as tensors."""
+    """Return predictions as tensors."""
     tensors = [
         _tensor(name, [each[name] for each in answers], facts)
         for name, facts in FIELD_TENSORS.items()
@@ -250,10 +251,10 @@ def _tensor(name: str, values: list[Any], facts: FieldTensor) -> OutputTensor | 
 def chosen_outputs(
     tensors: Sequence[OutputTensor], wanted: Sequence[WantedOutput] | None
 ) -> list[OutputTensor]:
-    """Return the outputs that are asked for, in this order.
+    """Return the requested outputs, in the requested order.
 
     Raises:
-        RequestError: there is none of a name.
+        RequestError: an output does not exist.
     """
     if wanted is None:
         return list(tensors)
@@ -266,7 +267,7 @@ def chosen_outputs(
 
 
 def _rendered(asked: InferRequest, answer: InferResponse) -> dict[str, Any] | Response:
-    """Return an answer as JSON, or in the binary extension where a tensor is asked for in it."""
+    """Return a response as JSON, or in the binary extension if a tensor is requested in it."""
     every = asked.parameters.get("binary_data_output") is True
     wanted = {each.name: each.parameters.get("binary_data", every) for each in asked.outputs or ()}
     parts = []
@@ -299,16 +300,16 @@ def _bytes_of(datatype: str, data: list[Any]) -> bytes:
 
 
 def _model_of(call: Call) -> str:
-    """Return the adapter that a path means: name and version are its reference."""
+    """Return the adapter in a path; its name and version form the reference."""
     name, version = call.values["name"], call.values.get("version")
     return f"{name}@{version}" if version else name
 
 
 def _refuse_ignored(asked: InferRequest) -> None:
-    """Refuse parameters that would be ignored.
+    """Reject parameters that would be ignored.
 
     Raises:
-        RequestError: there are some.
+        RequestError: the request has such parameters.
     """
     refuse_unless(asked.parameters, _NEUTRAL, acts=("binary_data_output",))
     for tensor in asked.inputs:
@@ -381,7 +382,7 @@ async def _stats(call: Call) -> dict[str, Any]:
 
 
 def _counted(call: Call, facts: AdapterFacts) -> dict[str, Any]:
-    """Return what Triton's statistics say of an adapter, as far as it is counted here."""
+    """Return the statistics of an adapter in Triton's format, as far as they are counted."""
     requests, errors, inputs, seconds = call.service.metrics.answered(facts.reference)
     success = {"count": requests - errors, "ns": round(1e9 * seconds)}
     return {

@@ -1,10 +1,10 @@
-"""The server: its endpoints, the steps of a request (web/frame.py), and how it starts and leaves.
+"""The server: its endpoints, the steps of a request (web/frame.py), startup and shutdown.
 
-Adapters that were named are loaded while the server listens already, and says that it is not ready.
-On SIGTERM it is not ready any more, finishes what is running, and leaves. If the compute thread
-dies, nothing is computed any more, and the process leaves with an error.
+The server listens and reports that it is not ready while the named adapters are loaded. On SIGTERM
+it stops being ready, finishes running requests, and exits. If the compute thread dies, the process
+exits with an error.
 
-Errors become answers in `errors.py`, in one table.
+One table in `errors.py` maps errors to responses.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *INFERENCE_PROTOCOL,
     *LORA_UPDATES,
 )
-"""All paths that clients may ask for; a client's own shape is one file more here."""
-BODY_SECONDS = 30.0  # that a body may take to come
+"""All endpoints for clients; the API of another client is one more file here."""
+BODY_SECONDS = 30.0  # seconds for the body to arrive
 
 
 def make_app(service: Service, endpoints: Sequence[Endpoint]) -> ASGIApp:
-    """Return the application of a service."""
+    """Return the ASGI application of a service."""
     service.endpoints = tuple(endpoints)
     app = ServingApp(service)
     if not service.origins:
@@ -106,16 +106,16 @@ def make_app(service: Service, endpoints: Sequence[Endpoint]) -> ASGIApp:
 
 
 class ServingApp(WebFrame[Call]):
-    """Answers for a service."""
+    """ASGI application that answers requests for a service."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     def find(self, request: Request) -> Call:
-        """Return the call of an endpoint; what answers GET answers HEAD.
+        """Return the call for a request; endpoints for GET also answer HEAD.
 
         Raises:
-            NoPathError: there is no such path, or not with this method.
+            NoPathError: the path does not exist or does not accept the method.
         """
         path, known = request.scope["path"], self.service.endpoints
         method = "GET" if request.method == "HEAD" else request.method
@@ -125,10 +125,10 @@ class ServingApp(WebFrame[Call]):
         return Call(service=self.service, request=request, endpoint=endpoint, values=values)
 
     async def admit(self, call: Call) -> None:
-        """Refuse a request by its head, its token, or the server's state.
+        """Check the headers and the token of a request, and the server's state.
 
         Raises:
-            AdapterhubError: it is refused.
+            AdapterhubError: the request is rejected.
         """
         service, role = self.service, call.endpoint.role
         head = sum(len(name) + len(value) for name, value in call.request.scope["headers"])
@@ -151,7 +151,7 @@ class ServingApp(WebFrame[Call]):
             service.rate.take(call.token.name if call.token else "")
 
     def _foreign_origin(self, call: Call) -> str | None:
-        """Return the origin of the page that asks, unless the operator has allowed it."""
+        """Return the origin of the page that sent the request, unless the operator allows it."""
         origin: str | None = call.headers.get("origin")
         return None if origin in self.service.origins else origin
 
@@ -160,13 +160,13 @@ class ServingApp(WebFrame[Call]):
         return await call.read_body(self.service.limits.body, BODY_SECONDS)
 
     async def answer(self, call: Call) -> Response:
-        """Return what an endpoint answers; a client that leaves ends what is computed for it."""
+        """Return the endpoint's response; cancel the computation if the client disconnects."""
         call.watch()
         call.body = await call.in_thread(call.read_form)
         return rendered(await call.endpoint.answer(call))
 
     def refused(self, request: Request, call: Call | None, error: Exception) -> Response:
-        """Return an error in the form that clients of a path read."""
+        """Return an error in the format of a path's API."""
         if isinstance(error, NoPathError) and (other := self._other_path(request)):
             return other
         problem = problem_of(error)
@@ -178,7 +178,7 @@ class ServingApp(WebFrame[Call]):
         return error_response(problem, request.url.path)
 
     def _other_path(self, request: Request) -> Response | None:
-        """Return the redirect to a path that has a slash more at its end, or less."""
+        """Return a redirect to the path with or without a trailing slash, if that one exists."""
         path = request.scope["path"]
         other = path.rstrip("/") if path.endswith("/") else f"{path}/"
         if path == "/" or not match_endpoint(self.service.endpoints, "", other)[2]:
@@ -186,7 +186,7 @@ class ServingApp(WebFrame[Call]):
         return RedirectResponse(str(URL(scope={**request.scope, "path": other})))
 
     def complete(self, call: Call | None, response: Response) -> None:
-        """Add which version of an adapter has answered, and the headers that every answer has."""
+        """Add the headers with the adapter's version, and the headers of every response."""
         if call is not None and call.facts_of_answer is not None:
             response.headers.update(adapter_headers(call.facts_of_answer))
         response.raw_headers.extend(SECURE_HEADERS)
@@ -201,7 +201,7 @@ class ServingApp(WebFrame[Call]):
         self.service.metrics.observe_request(path, task, reference, status, seconds, rows)
 
     def log_facts(self, call: Call) -> dict[str, Any]:
-        """Return which adapter has answered whom."""
+        """Return the client and the adapter of a request, for the log."""
         return {
             "adapter": call.facts_of_answer.reference if call.facts_of_answer else "",
             "inputs": call.rows,
@@ -210,39 +210,39 @@ class ServingApp(WebFrame[Call]):
 
 
 def adapter_headers(facts: AdapterFacts) -> dict[str, str]:
-    """Return the headers that say which version of an adapter has answered."""
+    """Return the headers with the version of the adapter that answered."""
     reference = facts.reference.encode("ascii", "backslashreplace").decode()
     return {"x-adapter-version": reference, "x-adapter-digest": facts.digest}
 
 
 def rendered(answer: Answered) -> Response:
-    """Return an answer as JSON, unless it is a response already."""
+    """Return a JSON response, unless the result is already a response."""
     if isinstance(answer, Response):
         return answer
     return Response(to_json(answer), media_type="application/json")
 
 
 def error_response(problem: Problem, path: str) -> Response:
-    """Return an error in the form that clients of a path read."""
+    """Return an error in the format of a path's API."""
     body = to_json(body_of(problem, path))
     return Response(body, problem.status.code, problem.headers, media_type="application/json")
 
 
-_KEEP_ALIVE = 75  # seconds that an idle connection is kept
-_WATCH = 0.25  # seconds between two looks at the compute thread
-_LAST_ANSWERS = 1.0  # seconds in which a dead server still says so
+_KEEP_ALIVE = 75  # seconds before an idle connection is closed
+_WATCH = 0.25  # seconds between two checks of the compute thread
+_LAST_ANSWERS = 1.0  # seconds in which a failed server still reports it
 _TRIED = 3  # adapters of the registry, until one is loaded
-_WARM_WORDS = (1, 8, 32, 128)  # of the texts in the passes at the start
+_WARM_WORDS = (1, 8, 32, 128)  # of the texts in the warm-up passes
 _MOST_LISTED = 100_000
-_LAST_REQUESTS = 0.5  # seconds in which requests of open connections are still read
-_CLOSING = 1.0  # seconds for what is still computed when all connections are closed
+_LAST_REQUESTS = 0.5  # seconds to read further requests from open connections
+_CLOSING = 1.0  # seconds to finish computing after all connections are closed
 
 
 def open_tokens(options: ServeOptions) -> TokenFile | None:
-    """Return the file of tokens; None if requests need none, which is so for this machine alone.
+    """Return the token file; None if requests need no token, which requires a loopback address.
 
     Raises:
-        ConfigError: others can reach the address, and there are no tokens.
+        ConfigError: other machines can reach the address, and there are no tokens.
         FileError: the file cannot be read.
     """
     file = TokenFile(Path(options.tokens) if options.tokens else default_token_file())
@@ -260,10 +260,10 @@ def open_tokens(options: ServeOptions) -> TokenFile | None:
 
 
 def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | None], frozenset[str]]:
-    """Return the named adapters by the names that clients use, and which of them are folders.
+    """Return the named adapters by client name, and the names of those that are folders.
 
     Raises:
-        ConfigError: a reference is malformed, or two adapters have one name.
+        ConfigError: a reference is malformed, or two adapters have the same name.
     """
     named: dict[str, AdapterSource | None] = {}
     folders = set()
@@ -285,9 +285,9 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
 
 
 def _client_name(reference: Reference) -> str:
-    """Return what clients call an adapter: its reference, or the name of its folder.
+    """Return the client name of an adapter: its reference, or the name of its folder.
 
-    Those of sweeps, such as `method=lora,seed=0`, become `method-lora-seed-0`.
+    Folder names of sweeps, such as `method=lora,seed=0`, become `method-lora-seed-0`.
     """
     if reference.kind != "folder":
         return str(reference)
@@ -297,18 +297,18 @@ def _client_name(reference: Reference) -> str:
 
 
 def _backbone_name(backbone: str | None) -> str:
-    """Return what clients call the backbone without an adapter; "" if there is none."""
+    """Return the client name of the backbone without an adapter; "" if there is no backbone."""
     if backbone is None:
         return ""
     return Path(backbone).resolve().name if is_folder(backbone) else backbone
 
 
 def listed_backbone(options: ServeOptions, registry: str) -> str | None:
-    """Return the id or the fingerprint of the backbone whose adapters of the registry are served.
+    """Return the id or fingerprint of the backbone whose adapters in the registry are served.
 
     Raises:
-        ConfigError: the registry has adapters of several, and none is named.
-        BackboneError: the named one cannot be read.
+        ConfigError: the registry has adapters for several backbones, and no backbone is named.
+        BackboneError: the named backbone cannot be read.
     """
     if options.backbone is not None:
         name = options.backbone
@@ -326,15 +326,15 @@ def listed_backbone(options: ServeOptions, registry: str) -> str | None:
 
 
 def open_service(options: ServeOptions) -> Service:
-    """Open the engine, and decide who may ask for what; no adapter is loaded.
+    """Open the engine and set up access control, without loading any adapter.
 
     Raises:
-        ConfigError: options do not go together.
-        RegistryError: all of the registry is served, and it cannot be read.
+        ConfigError: options are incompatible.
+        RegistryError: the whole registry is to be served, but cannot be read.
     """
     tokens = open_tokens(options)
     named, folders = named_adapters(options)
-    # A bare name of a client is one of the registry, and never a folder where the server started.
+    # A bare name from a client is a name in the registry, never a folder in the working directory.
     registry = options.own_registry
     patterns = options.allow if named or options.allow else ("*",)
     of_all = bool(patterns) and not named
@@ -374,13 +374,13 @@ def open_service(options: ServeOptions) -> Service:
 
 
 def load_and_warm(service: Service) -> None:
-    """Load the named adapters, and compute a pass for each kind of them.
+    """Load the named adapters and run a warm-up pass for each kind.
 
-    What is in memory then is not looked through for garbage again: that would stop every thread for
-    0.3 s, now and then.
+    The objects in memory are then excluded from garbage collection, which would occasionally stop
+    all threads for 0.3 s.
 
     Raises:
-        AdapterhubError: a named one cannot be loaded.
+        AdapterhubError: a named adapter cannot be loaded.
     """
     _load_named(service)
     _warm_up(service)
@@ -389,10 +389,10 @@ def load_and_warm(service: Service) -> None:
 
 
 def _load_named(service: Service) -> None:
-    """Load the named adapters and keep them, and look up the names of the registry.
+    """Load and pin the named adapters, and look up the names in the registry.
 
-    If none is named, one of the registry is loaded, so that the backbone is there; if some are, the
-    registry need not be there yet.
+    If no adapter is named, one from the registry is loaded, so that the backbone is in memory.
+    Otherwise the registry need not exist yet.
     """
     try:
         service.list_published()
@@ -403,13 +403,13 @@ def _load_named(service: Service) -> None:
     named = [each for each in service.allowed.named.values() if each is not None]
     service.engine.pin(*named)
     for name in service.allowed.listed[: 0 if named else _TRIED]:
-        with contextlib.suppress(AdapterhubError):  # requests for it will be told
+        with contextlib.suppress(AdapterhubError):  # reported to requests for it
             service.engine.adapters.find(AdapterSource(name)).result()
             return
 
 
 def _warm_up(service: Service) -> None:
-    """Compute one pass for each kind of adapter in memory, and each length of texts."""
+    """Run one pass for each kind of loaded adapter and each text length."""
     kinds: dict[Any, tuple[AdapterSource, Predictor]] = {}
     for source, served in service.engine.adapters.loaded().items():
         if isinstance(source, AdapterSource):
@@ -427,13 +427,13 @@ def _warm_up(service: Service) -> None:
 
 
 def _sample(predictor: Predictor, text: str) -> Any:
-    """Return an input of an adapter that is made of one text."""
+    """Return an input for an adapter, built from one text."""
     count = predictor.task.fields(predictor.data)
     return text if count == 1 else (text,) * (count or 2)
 
 
 def check_all(service: Service) -> dict[str, str]:
-    """Load all adapters that may be asked for, predict once with each, and return the problems."""
+    """Load all allowed adapters, run one prediction with each, and return the problems."""
     problems: dict[str, str] = {}
     for name in service.allowed.names:
         source = service.allowed.find(name)
@@ -449,7 +449,7 @@ def check_all(service: Service) -> dict[str, str]:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves when it is told to, says before that it is not ready, and has tasks beside it."""
+    """Uvicorn server that stops being ready before shutdown, and runs background tasks."""
 
     def __init__(
         self,
@@ -461,7 +461,7 @@ class _Uvicorn(uvicorn.Server):
         self.service, self.beside = service, beside
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until the server is told to leave."""
+        """Serve until shutdown is requested."""
         tasks = [asyncio.create_task(each) for each in self.beside()]
         try:
             await super().serve(sockets)
@@ -470,11 +470,11 @@ class _Uvicorn(uvicorn.Server):
                 each.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and answer what their clients have sent, before they close.
+        """Stop accepting connections, and answer the requests already sent before closing them.
 
-        A connection that is closed while a request is in it would be reset.
+        Closing a connection with an unread request would reset it.
         """
-        await asyncio.sleep(0)  # those that wait to be accepted are
+        await asyncio.sleep(0)  # connections waiting to be accepted are
         for each in (*self.servers, *(sockets or ())):
             each.close()
         ends = time.monotonic() + _LAST_REQUESTS
@@ -483,20 +483,20 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop taking connections; a second signal ends at once."""
+        """Stop accepting connections; a second signal exits at once."""
         self.service.leave()
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 class HttpServer:
-    """A server for one service.
+    """HTTP server for one service.
 
     Args:
-        service: what is served; one that is ready already is not loaded.
-        options: where, and for how long.
-        started: called in a thread of its own when all is loaded, with the address.
-        endpoints: the paths, if not those of the options.
+        service: the service; if it is already ready, nothing is loaded.
+        options: the options, such as address and timeouts.
+        started: called in a separate thread with the address, after all adapters are loaded.
+        endpoints: the endpoints; by default, the ones selected by the options.
     """
 
     def __init__(
@@ -528,11 +528,11 @@ class HttpServer:
         self.server = _Uvicorn(config, service, lambda: (self._watch(), self._refresh()))
 
     def run(self) -> None:
-        """Serve until the process is told to leave.
+        """Serve until shutdown is requested.
 
         Raises:
-            AdapterhubError: an adapter that was named cannot be loaded, the address cannot be
-                listened at, or the compute thread has died.
+            AdapterhubError: a named adapter cannot be loaded, the server cannot listen on the
+                address, or the compute thread died.
         """
         try:
             listening = listen(self.options.host, self.options.port)
@@ -548,7 +548,7 @@ class HttpServer:
             raise self.error
 
     def stop(self) -> None:
-        """Leave, as on SIGTERM."""
+        """Shut down, as on SIGTERM."""
         self.service.leave()
         self.server.should_exit = True
 
@@ -563,14 +563,14 @@ class HttpServer:
             self._leave(error)
 
     async def _watch(self) -> None:
-        """Leave when nothing is computed any more."""
+        """Shut down when the compute thread stops working."""
         while self.service.engine.is_alive:
             await asyncio.sleep(_WATCH)
         await asyncio.sleep(_LAST_ANSWERS)
         self._leave(self.service.engine.problem or ServingError("the engine was closed"))
 
     async def _refresh(self) -> None:
-        """Look for new versions, now and then."""
+        """Look up new versions periodically."""
         seconds = self.options.seconds("refresh")
         while seconds < float("inf"):
             await asyncio.sleep(seconds)
@@ -585,7 +585,7 @@ class HttpServer:
 
 
 def served_endpoints(options: ServeOptions, service: Service) -> tuple[Endpoint, ...]:
-    """Return all paths, with those for who runs the server: without tokens there are no roles."""
+    """Return all endpoints, with the operator's; without tokens there are no roles."""
     role = {"open": ""}.get(options.metrics, options.metrics)
     role = role if role == "off" or service.tokens is not None else ""
     page = TRY_PAGE if options.try_page else ()

@@ -1,7 +1,7 @@
-"""vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, for programs that train.
+"""vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, for training programs.
 
-An adapter is a reference that may be asked for, never a path of the server: it is pulled and
-verified, as everywhere. What a client calls `lora_path` is this reference.
+The field `lora_path` is the reference of an adapter that the client may request, never a path on
+the server. The adapter is pulled and verified, as in any other request.
 """
 
 from __future__ import annotations

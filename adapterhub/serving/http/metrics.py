@@ -1,7 +1,7 @@
-"""The numbers of a server for Prometheus, in a registry of their own.
+"""Prometheus metrics of a server, in a separate collector registry.
 
-What a client chooses freely is never a label: paths are those of endpoints, and of the adapters
-only so many have their own label, those that came first; all others are `other`.
+Labels never contain values that a client chooses freely. Paths are the paths of endpoints. Only a
+limited number of adapters, the first ones requested, have separate labels; the rest are `other`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _LABELS = ("path", "task", "adapter")
 
 
 class ServerMetrics:
-    """What a server counts and measures.
+    """Metrics of a server.
 
     Args:
-        engine: what computes.
-        adapters: how many adapters have a label of their own.
+        engine: the engine that computes the results.
+        adapters: the number of adapters with separate labels.
     """
 
     def __init__(self, engine: ServingEngine, adapters: int = 100) -> None:
@@ -77,7 +77,7 @@ class ServerMetrics:
     def observe_request(
         self, path: str, task: str, reference: str, status: int, seconds: float, inputs: int
     ) -> None:
-        """Count a request that was answered."""
+        """Count an answered request."""
         labels = (path, task, self.adapter_label(reference) if reference else "")
         known = self._by_labels.get(labels)
         if known is None:
@@ -91,20 +91,20 @@ class ServerMetrics:
             self._errors.labels(*labels, str(status)).inc()
 
     def observe_batch(self, batch: ComputedBatch) -> None:
-        """Measure a batch, in the compute thread."""
+        """Record the metrics of a batch; called in the compute thread."""
         self._rows.observe(batch.rows)
         self._padding.observe(1 - batch.tokens / max(batch.positions, 1))
         self._forward.observe(batch.seconds)
 
     def observe_text(self, text: GeneratedText) -> None:
-        """Measure a text that was generated: the time to its first token, and its tokens."""
+        """Record the time to the first token and the token count of a generated text."""
         self._generated.inc(text.completion_tokens)
         self._first.observe(text.first_token_seconds)
         if text.seconds > 0:
             self._rate.observe(text.completion_tokens / text.seconds)
 
     def answered(self, reference: str) -> tuple[int, int, int, float]:
-        """Return requests, failed ones, inputs and seconds of an adapter with own numbers."""
+        """Return requests, failures, inputs and seconds of an adapter with a separate label."""
         label = self.adapter_label(reference)
         totals = dict.fromkeys(("requests_total", "errors_total", "inputs_total"), 0.0)
         totals["request_seconds_sum"] = 0.0
@@ -117,7 +117,7 @@ class ServerMetrics:
         return int(requests), int(errors), int(inputs), seconds
 
     def text(self) -> bytes:
-        """Return all numbers in the format of Prometheus."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, said: str, *labels: str) -> Counter:
@@ -132,13 +132,13 @@ class ServerMetrics:
 
 
 class _EngineCollector(Collector):
-    """Reads what the engine counts whenever it is asked for."""
+    """Collector that reads the engine's counters at each scrape."""
 
     def __init__(self, engine: ServingEngine, most: int) -> None:
         self.engine, self.most = engine, most
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the numbers of the engine."""
+        """Yield the metrics of the engine."""
         engine, adapters = self.engine, self.engine.adapters
         uses = engine.models()
         gauges = {

@@ -91,7 +91,7 @@ async def _embeddings(call: Call) -> EmbeddingsResponse:
 
 
 def in_base64(vector: Sequence[float]) -> str:
-    """Return numbers of 32 bits, the low byte first, in base64."""
+    """Return a vector as little-endian 32-bit floats in base64."""
     import numpy as np
 
     return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()

@@ -78,7 +78,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "echo": (False,),
 }
-"""What clients may send that is not supported, with the values that change nothing."""
+"""Unsupported parameters that clients may send, with the values that change nothing."""
 
 
 _OWN_ARGUMENTS = frozenset(
@@ -86,8 +86,8 @@ _OWN_ARGUMENTS = frozenset(
      "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
      "conversation", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )  # fmt: skip
-"""Arguments of `apply_chat_template` that are no variables of a template."""
-_NORMALIZED = 16  # characters between two tokens that a tokenizer has left out
+"""Arguments of `apply_chat_template` that are not template variables."""
+_NORMALIZED = 16  # characters that a tokenizer leaves out between two tokens
 _NEUTRAL_OF_STREAMS = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 
@@ -120,10 +120,10 @@ class WritingRequest(ClientRequest):
     tgt_lang: str | None = Field(None, description=LANGUAGE.format("the text"))
 
     def check(self) -> None:
-        """Refuse fields that would be ignored.
+        """Reject fields that would be ignored.
 
         Raises:
-            RequestError: there are some.
+            RequestError: the body has such fields.
         """
         super().check()
         if self.stream_options is not None:
@@ -137,11 +137,11 @@ class WritingRequest(ClientRequest):
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with the number of tokens."""
+        """Whether a stream ends with the token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self, **more: Any) -> Any:
-        """Return the options of generation."""
+        """Return the generation options."""
         return generation_options(
             {},
             temperature=self.temperature,
@@ -198,10 +198,10 @@ class CompletionRequest(WritingRequest):
     )
 
     def check(self) -> None:
-        """Refuse fields that would be ignored, and requests for nothing.
+        """Reject fields that would be ignored, and requests for no output.
 
         Raises:
-            RequestError: there are some.
+            RequestError: the body has such fields, or requests no output.
         """
         super().check()
         if self.stream and self.prompt_logprobs is not None:
@@ -219,7 +219,7 @@ class CompletionRequest(WritingRequest):
 
     @property
     def scored(self) -> int | None:
-        """How many alternatives the tokens of the prompt have; None: they are not scored."""
+        """The number of alternatives for each prompt token; None: the prompt is not scored."""
         counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
         given = [each for each in counts if each is not None] or [0] * (self.max_tokens == 0)
         return max(given, default=None)
@@ -309,10 +309,10 @@ class CompletionResponse(ModelAnswer):
 def chat_messages(
     messages: Sequence[ChatMessage], arguments: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return messages as chat templates read them, and what a template gets besides.
+    """Return messages in the form of chat templates, and the other template arguments.
 
     Raises:
-        RequestError: a message has something else than text, or an argument is the server's own.
+        RequestError: a message has a part that is not text, or an argument is reserved.
     """
     if own := sorted(_OWN_ARGUMENTS.intersection(arguments or ())):
         raise RequestError(
@@ -352,11 +352,11 @@ async def _chat(call: Call) -> ChatResponse | Response:
 
 
 async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatResponse | Response:
-    """Generate the next message of a chat, at once or as a stream.
+    """Generate the next message of a chat, as one response or as a stream.
 
     Raises:
-        RequestError: something is asked for that is not supported.
-        AdapterhubError: it cannot be written.
+        RequestError: the request has an unsupported field.
+        AdapterhubError: the message cannot be generated.
     """
     await generating_facts(call, model)
     if asked.top_logprobs and not asked.logprobs:
@@ -386,7 +386,7 @@ async def answer_chat(call: Call, asked: ChatRequest, model: str) -> ChatRespons
 
 
 async def _chat_events(text: AsyncGeneration, asked: ChatRequest) -> AsyncIterator[dict[str, Any]]:
-    """Yield the chunks of a message: its role, its pieces, its end, and its tokens."""
+    """Yield the chunks of a message: its role, its pieces, its end, and the token usage."""
     head = {
         "id": new_id("chatcmpl"),
         "object": "chat.completion.chunk",
@@ -472,10 +472,10 @@ async def _completion(call: Call) -> CompletionResponse | Response:
 
 
 def _listed_prompts(given: TextsOrTokens) -> list[Any]:
-    """Return texts, or the tokens in place of each, as a list.
+    """Return prompts, as texts or tokens, as a list.
 
     Raises:
-        RequestError: there is none.
+        RequestError: the list is empty.
     """
     if isinstance(given, str):
         return [given]
@@ -505,7 +505,7 @@ def _choice(
 
 
 def _at_place(token: PromptToken, count: int) -> dict[int, PromptLogprob] | None:
-    """Return a token of the prompt and the most probable ones in its place, by their ids."""
+    """Return a prompt token and the most probable tokens at its position, by id."""
     if token.logprob is None or token.rank is None:
         return None
     listed = {
@@ -559,7 +559,7 @@ async def _text_events(
 def _add_tokens(
     found: CompletionLogprobs, tokens: Iterable[GeneratedToken], start: int
 ) -> CompletionLogprobs:
-    """Add the tokens of a text, which begins at a place."""
+    """Add the tokens of a text that begins at offset `start`."""
     for each in tokens:
         found.tokens.append(each.text)
         found.token_logprobs.append(each.logprob or 0.0)
@@ -572,10 +572,10 @@ def _add_tokens(
 def _add_prompt(
     found: CompletionLogprobs, text: str, tokens: Iterable[PromptToken], count: int
 ) -> CompletionLogprobs:
-    """Add the tokens of a prompt, at their places in its text.
+    """Add the tokens of a prompt, with their offsets in its text.
 
-    A special token that the text does not have, such as the first, takes no place. Besides `count`
-    alternatives the token itself is listed, as OpenAI does.
+    A special token that is not in the text, such as the first, has no width. The token itself is
+    listed in addition to `count` alternatives, as in OpenAI's API.
     """
     place = 0
     for each in tokens:
@@ -594,7 +594,7 @@ def _add_prompt(
 
 
 def _by_text(tokens: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the probability of each text: that of the most probable of its tokens."""
+    """Return the probability of each text: the highest among the tokens with this text."""
     found: dict[str, float] = {}
     for text, logprob in tokens:
         found[text] = max(logprob, found.get(text, logprob))
@@ -602,7 +602,7 @@ def _by_text(tokens: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def chat_example(facts: AdapterFacts) -> dict[str, Any]:
-    """Return a body for an adapter."""
+    """Return an example body for an adapter."""
     message = {"role": "user", "content": "When does the train leave?"}
     return {"model": facts.model, "messages": [message], "max_tokens": 16}
 

@@ -1,4 +1,4 @@
-"""The description of all paths, from the same endpoints and types that answer them."""
+"""OpenAPI description and documentation page, generated from the endpoints and their types."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from adapterhub.serving.http.request import AdapterFacts
 from adapterhub.web.frame import Endpoint
 
 _SCHEMAS = "#/components/schemas/"
-_MOST_EXAMPLES = 20  # of a path
+_MOST_EXAMPLES = 20  # per path
 
 
 def openapi(
     endpoints: Iterable[Endpoint], adapters: Sequence[AdapterFacts] = (), *, has_tokens: bool
 ) -> dict[str, Any]:
-    """Return the description of endpoints in OpenAPI 3.1.
+    """Return the OpenAPI 3.1 description of endpoints.
 
     Args:
-        endpoints: the paths.
-        adapters: those of which the description has examples.
+        endpoints: the endpoints.
+        adapters: the adapters used in examples.
         has_tokens: whether requests need a token.
     """
     known = list(endpoints)
@@ -102,7 +102,7 @@ def _content(model: type[BaseModel] | None) -> dict[str, Any]:
 
 
 def _errors() -> dict[int, str]:
-    """Return the names of errors by status, in the order of the statuses."""
+    """Return the names of errors by status code, sorted by code."""
     names: dict[int, list[str]] = {422: ["malformed"]}
     for status in STATUSES.values():
         known = names.setdefault(status.code, [])
@@ -112,7 +112,7 @@ def _errors() -> dict[int, str]:
 
 
 def example_bodies(endpoint: Endpoint, adapters: Sequence[AdapterFacts]) -> dict[str, Any]:
-    """Return a body for each adapter that a path fits, by the adapter's name."""
+    """Return an example body for each adapter that fits a path, by the adapter's name."""
     if endpoint.example is None:
         return {}
     made = ((facts.model, endpoint.example(facts)) for facts in adapters[:_MOST_EXAMPLES])
@@ -126,7 +126,7 @@ def documentation(
     *,
     has_tokens: bool,
 ) -> str:
-    """Return the page that describes all paths, without any asset of others."""
+    """Return the HTML page that describes all paths, without external assets."""
     chapters: dict[str, list[dict[str, Any]]] = {}
     for each in endpoints:
         entry = {
@@ -149,7 +149,7 @@ def documentation(
 
 
 def _fields(model: type[BaseModel] | None) -> list[tuple[str, str]]:
-    """Return the fields of a body, with what is said of each, or whether it is needed."""
+    """Return the fields of a body with their descriptions, or whether they are required."""
     if model is None:
         return []
     return [(name, field.description or _need(field)) for name, field in model.model_fields.items()]
@@ -165,7 +165,7 @@ def _need(field: FieldInfo) -> str:
 def _command(
     endpoint: Endpoint, adapters: Sequence[AdapterFacts], address: str, *, has_tokens: bool
 ) -> str:
-    """Return the line of curl for the first example of a path; "" if there is none."""
+    """Return a curl command for the first example of a path; "" if it has no example."""
     examples: Mapping[str, Any] = example_bodies(endpoint, adapters)
     if not examples:
         return ""

@@ -1,4 +1,4 @@
-"""`POST /v1/predict`: the one path for every task; its answers are those of `predict --json`."""
+"""`POST /v1/predict`: one path for every task, with the same results as `predict --json`."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ async def _predict(call: Call) -> dict[str, Any]:
 
 
 def _as_tuple(given: Any) -> Any:
-    """Return the texts of one input as a tuple, which JSON has not; a list is one of messages."""
+    """Return the texts of one input as a tuple, which JSON lacks; a list contains messages."""
     is_texts = isinstance(given, list) and all(isinstance(text, str) for text in given)
     return tuple(given) if is_texts else given
 
 
 def example_inputs(facts: AdapterFacts) -> list[Any]:
-    """Return inputs that an adapter takes."""
+    """Return example inputs for an adapter."""
     if facts.decodes:
         return ["iVBORw0KGgo="]
     return [_TEXTS[0] if facts.texts == 1 else list(_TEXTS[: facts.texts or 3])]

@@ -1,13 +1,12 @@
-"""What a shape of a client is made of: endpoints, and the call that each of them answers.
+"""Building blocks of client APIs: the shared `Service`, and the `Call` that an endpoint answers.
 
-An endpoint reads `call.body`, asks `call.predict` or `call.generate`, and returns what the client
-gets. Who may ask for which adapter, limits, deadlines and versions are the same for all of them.
+An endpoint reads `call.body`, calls `call.predict` or `call.generate`, and returns the response.
+Access to adapters, limits, deadlines and versions are the same for all endpoints.
 
-What the compute thread does comes to the event loop that waits for it: the thread wakes the loop
-once for all that has come since it last looked.
+The compute thread passes its results to the waiting event loop. It wakes the loop once for all
+results since the loop's last run.
 
-`Service` is what all calls share: the engine, which adapters may be requested, limits, tokens and
-metrics.
+All calls share the `Service`: the engine, the allowed adapters, limits, tokens and metrics.
 """
 
 from __future__ import annotations
@@ -72,14 +71,14 @@ STUCK_SECONDS = 120.0  # that the compute thread may take for one batch
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The most that one request may have, and how long it may take.
+    """Limits on the size and duration of one request.
 
     Attributes:
-        body: the bytes of its body.
-        inputs: the inputs.
-        deadline: the seconds until it is computed, or the first token of a text is.
-        generation_time: the seconds that a text may take from there on.
-        per_minute: the requests of one token in a minute; 0: any number.
+        body: maximum size of the body, in bytes.
+        inputs: maximum number of inputs.
+        deadline: seconds until the result, or the first token of a text, must be computed.
+        generation_time: seconds that a text may take after its first token.
+        per_minute: maximum requests of one token per minute; 0: unlimited.
     """
 
     body: int = 4 << 20
@@ -91,9 +90,9 @@ class RequestLimits:
 
 @dataclass
 class RequestRate:
-    """How many requests of each token are answered in a minute.
+    """Rate limit for the requests of each token.
 
-    Each has `per_minute` at first, and gets one back every 60/`per_minute` seconds.
+    Each token starts with `per_minute` requests and regains one every 60/`per_minute` seconds.
     """
 
     per_minute: int
@@ -103,7 +102,7 @@ class RequestRate:
         """Count a request.
 
         Raises:
-            RateError: there were too many.
+            RateError: the token has made too many requests.
         """
         if not self.per_minute:
             return
@@ -116,22 +115,23 @@ class RequestRate:
 
 
 class Service:
-    """What all calls share.
+    """State shared by all calls.
 
     Args:
-        engine: what computes.
-        allowed: which adapters may be asked for.
+        engine: the engine that computes the results.
+        allowed: the adapters that clients may request.
         backbone: the name of the backbone without an adapter; "" if it is not served.
-        limits: of each request.
-        tokens: those that clients need; None: none is needed, from this machine.
-        metric_adapters: how many adapters have metrics of their own.
-        origins: those of pages in browsers that may ask.
+        limits: the limits of each request.
+        tokens: the accepted tokens; None: local clients need no token.
+        metric_adapters: the number of adapters with separate metrics.
+        origins: the origins of web pages that may send requests.
 
     Attributes:
-        endpoints: all paths.
-        is_ready: whether all is loaded and warm, and the server is not leaving.
-        is_leaving: whether the server leaves: it answers what it has read, and closes connections.
-        encoders: the threads in which bodies are read and inputs are encoded.
+        endpoints: all endpoints.
+        is_ready: whether all adapters are loaded and warm, and the server is not shutting down.
+        is_leaving: whether the server is shutting down. It still answers the requests it has read,
+            then closes their connections.
+        encoders: the threads that parse bodies and encode inputs.
     """
 
     def __init__(
@@ -158,18 +158,18 @@ class Service:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are computed: the compute thread lives, and is not stuck."""
+        """Whether the compute thread is alive and not stuck."""
         return self.engine.is_alive and self.engine.busy_seconds() < STUCK_SECONDS
 
     def leave(self) -> None:
-        """Be ready no more; what was read is answered, unless the server was still starting."""
+        """Stop being ready. Requests already read are answered, unless the server was starting."""
         self.is_leaving = self.is_leaving or self.is_ready
         self.is_ready = False
 
     def refresh(self) -> int:
-        """Look for new versions of what is loaded, and for new names; return how many have moved.
+        """Look up new versions of loaded adapters, and new names; return the number of updates.
 
-        While the registry cannot be read, all stays as it is.
+        Nothing changes while the registry cannot be read.
         """
         with self._refreshing:
             if self.tokens is not None:
@@ -181,10 +181,10 @@ class Service:
             return self.engine.refresh()
 
     def list_published(self) -> None:
-        """Look up the names of the registry that clients may ask for.
+        """Look up the names in the registry that clients may request.
 
         Raises:
-            RegistryError: it cannot be read.
+            RegistryError: the registry cannot be read.
         """
         patterns = [p for p in self.allowed.patterns if kind_of_pattern(p) == "local"]
         if patterns:
@@ -194,7 +194,7 @@ class Service:
             self.allowed.listed = tuple(sorted(matching))
 
     def check_token(self, header: str | None) -> AccessToken | None:
-        """Return what the token in a header allows; None if it is not valid."""
+        """Return the token in a header, with its permissions; None if it is not valid."""
         kind, _, token = (header or "").partition(" ")
         if self.tokens is None or kind.lower() != "bearer":
             return None
@@ -202,12 +202,14 @@ class Service:
 
 
 class AsyncGeneration:
-    """A text that is being generated: an iterator of its pieces, for one event loop.
+    """Asynchronous iterator over the pieces of a text while it is generated.
+
+    It belongs to one event loop.
 
     Args:
-        generation: the text.
-        reference: the adapter that generates it, with its version.
-        on_text: called with the whole text.
+        generation: the generation of the text.
+        reference: the reference of the adapter that generates it, with the version.
+        on_text: called with the complete text.
     """
 
     def __init__(
@@ -227,13 +229,13 @@ class AsyncGeneration:
         )
 
     async def begin(self) -> None:
-        """Wait for the first piece, so that what prevents it is told before anything is sent.
+        """Wait for the first piece, so that an early failure is raised before anything is sent.
 
         Raises:
-            AdapterhubError: the text has failed without one.
+            AdapterhubError: the generation failed before the first piece.
         """
         await self._begun.wait()
-        if self._ended.done() and self._pieces.qsize() == 1:  # its end
+        if self._ended.done() and self._pieces.qsize() == 1:  # end of the text
             self._ended.result()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
@@ -242,7 +244,7 @@ class AsyncGeneration:
         self._ended.result()
 
     async def result(self) -> GeneratedText:
-        """Return the whole text, when it ends; a caller that is cancelled cancels it."""
+        """Return the complete text when it ends; cancelling the caller cancels the generation."""
         try:
             return await asyncio.shield(self._ended)
         except asyncio.CancelledError:
@@ -250,7 +252,7 @@ class AsyncGeneration:
             raise
 
     def cancel(self) -> None:
-        """Generate nothing more."""
+        """Cancel the generation."""
         self.generation.cancel()
 
     def _add(self, piece: Piece) -> None:
@@ -260,7 +262,7 @@ class AsyncGeneration:
     def _end(self, end: GeneratedText | BaseException) -> None:
         if isinstance(end, BaseException):
             self._ended.set_exception(end)
-            self._ended.exception()  # it is told where somebody asks
+            self._ended.exception()  # raised where the result is awaited
         else:
             self._ended.set_result(end)
             self._on_text(end)
@@ -269,11 +271,11 @@ class AsyncGeneration:
 
 
 async def loaded_adapter(found: Future[ServedAdapter], seconds: float) -> ServedAdapter:
-    """Return an adapter when it is loaded, which others may wait for, too.
+    """Return an adapter once it is loaded; other requests may wait for the same load.
 
     Raises:
-        DeadlineError: that takes longer.
-        UnservableError: its files are as published, and cannot be served.
+        DeadlineError: loading takes longer than `seconds`.
+        UnservableError: its files match the published ones, but cannot be served.
     """
     try:
         if found.done():
@@ -289,11 +291,11 @@ async def loaded_adapter(found: Future[ServedAdapter], seconds: float) -> Served
 async def awaited_results(futures: Sequence[ServedFuture], seconds: float) -> list[dict[str, Any]]:
     """Return the results of futures.
 
-    After so many seconds only those are waited for that are computed already.
+    After `seconds`, waiting continues only if the computation of all futures has started.
 
     Raises:
-        AdapterhubError: that of the first that fails, at once.
-        DeadlineError: one is not computed yet after that time.
+        AdapterhubError: a future failed; the first failure is raised at once.
+        DeadlineError: the computation of one has not started after that time.
     """
     loop = asyncio.get_running_loop()
     waiter, left = loop.create_future(), itertools.count(len(futures) - 1, -1)
@@ -322,7 +324,7 @@ def raise_failed(futures: Sequence[ServedFuture]) -> None:
     """Raise the error of the first future that has failed, if one has.
 
     Raises:
-        AdapterhubError: that of an input, with its number.
+        AdapterhubError: the error of an input, with its number.
     """
     for number, each in enumerate(futures):
         if each.done() and (error := each.exception()) is not None:
@@ -330,13 +332,13 @@ def raise_failed(futures: Sequence[ServedFuture]) -> None:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *of: Any) -> None:
-    """Call a function in the thread of a loop, unless that has ended."""
+    """Call a function in the thread of an event loop, unless the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *of)
 
 
 def _of_input(number: int, error: BaseException) -> BaseException:
-    """Return the error of one input with its number."""
+    """Return the error of one input, with the input's number."""
     if not isinstance(error, DataError | ComputationError):
         return error
     kind = DataError if isinstance(error, DataError) else ComputationError
@@ -349,24 +351,24 @@ def _of_input(number: int, error: BaseException) -> BaseException:
 
 
 T = TypeVar("T")
-_READ_HERE = 1 << 10  # bytes of a body that is read and encoded between other requests
-_ROOM = 0.005  # seconds between two looks for room in the queue
-_GRACE = 0.25  # seconds behind the deadline in which the engine itself says that it has passed
+_READ_HERE = 1 << 10  # bytes of a body that is parsed and encoded in the event loop
+_ROOM = 0.005  # seconds between two checks for room in the queue
+_GRACE = 0.25  # seconds after the deadline for the engine to report it itself
 BESIDE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
-"""Fields that say something of the client, which no answer depends on."""
+"""Fields that describe the client and do not affect the response."""
 Answered = BaseModel | dict[str, Any] | list[Any] | Response
 
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """What is known of an adapter before anything is computed.
+    """Facts about an adapter before anything is computed.
 
     Attributes:
-        model: as the client named it.
-        reference: with its version; the client's name for the backbone, or a folder.
+        model: the adapter's name in the request.
+        reference: the reference with its version; for the backbone or a folder, the client's name.
         digest: the sha256 of its manifest; "" for the backbone.
-        source: what the engine knows it by.
-        served: what the engine has loaded.
+        source: the key that identifies it in the engine.
+        served: the adapter as the engine has loaded it.
     """
 
     model: str
@@ -377,12 +379,12 @@ class AdapterFacts:
 
     @property
     def predictor(self) -> Predictor:
-        """Its task, labels and tokenizer."""
+        """The predictor, with the task, labels and tokenizer."""
         return self.served.predictor
 
     @property
     def task(self) -> str:
-        """What it was trained for."""
+        """The task that the adapter was trained for."""
         return self.predictor.task.name
 
     @property
@@ -392,12 +394,12 @@ class AdapterFacts:
 
     @property
     def texts(self) -> int:
-        """How many texts one input has; 0: any number."""
+        """The number of texts per input; 0: any number."""
         return self.predictor.task.fields(self.predictor.data)
 
     @property
     def max_length(self) -> int:
-        """The longest input, in tokens."""
+        """The maximum length of an input, in tokens."""
         return self.predictor.max_length
 
     @property
@@ -407,19 +409,19 @@ class AdapterFacts:
 
     @property
     def decodes(self) -> bool:
-        """Whether its inputs are pictures or sounds."""
+        """Whether the inputs are images or audio."""
         return self.predictor.task.decodes
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The answers of an adapter.
+    """Predictions of an adapter.
 
     Attributes:
-        answers: for each input what `predict --json` prints.
+        answers: for each input, the object that `predict --json` prints.
         facts: the adapter.
-        tokens: of all inputs, as they were computed.
-        truncated: the numbers of the inputs that were cut.
+        tokens: the number of tokens computed for all inputs.
+        truncated: the numbers of the truncated inputs.
     """
 
     answers: list[dict[str, Any]]
@@ -448,10 +450,10 @@ class ClientRequest(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
     def check(self) -> None:
-        """Refuse fields that would be ignored.
+        """Reject fields that would be ignored.
 
         Raises:
-            RequestError: there are some.
+            RequestError: the body has such fields.
         """
         refuse_unless(self.model_extra or {}, self.neutral, acts=BESIDE)
 
@@ -463,16 +465,16 @@ def refuse_unless(
     *,
     acts: Collection[str] | None = None,
 ) -> None:
-    """Refuse parameters that have another value than those that change nothing.
+    """Reject unsupported parameters whose value would change the result.
 
     Args:
-        parameters: those of the client; null is none.
-        neutral: the values that change nothing.
+        parameters: the parameters of the request; null counts as absent.
+        neutral: for each unsupported parameter, the values that change nothing.
         hint: what to do instead.
-        acts: the other names that may be given. None: any.
+        acts: the names of the supported parameters. None: any.
 
     Raises:
-        RequestError: one has; the error names all of them.
+        RequestError: there are such parameters; the error names all of them.
     """
     unknown = () if acts is None else (name for name in parameters if name not in acts)
     looked_at = dict.fromkeys((*neutral, *unknown))
@@ -495,15 +497,15 @@ def refuse_unless(
 
 @dataclass(kw_only=True)
 class Call(WebCall):
-    """One request to an endpoint.
+    """A request to an endpoint.
 
     Attributes:
-        service: what all calls share.
-        token: what its token allows; None where none is needed.
+        service: the state shared by all calls.
+        token: the client's token, with its permissions; None where no token is needed.
         body: the validated body, of the class `endpoint.request`.
-        facts_of_answer: the adapter that answers, as soon as that is known.
-        rows: how many inputs it has.
-        generations: the texts that are generated for it.
+        facts_of_answer: the adapter that answers, as soon as it is known.
+        rows: the number of inputs.
+        generations: the texts generated for this request.
     """
 
     service: Service
@@ -514,16 +516,16 @@ class Call(WebCall):
     generations: list[AsyncGeneration] = field(default_factory=list)
 
     def end(self) -> None:
-        """Watch no more, and let go of what is still generated."""
+        """Stop watching the connection, and cancel generations that are still running."""
         super().end()
         for each in self.generations:
             each.cancel()
 
     def read_form(self) -> BaseModel | None:
-        """Return the body as its endpoint reads it.
+        """Return the body, validated by the endpoint's model.
 
         Raises:
-            ValidationError: it is of another form.
+            ValidationError: the body does not fit the model.
             RequestError: a field would be ignored.
         """
         body: BaseModel | None = None
@@ -537,20 +539,20 @@ class Call(WebCall):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Those of the adapters that this client may ask for."""
+        """The patterns of the adapters that this client may request."""
         return ("*",) if self.token is None else self.token.adapters
 
     @property
     def is_ready(self) -> bool:
-        """Whether all adapters are loaded, and the server is not leaving."""
+        """Whether all adapters are loaded and the server is not shutting down."""
         return self.service.is_alive and self.service.is_ready
 
     def adapters(self) -> list[str]:
-        """List the names that this client may ask for, as far as they are known beforehand."""
+        """List the names that this client may request, as far as they are known in advance."""
         return [each for each in self.service.allowed.names if may_ask_for(each, self.patterns)]
 
     def loaded(self) -> list[AdapterFacts]:
-        """List what is known of the adapters in memory that this client may ask for."""
+        """List the facts of the loaded adapters that this client may request."""
         allowed, found = self.service.allowed, dict[str, AdapterFacts]()
         known = {**allowed.aliases, **allowed.named}
         names = {source: name for name, source in known.items()}
@@ -562,14 +564,14 @@ class Call(WebCall):
         return list(found.values())
 
     async def facts(self, model: str, *, bare: BareBackbone = BareBackbone.VECTORS) -> AdapterFacts:
-        """Return what is known of an adapter, which is loaded if it is not.
+        """Return the facts of an adapter; load it if necessary.
 
         Args:
-            model: as the client names it.
-            bare: what is wanted of the backbone, if it is that.
+            model: the adapter's name in the request.
+            bare: what the backbone is to compute, if the name is the backbone's.
 
         Raises:
-            UnknownAdapterError: there is none, or this client may not ask for it.
+            UnknownAdapterError: it does not exist, or this client may not request it.
             AdapterhubError: it cannot be loaded.
         """
         source = self.service.allowed.find(model, self.patterns)
@@ -594,15 +596,15 @@ class Call(WebCall):
         truncate: bool = False,
         keep_empty: bool = False,
     ) -> Predicted:
-        """Return the answers of an adapter to inputs, which may be computed in several batches.
+        """Return an adapter's predictions for inputs, computed in one or more batches.
 
         Args:
-            model: the adapter, as the client names it, or the backbone.
-            inputs: each as `Predictor.predict` takes it; for tasks on pictures and sounds the bytes
-                of a file in base64.
-            truncate: cut inputs that are too long; otherwise they are refused.
-            keep_empty: answer inputs without a text by `{"empty": true}`; otherwise they are
-                refused.
+            model: the name of the adapter or the backbone in the request.
+            inputs: the inputs in the form of `Predictor.predict`; for tasks on images and audio,
+                the bytes of a file in base64.
+            truncate: truncate inputs that are too long; otherwise they are rejected.
+            keep_empty: return `{"empty": true}` for inputs without a text; otherwise they are
+                rejected.
 
         Raises:
             DataError: an input is not valid; the error names it.
@@ -624,7 +626,7 @@ class Call(WebCall):
         self.rows += len(inputs)
         self.facts_of_answer = facts
         futures, answers = await self._computed(facts, given, truncate, keep_empty)
-        if futures[0].digest != facts.digest:  # the reference has moved meanwhile
+        if futures[0].digest != facts.digest:  # the reference has changed in the meantime
             facts = self.facts_of_answer = replace(
                 facts,
                 reference=self.service.allowed.shown(model, futures[0].reference),
@@ -640,7 +642,7 @@ class Call(WebCall):
     async def _computed(
         self, facts: AdapterFacts, given: Sequence[Any], truncate: bool, keep_empty: bool
     ) -> tuple[list[ServedFuture], list[dict[str, Any]]]:
-        """Return the answers of an adapter, and their futures, in pieces that the queue takes."""
+        """Return an adapter's predictions and their futures, split to fit the queue."""
         engine = self.service.engine
         futures: list[ServedFuture] = []
         is_over = False
@@ -672,12 +674,12 @@ class Call(WebCall):
     async def generate(
         self, model: str, prompt: Prompt, options: GenerationOptions
     ) -> AsyncGeneration:
-        """Begin to generate a text.
+        """Start generating a text.
 
         Args:
-            model: the adapter, as the client names it, or the backbone.
-            prompt: a text to go on from, or the messages of a chat.
-            options: how it is written.
+            model: the name of the adapter or the backbone in the request.
+            prompt: a text to continue, or the messages of a chat.
+            options: the generation options.
 
         Raises:
             AdapterhubError: the adapter cannot be used.
@@ -703,16 +705,16 @@ class Call(WebCall):
         return generation
 
     async def with_tokenizer(self, facts: AdapterFacts, function: Callable[[], T]) -> T:
-        """Return the result of a function that holds the lock of an adapter's tokenizer.
+        """Run a function that takes the lock of an adapter's tokenizer, and return its result.
 
-        It runs here, or in a thread where that may take long.
+        It runs in a thread if the lock is taken or the body is not short.
         """
         if facts.served.model.encoding.locked():
             return await self._elsewhere(function)
         return await self.in_thread(function)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Return the result of a function, computed here if the body is short, or in a thread."""
+        """Return the result of a function; run it in a thread unless the body is short."""
         return function() if len(self.raw_body) <= _READ_HERE else await self._elsewhere(function)
 
     async def _elsewhere(self, function: Callable[[], T]) -> T:
@@ -725,10 +727,10 @@ class Call(WebCall):
         return self.service.limits.deadline - (time.perf_counter() - self.began)
 
     async def before_deadline(self, awaited: Awaitable[T]) -> T:
-        """Return what is awaited.
+        """Return the result of an awaitable.
 
         Raises:
-            DeadlineError: it does not come before the deadline.
+            DeadlineError: the deadline passes first.
         """
         try:
             return await asyncio.wait_for(awaited, max(self.left + _GRACE, 0.0))
@@ -736,11 +738,11 @@ class Call(WebCall):
             raise DeadlineError(max(-self.left, 0.0)) from None
 
     async def _room(self, error: OverloadedError, *, begun: bool) -> None:
-        """Wait a moment for room in the queue: what is larger than it is computed in pieces.
+        """Wait briefly for room in the queue; requests larger than the queue are split.
 
         Raises:
-            OverloadedError: the others that wait have to be computed first.
-            DeadlineError: there is none before the deadline.
+            OverloadedError: the queue is filled by other requests.
+            DeadlineError: the queue has no room before the deadline.
         """
         if not begun:
             raise error
@@ -749,11 +751,11 @@ class Call(WebCall):
         await asyncio.sleep(_ROOM)
 
     async def load_alias(self, name: str, reference: str) -> None:
-        """Let a name mean an adapter from now on, and load it.
+        """Load an adapter and serve it under a new name.
 
         Raises:
-            UnknownAdapterError: this client may not ask for it.
-            ConfigError: the name means another adapter.
+            UnknownAdapterError: this client may not request the adapter.
+            ConfigError: the name is taken or not valid, or the reference is the backbone's.
         """
         allowed = self.service.allowed
         source = allowed.find(reference, self.patterns)
@@ -767,17 +769,17 @@ class Call(WebCall):
         allowed.aliases[name] = source
 
     async def unload_alias(self, name: str) -> None:
-        """Let a name mean nothing any more.
+        """Remove a name.
 
         Raises:
-            UnknownAdapterError: it was not given by `load_alias`.
+            UnknownAdapterError: the name was not added by `load_alias`.
         """
         if self.service.allowed.aliases.pop(name, None) is None:
             raise UnknownAdapterError(name, self.service.allowed.aliases)
 
 
 def _is_worked_on(futures: Sequence[ServedFuture], queued: int) -> bool:
-    """Return whether inputs of a request are computed, or only they are in the queue."""
+    """Return whether inputs of a request are being computed, or fill the queue alone."""
     waiting = [each for each in futures if not (each.done() or each.running())]
     return bool(futures) and (
         len(waiting) < len(futures) or queued <= sum(each.tokens for each in waiting)
@@ -785,10 +787,10 @@ def _is_worked_on(futures: Sequence[ServedFuture], queued: int) -> bool:
 
 
 def _decoded(number: int, given: Any) -> MediaFile:
-    """Return a picture or a sound that a client has sent.
+    """Return an image or audio file from a request, decoded from base64.
 
     Raises:
-        DataError: it is not text in base64.
+        DataError: the input is not base64 text.
     """
     try:
         data = base64.b64decode(given, validate=True)

@@ -1,7 +1,7 @@
-"""Classes, scores and ranks of texts, as vLLM, Cohere, Jina and text-embeddings-inference ask.
+"""Classification, scoring and reranking in the APIs of vLLM, Cohere, Jina and TEI.
 
-`/rerank` has two shapes, told apart by the field with the texts: `documents` of Cohere, Jina and
-vLLM, `texts` of text-embeddings-inference.
+`/rerank` accepts two forms, distinguished by the field of the texts: `documents` in the APIs of
+Cohere, Jina and vLLM, `texts` in the API of text-embeddings-inference (TEI).
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _classified(index: int, answer: Mapping[str, Any], labels: Sequence[str]) ->
 
 
 def _probabilities(answer: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
-    """Return the probabilities in the order of the head's classes, where that is known."""
+    """Return the probabilities in the order of the head's classes, if the order is known."""
     scores = answer["scores"]
     return [scores[name] for name in (labels or scores)]
 
@@ -255,7 +255,7 @@ async def _rerank(call: Call) -> RankedDocuments | list[dict[str, Any]]:
     documents = [d if isinstance(d, str) else d.text for d in asked.documents]
     found, ranks = await _ranked(call, asked, documents)
     returned = asked.return_documents
-    if returned is None:  # as each of these by default: Cohere's second version has none
+    if returned is None:  # the default of each API; version 2 of Cohere's lacks the field
         returned = not call.endpoint.path.startswith("/v2")
     results = [
         RankedItem(
@@ -275,7 +275,7 @@ async def _rerank(call: Call) -> RankedDocuments | list[dict[str, Any]]:
 
 
 async def _rank_texts(call: Call, asked: RerankRequest, texts: list[str]) -> list[dict[str, Any]]:
-    """Answer as text-embeddings-inference does."""
+    """Rank texts, with a response in the format of text-embeddings-inference."""
     if asked.raw_scores:
         raise RequestError(
             "scores before the sigmoid", parameter="raw_scores", expected="raw_scores: false"
@@ -290,7 +290,7 @@ async def _rank_texts(call: Call, asked: RerankRequest, texts: list[str]) -> lis
 async def _ranked(
     call: Call, asked: RerankRequest, texts: list[str]
 ) -> tuple[Predicted, list[tuple[int, float]]]:
-    """Return the numbers of the texts with their relevance, the most relevant one first."""
+    """Return the indices of the texts with their relevance, the most relevant first."""
     if not texts:
         raise RequestError("nothing to rank", parameter="documents", expected="one text or more")
     facts = await chosen_facts(call, asked.model, compares_texts)

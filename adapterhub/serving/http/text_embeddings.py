@@ -1,7 +1,7 @@
-"""The shapes of text-embeddings-inference: `/embed`, `/predict`, `/info` and `/health`.
+"""The API of text-embeddings-inference: `/embed`, `/predict`, `/info` and `/health`.
 
-Its clients know one model and name none: the only adapter that fits answers, or the one that the
-field `model` or the header `x-adapter` names. `/rerank` is in `scoring.py`.
+Its clients assume a single model and do not name it. The field `model` or the header `x-adapter`
+may name an adapter; otherwise the only one that fits is used. `/rerank` is in `scoring.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
 from adapterhub.web.frame import Endpoint
 
-_LENGTH_1 = 1e-3  # how far from it vectors of length 1 may be
+_LENGTH_1 = 1e-3  # tolerance for the norm of unit vectors
 
 
 class EmbedRequest(ClientRequest):
@@ -94,7 +94,7 @@ async def _embed(call: Call) -> list[list[float]]:
 
 
 def _check_embed(asked: EmbedRequest, facts: AdapterFacts) -> None:
-    """Refuse what would give other vectors than the adapter's."""
+    """Reject options that would change the adapter's vectors."""
     own, prefixes = asked.prompt_name, ("query_prefix", "passage_prefix")
     query, passage = (getattr(facts.predictor.task, name, "") for name in prefixes)
     if own not in (None, "query") and query != passage:
@@ -108,7 +108,7 @@ def _check_embed(asked: EmbedRequest, facts: AdapterFacts) -> None:
 
 
 def _of_length(vectors: list[list[float]], asked: EmbedRequest) -> list[list[float]]:
-    """Return vectors as the adapter gives them, or of length 1 where that is asked for."""
+    """Return the adapter's vectors, normalized to length 1 if requested."""
     check_dimensions(asked.dimensions, vectors)
     if asked.normalize is None:
         return vectors
@@ -160,7 +160,7 @@ def _one_or_two(texts: list[str]) -> str | tuple[str, str]:
 
 
 def endpoint_info(call: Call, facts: AdapterFacts) -> EndpointInfo:
-    """Return what a client may know of an adapter before it asks."""
+    """Return information about an adapter for clients."""
     service = call.service
     labels = {str(n): label for n, label in enumerate(facts.labels)}
     ids = {label: int(n) for n, label in labels.items()}

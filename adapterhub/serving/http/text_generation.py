@@ -1,4 +1,4 @@
-"""What shapes of generated texts share: options as clients give them, and streams of events."""
+"""Code shared by the APIs for generated texts: client options and event streams."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-Event = Any  # a model of pydantic, or what JSON has
+Event = Any  # a pydantic model or a JSON value
 
 
 def generation_options(names: dict[str, str], **options: Any) -> GenerationOptions:
-    """Return options of generation.
+    """Return the generation options of a request.
 
     Args:
-        names: what the client calls an option, where that has another name.
-        options: those that the client gave; None is left out.
+        names: the client's names of options, where they differ.
+        options: the options of the request; None values are ignored.
 
     Raises:
-        RequestError: one is out of range.
+        RequestError: an option is out of range.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:
@@ -44,18 +44,18 @@ def generation_options(names: dict[str, str], **options: Any) -> GenerationOptio
 
 
 def stop_texts(given: str | list[str] | None) -> tuple[str, ...]:
-    """Return the texts at which to stop."""
+    """Return the stop texts."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 async def start_texts(
     call: Call, model: str, prompts: Iterable[Any], options: GenerationOptions
 ) -> list[AsyncGeneration]:
-    """Begin to generate a text for each prompt, all at the same time.
+    """Start generating a text for each prompt, all at the same time.
 
     Raises:
-        LimitError: there are too many.
-        AdapterhubError: one cannot be written.
+        LimitError: there are too many prompts.
+        AdapterhubError: a text cannot be generated.
     """
     asked, limit = list(prompts), call.service.limits.inputs
     if len(asked) > limit:
@@ -67,16 +67,16 @@ async def start_texts(
 
 
 def event_stream(call: Call, events: AsyncIterator[Event]) -> StreamingResponse:
-    """Return a stream of server-sent events, the last of which is `[DONE]`.
+    """Return a stream of server-sent events that ends with `[DONE]`.
 
-    An error is an event in the form of the path, and the last one.
+    An error is sent as the last event, in the error format of the path.
     """
 
     async def generated() -> AsyncIterator[bytes]:
         try:
             async for event in events:
                 yield _line(event)
-        except Exception as error:  # the status of the answer was sent before
+        except Exception as error:  # the status has already been sent
             yield _line(body_of(problem_of(error), call.request.url.path))
             return
         yield _DONE
@@ -93,7 +93,7 @@ async def events_of(
     of_piece: Callable[[int, Piece], Event | None],
     of_end: Callable[[int, GeneratedText], Event],
 ) -> AsyncIterator[Event]:
-    """Yield the events of texts, one text after the other; None is no event."""
+    """Yield the events of texts, one text after the other; skip None."""
     for number, text in enumerate(texts):
         async for piece in text:
             if (event := of_piece(number, piece)) is not None:

@@ -1,8 +1,8 @@
-"""`serve --try`: a page on which two adapters answer the same text, side by side.
+"""`serve --try`: a page that compares the results of two adapters for the same text.
 
-Its script sends what a program would send: `/v1/predict`, or a stream of the paths of OpenAI for
-adapters that generate texts. A server with tokens shows nothing before a token is given, and the
-page keeps that in its field alone.
+Its script sends requests to the public API: `/v1/predict`, or a stream from the OpenAI endpoints
+for adapters that generate texts. A server with tokens shows nothing until a token is entered. The
+page keeps the token only in its input field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from adapterhub.serving.http.request import AdapterFacts, Call
 from adapterhub.web.frame import Endpoint, page_response
 
 _TEXT = "A train was late again, and nobody said why."
-_GENERATORS = ("ForCausalLM", "ForConditionalGeneration")  # classes whose checkpoints generate
+_GENERATORS = ("ForCausalLM", "ForConditionalGeneration")  # classes of generative checkpoints
 _PREDICT, _CHAT, _WRITE = "/v1/predict", "/v1/chat/completions", "/v1/completions"
 
 
@@ -37,11 +37,11 @@ async def _page(call: Call) -> Response:
 
 
 async def _adapters(call: Call) -> dict[str, Any]:
-    """Return what the page knows of one adapter, or of all; only loaded ones have a task."""
+    """Return the page's data for one adapter or all; only loaded adapters have a task."""
     if model := call.request.query_params.get("model"):
         return {"adapters": [_shown(await call.facts(model))]}
     loaded = {facts.model: _shown(facts) for facts in call.loaded()}
-    names = sorted(call.adapters(), key=lambda name: name == call.service.backbone)  # which is last
+    names = sorted(call.adapters(), key=lambda name: name == call.service.backbone)  # it is last
     return {"adapters": [loaded.get(name, {"model": name}) for name in names]}
 
 
@@ -53,7 +53,7 @@ def _shown(facts: AdapterFacts) -> dict[str, Any]:
 
 
 def _may_generate(facts: AdapterFacts) -> bool:
-    """Return whether an adapter is the backbone alone, and that one generates texts."""
+    """Return whether an adapter is the backbone alone and the backbone generates texts."""
     names = facts.predictor.model.config.architectures or ()
     return facts.source is None and any(name.endswith(_GENERATORS) for name in names)
 
