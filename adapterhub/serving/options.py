@@ -22,7 +22,7 @@ _SIZES = ("adapter_memory", "body")
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is served, to whom, and within which limits."""
+    """Options of a server: adapters, clients and limits."""
 
     adapters: tuple[str, ...] = option((), "references, or NAME=REFERENCE; none: the registry's")
     backbone: str | None = option(None, "where the backbone of all adapters is loaded from")

@@ -1,11 +1,12 @@
-"""Models shared by adapters: one body for tasks that read its states, one model per other class.
+"""Models shared by adapters: one body for tasks that read its states, other models by class.
 
 The **body** is the backbone without a head, loaded once. All adapters attach their modules to it.
 A batch passes through it once, and each row uses its own adapter. Each head belongs to a model of
 the task's class, but only the head of that model is computed: the class's own `forward` runs with
-the states of the body instead of computing its own. The classes of transformers therefore decide
-what a head reads, and no class is named here. A class is first tried on two small batches. If its
-outputs differ from the outputs of the whole model, its adapters get a separate model.
+the states of the body instead of computing its own. The input of a head therefore follows from
+the classes of transformers, and no class is named here. A class is first tried on two small
+batches. If its outputs differ from the outputs of the whole model, its adapters get a separate
+model.
 
 Everything else gets a **model of its class**: tasks that generate or fill masks, adapters that
 train parameters of the backbone, and adapters that must be alone on their model. These adapters
@@ -96,7 +97,7 @@ class BatchLimits(NamedTuple):
 def measure_limits(
     run: Callable[[int, int], object], most: int, clock: Callable[[], float] = time.perf_counter
 ) -> BatchLimits:
-    """Measure the number of positions at which a pass is cheap for each of them.
+    """Measure how many positions make each position of a pass cheap.
 
     The result is the number that takes ten times as long as the fixed cost of a pass, or fewer
     where so many positions cost more each. Larger batches gain little and delay their answers.
@@ -159,8 +160,7 @@ def choose_batch(
     """Choose the next batch from the requests that may share one.
 
     The oldest request is always chosen, so that no request waits forever. The requests nearest to
-    it in length join it, older ones first. Their number makes the batch the fastest per token,
-    while
+    it in length join it, older ones first. Their number minimizes the time per token, while
 
      - the share of padding among the computed positions, rows times the longest row, stays below
        `padding`, and
@@ -205,7 +205,7 @@ Answer = dict[str, Any] | Exception
 
 
 class NotSharedError(MismatchError):
-    """An adapter cannot share the body, as found when it was attached."""
+    """An adapter cannot share the body; detected when it is attached."""
 
 
 class ServedModel(Protocol):

@@ -73,7 +73,7 @@ class TextRequest:
         on_begin: called once, when the prompt is computed or dropped.
         on_end: called once, when computing for it ends.
         limit: the most tokens to generate.
-        queued: the time at which it began to wait.
+        queued: the time when it began to wait.
         ahead: the tokens that were waiting then.
         first: the time of its first token.
         generated: the tokens so far, with the end token.

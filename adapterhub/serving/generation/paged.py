@@ -113,7 +113,7 @@ def paged_problem(model: PreTrainedModel) -> str:
 
 
 def own_processors(model: PreTrainedModel, prompt: int, limit: int) -> Any:
-    """Return the logits processors that `generate` uses for a model besides sampling; may be empty.
+    """Return the logits processors that `generate` applies before sampling; may be empty.
 
     A generation config may contain a repetition penalty, or tokens that are never generated.
     """
