@@ -68,7 +68,7 @@ def own_modules(model: nn.Module, *, every_use: bool = False) -> list[tuple[str,
 
 
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of a module without those of its children."""
+    """Return the direct parameters of a module, without its children's parameters."""
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
@@ -149,7 +149,7 @@ def _collect(
 
 
 def join(*parts: str) -> str:
-    """Join parts, some of which may be empty, into a module path."""
+    """Join parts into a module path; parts may be empty."""
     return ".".join(p for p in parts if p)
 
 
@@ -185,7 +185,7 @@ def has_path(layer: nn.Module, path: str) -> bool:
 
 
 def base_classes(config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
-    """Return the AutoModel classes for a configuration; empty if there are none."""
+    """Return the AutoModel classes for a configuration; empty for an unknown one."""
     return _classes(transformers.AutoModel, config)
 
 
@@ -223,7 +223,7 @@ def token_table(module: nn.Module) -> Any | None:
 
 
 def position_module(root: nn.Module) -> nn.Module | None:
-    """Return the module of a stack that accepts token positions, or None if there is none.
+    """Return the module of a stack that accepts token positions, or None.
 
     This is the stack's root if its forward takes `position_ids`. Otherwise it is the position
     table, if that takes `position_ids` and `past_key_values_length`, as in BART.
@@ -347,7 +347,7 @@ class ModuleConfig(PreTrainedConfig):
         self.options = dict(options or {})
 
     def facts(self) -> dict[str, Any]:
-        """Return the exposed options that affect the module's output."""
+        """Return the model type and the exposed options: the known facts behind the output."""
         return {"model_type": self.model_type, **self.options}
 
 
@@ -763,7 +763,7 @@ def quantization_kind(config: Mapping[str, Any]) -> str:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, of which this process may hold only a shard."""
+    """Return whether a tensor is a DTensor: this process may hold only a shard of it."""
     return hasattr(tensor, "full_tensor")
 
 

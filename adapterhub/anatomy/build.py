@@ -3,8 +3,8 @@
 In a module of another library, each projection, convolution, embedding and norm is a site. A site's
 id is its path: `blocks.3.attn.qkv`. Its role is the last part of the path: `qkv`. In an attention,
 and in a feed-forward network that matches a row of `_NETWORKS`, it is the role used for
-transformers models: `attn.q`, `ffn.up`. Options that name either match the site. Layers are
-numbered in each list of modules of one class.
+transformers models: `attn.q`, `ffn.up`. Options accept either name. Layers are numbered in each
+list of modules of one class.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def module_anatomy(backbone: Backbone, head: tuple[str, ...] = ()) -> Anatomy:
         head: the paths of the modules of its head. They have no sites and are trained whole.
 
     Raises:
-        SiteError: the module has no submodule at a path in `head`.
+        SiteError: a path in `head` does not exist in the module.
     """
     paths = dict(own_modules(backbone.module))
     if unknown := [name for name in head if name not in paths or not name]:
@@ -150,8 +150,8 @@ def sites_by_path(
     """Return the sites of a transformers model that have no role in its family, by their paths.
 
     They are projections, convolutions, embeddings and norms, inside and outside layers. Examples
-    are vision models without attention, poolers, and the output layer of a language model. Paths
-    are relative to the base model, so they are the same with any head.
+    are the modules of vision models without attention, poolers, and the output layer of a language
+    model. Paths are relative to the base model, so they are the same with any head.
 
     Args:
         anatomy: the sites with roles.

@@ -574,7 +574,7 @@ def router_weight(module: nn.Module) -> HeldWeight | None:
 
 
 def router_path(layer: nn.Module, experts: str) -> str | None:
-    """Return the path of the router next to the experts at a path, or None if there is none.
+    """Return the path of the router next to the experts at a path, or None.
 
     It is the first such module with a router's name and one output for each expert.
     """

@@ -290,7 +290,7 @@ class Anatomy:
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """The stacks that this model has (a decoder-only BART has no encoder)."""
+        """The stacks that this model has (a decoder-only BART lacks the encoder)."""
         return {stack.name: stack for stack in self.family.stacks if stack.name in self.layers}
 
     def path(self, *parts: str) -> str:
@@ -451,7 +451,7 @@ class Anatomy:
             return {name: self.model.get_submodule(name) for name in self.named_head}
         if self.model.get_output_embeddings() is not None:
             return {}
-        if type(self.model) in base_classes(self.model.config):  # contains its layers
+        if type(self.model) in base_classes(self.model.config):  # a base model
             return {}
         if not self.base_path:
             return self._head_of_encoder()

@@ -1,4 +1,4 @@
-"""The projections of a layer and their roles: of attention, fused ones, and all others.
+"""The projections of a layer and their roles: attention, fused and other projections.
 
 The layout of a fused query-key-value projection is read from the source of its attention. The
 first operation that splits its output or adds dimensions decides:
