@@ -249,7 +249,7 @@ def slot_at(model: PreTrainedModel, site: Site) -> Slot:
 
 
 def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
-    """Return the slot of a site's host, in the class that the site needs; create a missing one."""
+    """Return the slot of a site's host; create a missing one, of the class that the site needs."""
     site = placed.site
     if site.kind == "keyvalue":
         slot = keyvalue_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
@@ -720,7 +720,7 @@ class Adapter:
 
         Args:
             folder: the folder to write; for gguf, the file.
-            format: peft, gguf for llama.cpp, or for a pipeline diffusers or kohya.
+            format: peft, gguf for llama.cpp, or, for a pipeline, diffusers or kohya.
             overwrite: replace an existing folder or file.
 
         Raises:

@@ -105,7 +105,7 @@ def _sample_differences(trained: BackboneIdentity, sampled: BackboneIdentity) ->
 
 
 def check_backbone_files(manifest: Manifest, backbone: str, revision: str | None = None) -> None:
-    """Refuse an adapter that was trained on another backbone than saved files, by fingerprint.
+    """Refuse an adapter if the backbone in files has another fingerprint than in training.
 
     No model is loaded; only a sample of the values is read.
 

@@ -71,7 +71,7 @@ class Inspection:
         parameters: the number of parameter values, without a head.
         layers: the number of layers of each stack.
         parts: the parts of a pipeline; () for other models.
-        groups: groups of layers with the same sites; () unless a model of transformers.
+        groups: groups of layers with the same sites, for a model of transformers; else ().
         rows: the sites.
         not_found: the parameters at no site.
         methods: the effect of each method with its defaults, by name.

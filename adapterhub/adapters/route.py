@@ -142,7 +142,7 @@ def adapters(model: nn.Module) -> dict[str, Adapter]:
     `adapter.active` is True if the adapter applies.
 
     Raises:
-        AttachError: not a model of transformers or another module.
+        AttachError: the object is neither a model of transformers nor another module.
     """
     require_model(model)
     state = find_state(model)
@@ -163,8 +163,8 @@ def disabled(model: nn.Module) -> AbstractContextManager[None]:
         A context to enter once.
 
     Raises:
-        AttachError: on entering, not a model of transformers or another module; or the active
-            adapter changes backbone parameters, and another thread has a route open.
+        AttachError: on entering, the object is neither a model of transformers nor another module,
+            or the active adapter changes backbone parameters while another thread has a route open.
     """
     return _only(model, ())
 

@@ -26,7 +26,7 @@ from adapterhub.methods.common.spec import method_text, restore_methods
 
 @dataclass(frozen=True)
 class StartedHead:
-    """The outcome for the task head of a start: taken from the saved adapter, or the reason not."""
+    """The result for the task head: taken from the saved adapter, or the reason why not."""
 
     taken: bool
     reason: str = ""
@@ -63,7 +63,7 @@ def start_from(adapter: Adapter, source: str | Path | Saved) -> StartedHead:
 
 
 def _check_foundations(manifest: Manifest, adapter: Adapter) -> None:
-    """Refuse other adapters below than the saved adapter was trained on."""
+    """Refuse an adapter on other foundations than the saved adapter was trained on."""
     own = [each.ref for each in adapter.foundations()]
     if [ref.digest for ref in manifest.on] == [ref.digest for ref in own]:
         return

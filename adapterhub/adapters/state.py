@@ -185,7 +185,7 @@ def refuse_shared(backbone: Backbone, others: Iterable[AdaptedModel]) -> None:
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module | nn.Parameter]:
-    """Yield parameters and the modules that hold tensors; other modules may be shared."""
+    """Yield parameters and the modules that hold tensors; models may share other modules."""
     for _, module in own_modules(model):
         if module._parameters or module._buffers:
             yield module
@@ -597,7 +597,7 @@ class ModelState:
         if adapter.tokenizer:
             self.backbone.tokenizer = adapter.tokenizer
         if any(type(parameter) is not nn.Parameter for parameter in self.parameters):
-            prepare_quantized(self.model, self.patch)  # codes are parameters of subclasses
+            prepare_quantized(self.model, self.patch)  # packed codes subclass nn.Parameter
         for parameter in self.parameters:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter
@@ -771,7 +771,7 @@ def bare(model: nn.Module, head: Sequence[str] = ()) -> Iterator[ModelState]:
 
 
 def _refuse_other_head(state: ModelState, head: Sequence[str]) -> None:
-    """Refuse another head than the attached adapters have.
+    """Refuse a head that differs from the head of the attached adapters.
 
     Raises:
         AttachError: another head, or a model of transformers, whose head is known.
