@@ -295,7 +295,7 @@ _SECONDS = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def now_text(ago: float = 0.0) -> str:
-    """Return the time some seconds ago."""
+    """Return the current time, or the time `ago` seconds before."""
     return (datetime.now(timezone.utc) - timedelta(seconds=ago)).strftime(_SECONDS)
 
 
@@ -531,7 +531,7 @@ audit = Table(
     _own_id(),
     Column("time", _words(20), nullable=False, index=True),
     Column("who", _words(96), nullable=False),
-    Column("token", _words(96), nullable=False),  # its name
+    Column("token", _words(96), nullable=False),  # the token's name
     Column("action", _words(40), nullable=False),
     Column("target", _words(300), nullable=False),
     Column("address", _words(64), nullable=False),

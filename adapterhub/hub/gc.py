@@ -126,7 +126,7 @@ def _repair(hub: Hub, source: Blobs, info: BlobInfo) -> bool:
 
 
 def forget_blob(connection: Connection, sha256: str) -> bool:
-    """Forget a file unless it was granted since; return whether. Call `remove_files` next."""
+    """Forget a file not granted since; return whether it was. Call `remove_files` next."""
     if connection.execute(select(grants.c.sha256).where(grants.c.sha256 == sha256)).first():
         return False
     connection.execute(delete(blobs).where(blobs.c.sha256 == sha256))

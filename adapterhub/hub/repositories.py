@@ -656,7 +656,7 @@ def delete_version(
 
 
 def check_ref_name(name: str) -> None:
-    """Refuse a name of a branch or tag that could not be requested.
+    """Refuse an invalid name of a branch or tag.
 
     Raises:
         HubRefusal: the name is not valid.

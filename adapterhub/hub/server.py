@@ -144,7 +144,7 @@ class HubApp(WebFrame[HubCall]):
         """
         role, is_read = call.endpoint.role, call.request.method in ("GET", "HEAD")
         if role != READ and not {"GET", "HEAD"} & {*call.endpoint.methods.split()}:
-            THREADS.set(self._threads_of_writers())  # it waits for others who change the hub
+            THREADS.set(self._threads_of_writers())  # it waits for other writers
         if self.hub.options.is_read_only and not is_read:
             raise_if_writing(call)
         if role != OPEN:
@@ -156,7 +156,7 @@ class HubApp(WebFrame[HubCall]):
             self._check_visitor(call)
             if call.found and call.found.is_mirrored:
                 await self.mirror.follow(call.found, call.values.get("rev", MAIN))
-                call.visitor, call.found = await self._admit(call)  # it may be another one by now
+                call.visitor, call.found = await self._admit(call)  # it may have changed by now
         return _moved(call)
 
     async def read(self, call: HubCall) -> bytes:
@@ -467,7 +467,7 @@ def _require_token(hub: Hub, host: str) -> None:
 
 def known_hosts(host: str, port: int) -> tuple[str, ...]:
     """Return the host names that are valid for a listening address."""
-    if host in ("0.0.0.0", "::", ""):  # every address of the machine: which is for --public-url
+    if host in ("0.0.0.0", "::", ""):  # all addresses: --public-url names the host
         return ()
     shown = f"[{host}]" if ":" in host else host
     return (f"{shown}:{port}", shown)
