@@ -147,7 +147,7 @@ async def _entailed(
     entails: str,
     options: Mapping[str, Any],
 ) -> list[list[float]]:
-    """Return the probability that each text entails the hypothesis of each label."""
+    """Return entailment scores of each text for the hypotheses of the labels."""
     template = options.get("hypothesis_template") or _TEMPLATE
     if not isinstance(template, str) or "{}" not in template:
         raise RequestError(

@@ -474,7 +474,7 @@ class _Uvicorn(uvicorn.Server):
 
         Closing a connection with an unread request would reset it.
         """
-        await asyncio.sleep(0)  # connections waiting to be accepted are
+        await asyncio.sleep(0)  # accept the waiting connections
         for each in (*self.servers, *(sockets or ())):
             each.close()
         ends = time.monotonic() + _LAST_REQUESTS

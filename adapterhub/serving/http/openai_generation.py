@@ -198,7 +198,7 @@ class CompletionRequest(WritingRequest):
     )
 
     def check(self) -> None:
-        """Reject fields that would be ignored, and requests for no output.
+        """Reject fields that would be ignored or do not fit together, and requests for no output.
 
         Raises:
             RequestError: the body has such fields, or requests no output.

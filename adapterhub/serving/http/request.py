@@ -367,7 +367,7 @@ class AdapterFacts:
         model: the adapter's name in the request.
         reference: the reference with its version; for the backbone or a folder, the client's name.
         digest: the sha256 of its manifest; "" for the backbone.
-        source: the key that identifies it in the engine.
+        source: the key that identifies it in the engine; None for the backbone.
         served: the adapter as the engine has loaded it.
     """
 
