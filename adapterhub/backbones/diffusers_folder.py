@@ -1,10 +1,10 @@
-"""Pipelines and models of diffusers from their configurations: modules and sizes, no weights.
+"""Make diffusers pipelines and models from configurations: modules and sizes, no weights.
 
     model_index.json           the class of a pipeline, and the library and class of each part
     unet/config.json, ...      the configuration of a part
-    config.json                that of a single model, with its class as `_class_name`
+    config.json                the configuration of a single model, with its class `_class_name`
 
-Classes are those of diffusers and transformers by name: no code of a folder runs.
+Classes are looked up by name in diffusers and transformers; code in a folder is never run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _LIBRARIES = ("diffusers", "transformers")
 
 
 def diffusers_folder(backbone: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a pipeline or a model of diffusers; None for other backbones.
+    """Return the folder of a diffusers pipeline or model; None for other backbones.
 
-    Of a Hub id, only configurations are downloaded.
+    For a Hub id, only configurations are downloaded.
     """
     folder = Path(backbone)
     if not is_there(folder):
@@ -51,19 +51,19 @@ def diffusers_folder(backbone: str, revision: str | None = None) -> Path | None:
             with guarded_hub():
                 found = snapshot_download(backbone, revision=revision, allow_patterns=names)
         except (OSError, ValueError, HTTPError):
-            return None  # loading a model of transformers says what is wrong
+            return None  # loading a transformers model reports the problem
         folder = Path(found)
     return folder if holds_diffusers(folder) else None
 
 
 def meta_diffusers(folder: Path) -> Any:
-    """Make a pipeline with its parts, or a model, of diffusers on the meta device.
+    """Make a diffusers pipeline with its parts, or a diffusers model, on the meta device.
 
-    The pipeline has nothing else: it cannot run.
+    The pipeline has only its parts, so it cannot run.
 
     Raises:
         ConfigError: diffusers is not installed.
-        BackboneError: a configuration is broken, or a class is not of the libraries or no model.
+        BackboneError: a configuration is broken, or a class is unknown or not a model.
     """
     require(*DIFFUSERS)
     quiet_bitsandbytes()  # which diffusers imports
@@ -74,7 +74,7 @@ def meta_diffusers(folder: Path) -> Any:
 
 
 def _pipeline(folder: Path, index: Mapping[str, Any]) -> Any:
-    """Make a pipeline of its index; a part without a library and a class is missing."""
+    """Make a pipeline from its index; skip parts without a library and a class."""
     from diffusers import DiffusionPipeline
 
     kind = _class(folder, "diffusers", index.get(_CLASS), DiffusionPipeline)
@@ -94,10 +94,10 @@ def _pipeline(folder: Path, index: Mapping[str, Any]) -> Any:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Return a JSON file; {} if it does not exist.
+    """Read a JSON file; return {} if it does not exist.
 
     Raises:
-        BackboneError: it is broken.
+        BackboneError: the file is broken.
     """
     if not file.is_file():
         return {}
@@ -114,7 +114,7 @@ def _class(folder: Path, library: object, name: object, base: type) -> Any:
     """Return a class of a library by name.
 
     Raises:
-        BackboneError: there is none that is of a kind.
+        BackboneError: the library lacks the class, or it is not a subclass of `base`.
     """
     module = importlib.import_module(str(library)) if library in _LIBRARIES else None
     found = getattr(module, str(name), None)

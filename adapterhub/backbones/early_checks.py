@@ -1,7 +1,7 @@
-"""Checks of a backbone that need no library: its name, its folder, its dtype and quantization.
+"""Checks of a backbone without libraries: its name, folder, dtype and quantization.
 
-Commands make them before they import torch. Loading makes them again, with the library's own words
-for what it finds.
+Commands run these checks before they import torch. Loading repeats them with the libraries, which
+report problems in more detail.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ QUANTIZATION_LIBRARIES: Mapping[str, tuple[str, str]] = {
     "int8-weight": ("torchao", "torchao"),
     "fp8-weight": ("torchao", "torchao"),
 }
-"""The library of each way to quantize, and the extra of adapterhub that installs it."""
+"""The library of each quantization, and the extra of adapterhub that installs it."""
 DEQUANTIZE = "dequantize"
-"""In place of a way to quantize: decode a checkpoint that is quantized already."""
+"""Instead of a quantization: decode a checkpoint that is already quantized."""
 DIFFUSERS = ("a pipeline or a model of diffusers", "diffusers", "diffusers")
-"""What needs diffusers, the library, and the extra of adapterhub that installs it."""
+"""The feature that needs diffusers, the library, and the extra that installs it."""
 VECTOR_POOLINGS = ("cls", "mean", "last", "max", "mean_sqrt_len_tokens", "weightedmean")
-"""The poolings of vectors; several of them, joined by +, are side by side."""
+"""Poolings of vectors; several joined by + are concatenated."""
 PIPELINE_INDEX = "model_index.json"
 
 
 def check_vector_pooling(text: str) -> str:
-    """Return the name of a pooling of vectors, or several names joined by +.
+    """Check the name of a pooling of vectors, or several names joined by +.
 
     Raises:
-        ConfigError: one is unknown.
+        ConfigError: a pooling is unknown.
     """
     for name in text.split("+"):
         if name not in VECTOR_POOLINGS:
@@ -52,12 +52,12 @@ _LEFT_OPEN = ("auto", "none", "null", "")
 
 
 def dtype_name(dtype: object) -> str | None:
-    """Return our name of a dtype: `torch.bfloat16`, "torch.bfloat16", "bfloat16", "bf16".
+    """Return the short name of a dtype: `torch.bfloat16`, "torch.bfloat16", "bfloat16", "bf16".
 
-    None is the default, which "auto" means, too.
+    None and "auto" are the default.
 
     Raises:
-        ConfigError: it is another one.
+        ConfigError: the dtype is not supported.
     """
     name = str(dtype).lower().removeprefix("torch.") if dtype is not None else "auto"
     if name in _LEFT_OPEN:
@@ -68,10 +68,10 @@ def dtype_name(dtype: object) -> str | None:
 
 
 def check_location(backbone: str) -> None:
-    """Refuse what is neither a folder, nor a possible Hub id or name of a local backbone.
+    """Check that a text is a folder, or can be a Hub id or the name of a local backbone.
 
     Raises:
-        BackboneError: it is a file, or there is no such folder and it is no Hub id.
+        BackboneError: it is a file, or neither an existing folder nor a valid Hub id.
     """
     if is_folder(backbone) or (backbone.lower().endswith(".gguf") and is_file(backbone)):
         return
@@ -96,7 +96,7 @@ def _inner_hint(folder: Path) -> str:
 def check_backbone_options(
     backbone: str, dtype: str | None = None, quantize: str | None = None
 ) -> None:
-    """Check what can be known of a backbone before it is loaded.
+    """Check the options of a backbone before it is loaded.
 
     Raises:
         BackboneError: it is neither a folder with a checkpoint nor a possible Hub id.
@@ -118,10 +118,10 @@ def check_backbone_options(
 
 
 def check_fetched(folder: Path) -> None:
-    """Refuse a folder with files that git-lfs has not fetched; another path is no such folder.
+    """Refuse a folder with files that git-lfs has not fetched; accept any other path.
 
     Raises:
-        BackboneError: there are some.
+        BackboneError: files are missing.
     """
     pointers = unfetched_files(folder) if is_folder(folder) else []
     if pointers:
@@ -139,15 +139,15 @@ def holds_diffusers(folder: Path) -> bool:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False  # what reads it says what is wrong
+        return False  # the reader reports the problem
     return isinstance(config, dict) and "_class_name" in config and "model_type" not in config
 
 
 def require(what: str, library: str, extra: str) -> None:
-    """Refuse what needs a library that is not installed.
+    """Check that a library is installed, which a feature needs.
 
     Raises:
-        ConfigError: it is not; the error says what to type.
+        ConfigError: the library is missing; the error has the command that installs it.
     """
     if not importlib.util.find_spec(library):
         raise ConfigError(
@@ -157,10 +157,10 @@ def require(what: str, library: str, extra: str) -> None:
 
 
 def check_quantization(quantize: str) -> None:
-    """Refuse an unknown way to quantize, and one whose library is not installed.
+    """Check that a quantization is known and its library installed.
 
     Raises:
-        ConfigError: it is unknown, or its library is missing.
+        ConfigError: the quantization is unknown, or its library is missing.
     """
     if quantize == DEQUANTIZE:
         return

@@ -1,7 +1,7 @@
-"""The tokens that end a text, at which generation stops, and those that are learned.
+"""The tokens that end a text and stop generation, and the labels of learned tokens.
 
-The latter are told to a pass whose model gets no labels: an evaluation, or a loss of our own, calls
-a model without them; what changes tokens by their places still has to know where prompts end.
+An evaluation or a custom loss calls a model without labels. A context passes the labels to hooks
+that change tokens by their positions, which need to find the end of prompts.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-"""As a generation config has them."""
-_MARK = "\ue0a1answer\ue0a2"  # of characters that no text has
+"""End tokens in the form of a generation config."""
+_MARK = "\ue0a1answer\ue0a2"  # characters that do not occur in texts
 
 
 def with_stops(ends: int | list[int] | None, stops: Iterable[int]) -> list[int]:
-    """Return the tokens at which generation stops, and others, each once."""
+    """Add tokens to the ones that stop generation, without duplicates."""
     own = [ends] if isinstance(ends, int) else ends or ()
     return [*dict.fromkeys([*own, *stops])]
 
 
 def text_stops(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token that a tokenizer has behind a text; none if it has no such token."""
+    """Return the token that a tokenizer ends a text with; empty if it lacks one."""
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
 
 def ended(
     ids: list[int], tokenizer: PreTrainedTokenizerBase, limit: int | None = None
 ) -> list[int]:
-    """Return the tokens of a text with the token that ends texts, once; `limit` includes it."""
+    """Return the tokens of a text with one end token; `limit` includes the end token."""
     end = text_stops(tokenizer)
     while end and ids[-1:] == end:
         ids = ids[:-1]
@@ -42,12 +42,12 @@ def ended(
 
 
 def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> list[int]:
-    """Return the token that a chat template writes behind an answer, at which generation stops.
+    """Return the token that a chat template adds after an answer; it stops generation.
 
-    Messages for a template that is not the tokenizer's own are lists of parts.
+    Messages for a template other than the tokenizer's are lists of parts.
 
     Returns:
-        One special or added token; none if the template writes text there, or nothing.
+        One special or added token; empty if the template adds text or nothing.
     """
     contents: list[Any] = ["question", _MARK]
     if template is not None:
@@ -58,7 +58,7 @@ def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = No
     ]
     try:
         text = str(tokenizer.apply_chat_template(turns, tokenize=False, chat_template=template))
-    except Exception:  # a template raises anything
+    except Exception:  # a template may raise any error
         return []
     behind = text[text.rfind(_MARK) + len(_MARK) :] if _MARK in text else ""
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -75,7 +75,7 @@ _LABELS: ContextVar[Tensor | None] = ContextVar("learned_tokens", default=None)
 
 @contextmanager
 def learned_tokens(labels: Tensor | None) -> Iterator[None]:
-    """Tell the calls inside the labels of their tokens, (batch, tokens), -100 where none is."""
+    """Pass the labels of tokens, (batch, tokens), to calls inside; -100 means no label."""
     token = _LABELS.set(labels)
     try:
         yield
@@ -84,5 +84,5 @@ def learned_tokens(labels: Tensor | None) -> Iterator[None]:
 
 
 def labels_of_tokens() -> Tensor | None:
-    """Return the labels that this context has told; None: nothing."""
+    """Return the labels of the surrounding `learned_tokens`; None outside of it."""
     return _LABELS.get()

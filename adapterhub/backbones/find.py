@@ -267,7 +267,7 @@ GOOD = (
 )
 """Small backbones first. The second encoder reads long texts, the third a hundred languages."""
 
-# The kind of backbone that a kind of task model is made of; all others are made of encoders.
+# The kind of backbone for each kind of task model; all others use encoders.
 _KINDS = {
     "causal-lm": LANGUAGE_MODEL,
     "seq2seq": SEQ2SEQ,
@@ -276,7 +276,7 @@ _KINDS = {
     "audio-classification": SOUND,
     "speech-recognition": SPEECH,
 }
-# What the class of a checkpoint says about its kind; the first that occurs in its name.
+# The kind of a checkpoint, by the first part that occurs in its class name.
 _CLASSES = {
     "ForCausalLM": LANGUAGE_MODEL,
     "LMHeadModel": LANGUAGE_MODEL,
@@ -314,15 +314,15 @@ def found_backbones() -> list[FoundBackbone]:
 
 
 def default_backbone(task: str) -> tuple[str, str]:
-    """Choose a backbone for a kind of task model: a good one that is here, else the smallest here.
+    """Choose a backbone for a kind of task model: a recommended local one, else the smallest.
 
     Returns:
-        What `--backbone` takes, and where it is; the first good one of the kind, to be downloaded,
-        if none is here.
+        The value for `--backbone`, and its place. If no backbone is local, the first recommended
+        one of the kind, to be downloaded.
     """
     kind = _KINDS.get(task, ENCODER)
     good = [each.id for each in GOOD if each.kind == kind]
-    # A folder was somebody's trial as often as not: it is listed, and never chosen.
+    # Folders often hold experiments: they are listed, but never chosen.
     here = {e.id: e for e in (*_packaged(), *_cached()) if e.kind == kind}
     chosen = next((here[name] for name in good if name in here), None) or min(
         here.values(), key=lambda each: each.bytes, default=None

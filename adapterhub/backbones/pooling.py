@@ -1,8 +1,7 @@
-"""How a backbone was trained to make one vector of a text: its pooling, and the length of texts.
+"""The pooling and text length that a backbone was trained with.
 
 sentence-transformers trains a backbone together with a pooling of the token states, and lists both
-in `modules.json`. The pooler of such a checkpoint, a dense layer in front of the head, was not
-trained.
+in `modules.json`. The pooler of such a checkpoint, a dense layer before the head, was not trained.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
 }
 NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
-"""The poolings of sentence-transformers that heads may read, by their names there."""
+"""Poolings that heads can use, by their names in sentence-transformers."""
 
 _MAX_BYTES = 64 << 10
 
@@ -61,15 +60,15 @@ POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "last": _last,
     "max": _max,
 }
-"""The pooled vector of each row, (batch, d), of its states and of its mask, false at padding."""
+"""Functions of states and mask, false at padding, to the pooled vectors (batch, d)."""
 POOLINGS = tuple(POOLS)
 
 
 def check_pooling(name: str) -> str:
-    """Return the name of a pooling.
+    """Check the name of a pooling, and return it.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the pooling is unknown.
     """
     if name not in (*POOLINGS, OWN):
         raise unknown("pooling", name, (*POOLINGS, OWN))
@@ -79,8 +78,8 @@ def check_pooling(name: str) -> str:
 def trained_pooling(folder: Path) -> str | None:
     """Return the pooling that sentence-transformers recorded for a backbone.
 
-    None if the folder has no such record, or one of another or of several poolings. The record is a
-    hint for a head: a broken one is ignored. Vectors need all of it: `sentence_modules.py`.
+    None if the folder lacks a record, or records another pooling or several. The record is a hint
+    for a head, so a broken one is ignored. Vectors need all modules: see `sentence_modules.py`.
     """
     modules = json_or_none(folder / "modules.json")
     for module in modules if isinstance(modules, list) else ():
@@ -94,7 +93,7 @@ def trained_pooling(folder: Path) -> str | None:
 
 
 def _mode(config: Mapping[str, Any]) -> str | None:
-    """Return the one pooling of a configuration: of version 6, or of those with one flag each."""
+    """Return the single pooling of a configuration, from version 6 or from flags before it."""
     if "pooling_mode" in config:
         return NAMES.get(str(config["pooling_mode"]))
     chosen = [flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on]
@@ -102,7 +101,7 @@ def _mode(config: Mapping[str, Any]) -> str | None:
 
 
 def json_or_none(path: Path) -> Any:
-    """Return what a small JSON file has; None if it is missing or broken."""
+    """Read a small JSON file; return None if it is missing or broken."""
     try:
         with open(path, "rb") as file:
             return json.loads(file.read(_MAX_BYTES))
@@ -111,7 +110,7 @@ def json_or_none(path: Path) -> Any:
 
 
 def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -> None:
-    """Record the pooling for the heads of new adapters: the user's, or that of the training."""
+    """Record the pooling for the heads of new adapters: the user's choice, or as trained."""
     backbone = Backbone.of(model)
     backbone.pooling = chosen
     backbone.trained_pooling = None if chosen else trained_pooling(folder)
@@ -139,13 +138,13 @@ def trained_length(folder: Path) -> int | None:
 
 
 def max_positions(model: PreTrainedModel) -> int:
-    """Return the longest input that the model has positions for, in tokens."""
+    """Return the maximum input length for the positions of the model, in tokens."""
     config = text_config(model)
     if not hasattr(model.config, "max_position_embeddings") and config is not model.config:
         return _recorded_positions(config)
     most = _recorded_positions(model.config)
     for name, module in model.named_modules():
-        # RoBERTa counts positions from the one behind its padding, in a table of as many rows.
+        # RoBERTa's positions start after the padding index, so its table has fewer usable rows.
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             padding = module.padding_idx
             most = min(most, module.num_embeddings - (0 if padding is None else padding + 1))
@@ -153,13 +152,13 @@ def max_positions(model: PreTrainedModel) -> int:
 
 
 def _recorded_positions(config: Any) -> int:
-    """Return the positions of a configuration; a decoder of sound has those of what it writes."""
+    """Return the positions of a configuration; for an audio decoder, positions of its output."""
     names = ("max_position_embeddings", "max_target_positions")
     return next((n for name in names if (n := getattr(config, name, None))), 1 << 30)
 
 
 def vector_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the length at which texts are cut for their vectors, in tokens."""
+    """Return the length that texts are truncated to for their vectors, in tokens."""
     origin = Backbone.of(model).folder
     trained = trained_length(Path(origin)) if origin else None
     return min(tokenizer.model_max_length, max_positions(model), trained or 1 << 30)

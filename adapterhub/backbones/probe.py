@@ -1,11 +1,11 @@
-"""A probe: run a small batch through a model, to compare its outputs before and after a change.
+"""Run a small batch through a model, to compare its outputs before and after a change.
 
-A probe also shows whether a language model predicts each token from the ones before it only. The
-class of a causal language model does not say so: BERT's attends to both sides unless its
-configuration is a decoder's, and XLNet's unless it gets a mask. Such a model reads the answer.
+A probe also shows whether a language model predicts each token only from the tokens before it. The
+class of a causal language model does not guarantee this: BERT's attends to both sides unless its
+configuration is a decoder, and XLNet's unless it gets a mask. Such a model reads the answer.
 
-Nor does its loss: the decoders of BART, Pegasus, Marian and others expect labels that the caller
-has shifted, and with the usual ones they compare the logits at a token with that token itself.
+Nor does the loss guarantee it. The decoders of BART, Pegasus, Marian and others expect labels that
+the caller has shifted. With unshifted labels, they compare the logits at a token with that token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from adapterhub.backbones.task_models import task_kind
 from adapterhub.errors import BackboneError
 
 ROWS, TOKENS = 4, 16
-_SIDE = 48  # pixels of the pictures of noise
+_SIDE = 48  # pixels of the noise images
 
 
 def probe_batch(
@@ -43,19 +43,18 @@ def probe_batch(
 ) -> dict[str, Tensor]:
     """Make a batch of random token ids, without special tokens except EOS at the end of each row.
 
-    An encoder-decoder gets them as input of both stacks. A model that reads pictures gets random
-    pixels of its own size, and no tokens; one that reads sound gets noise, as its processor hears
-    it, and tokens only in its decoder.
+    An encoder-decoder gets them as input of both stacks. An image model gets random pixels of its
+    input size, and no tokens. An audio model gets processed noise, and tokens only in its decoder.
 
     Returns:
         Tensors of shape (rows, tokens), or (1, rows, tokens) if the rows are the choices of one
-        question; or (rows, channels, height, width), or what the processor makes of sounds.
+        question; or (rows, channels, height, width), or the inputs that an audio processor returns.
     """
     if model.main_input_name == "pixel_values":
         return _pixels(model, seed, rows)
     if model.main_input_name in SOUND_INPUTS:
         return _noise(model, seed, rows)
-    # New tokens of active adapters have no rows there, and are in the configuration.
+    # New tokens of active adapters lack rows there, and are in the configuration.
     size = model.get_input_embeddings().get_parameter("weight").shape[0]
     size = max(size, getattr(model.config.get_text_config(), "vocab_size", size))
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
@@ -82,7 +81,7 @@ def _pixels(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
 
 
 def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
-    """Return inputs of half a second of noise each."""
+    """Return audio inputs of half a second of noise each."""
     numbers, processor = np.random.default_rng(seed), Backbone.of(model).processor
     rate = 16_000 if processor is None else sampling_rate(processor)
     noise = numbers.normal(0, 0.1, (rows, rate // 2)).astype(np.float32)
@@ -98,10 +97,10 @@ def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
 
 
 def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
-    """Make a batch of noise with a question, for a model that reads pictures with text.
+    """Make a batch of noise images with a question, for an image-text model.
 
     Returns:
-        What the processor makes of the pictures and the texts; {} for other models.
+        The inputs that the processor makes from the images and texts; {} for other models.
     """
     processor = Backbone.of(model).processor
     placeholder = image_placeholder(processor)
@@ -121,7 +120,7 @@ def picture_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode inside; afterwards each module is in its own mode."""
+    """Set a model to evaluation mode inside; restore the mode of each module afterwards."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -134,8 +133,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """Run a model in evaluation mode on a small batch and return its outputs by name.
 
-    The batch is that of `probe_batch`, or of `picture_batch` if the model reads pictures with text.
-    Its logits, or all other floating point outputs if it has none; in fp32 on the CPU.
+    The batch comes from `probe_batch`, or from `picture_batch` for an image-text model. The outputs
+    are the logits, or all floating point outputs without logits; in fp32 on the CPU.
     """
     batch = picture_batch(model) or probe_batch(model)
     tensors = outputs_on(model, {**batch, "return_dict": True})
@@ -145,8 +144,8 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
 def outputs_on(module: nn.Module, batch: Any) -> dict[str, Tensor]:
     """Run any module in evaluation mode on a batch and return its floating point outputs by name.
 
-    `batch` is a tensor, a tuple of arguments, or a mapping of named ones. Outputs without names are
-    numbered; in fp32 on the CPU.
+    `batch` is a tensor, a tuple of arguments, or a mapping of named arguments. Unnamed outputs are
+    numbered. All outputs are in fp32 on the CPU.
     """
     named = batch if isinstance(batch, Mapping) else {}
     args = () if named else batch if isinstance(batch, tuple) else (batch,)
@@ -182,7 +181,7 @@ def check_causal(model: PreTrainedModel, backbone: str) -> None:
 
 
 def reads_ahead(model: PreTrainedModel) -> bool:
-    """Return whether logits change with a later token."""
+    """Return whether logits depend on later tokens."""
     device = device_of(model)
     if device is None or device.type == "meta":
         return False
@@ -196,9 +195,9 @@ def reads_ahead(model: PreTrainedModel) -> bool:
 
 
 def shifts_labels(model: PreTrainedModel) -> bool:
-    """Return whether the model's loss compares the logits at a token with the label after it.
+    """Return whether the model's loss compares the logits at a token with the next label.
 
-    Both losses of a probe are computed by hand, and the model's is nearer to one of them.
+    Both losses of a probe are computed here; the model's loss is closer to one of them.
     """
     device = device_of(model)
     if device is None or device.type == "meta":

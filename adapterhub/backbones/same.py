@@ -1,4 +1,4 @@
-"""Whether two computations give the same numbers, up to the rounding of a dtype.
+"""Compare the results of two computations, up to the rounding of a dtype.
 
 Weights and products are rounded with a relative error of up to u = 2^-24 (fp32), 2^-11 (fp16) or
 2^-8 (bf16); over the layers these errors add up like a random walk. The tolerances are about 25 u
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-_ZERO = 1e-3  # values that are as small, compared with those of other tensors, are rounding errors
+_ZERO = 1e-3  # values this small relative to other tensors are rounding errors
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class SameNumbers:
     """The differences of tensors from the expected ones; true if all are the same.
 
     Attributes:
-        differences: the largest absolute difference of each tensor, by name; infinite if there is
-            none of the same shape.
-        tolerances: the largest accepted ones.
+        differences: the largest absolute difference of each tensor, by name; infinite if a tensor
+            is missing or has another shape.
+        tolerances: the largest accepted differences.
     """
 
     differences: dict[str, float]
@@ -48,10 +48,10 @@ def same(
     found: Mapping[str, Tensor | None],
     precision: torch.dtype | float,
 ) -> SameNumbers:
-    """Compare tensors with the expected ones, by name; None is a gradient that there is not.
+    """Compare tensors with the expected ones, by name; None is a missing gradient.
 
-    `precision` is the dtype that they were computed in, or the largest accepted difference relative
-    to the largest expected value.
+    `precision` is the dtype of the computation, or the largest accepted difference relative to the
+    largest expected value.
     """
     relative = tolerance_of(precision)
     sizes = {name: _size(value) for name, value in expected.items()}
@@ -68,13 +68,13 @@ def tolerance_of(precision: torch.dtype | float) -> float:
 
 
 def coarsest_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of a model's parameters that rounds most."""
+    """Return the least precise dtype of a model's parameters."""
     dtypes = {parameter.dtype for parameter in model.parameters()} & TOLERANCE.keys()
     return max(dtypes, key=TOLERANCE.__getitem__, default=torch.float32)
 
 
 def _size(value: Tensor | None) -> float:
-    """Return the largest absolute value that is finite."""
+    """Return the largest finite absolute value."""
     if value is None or not value.numel():
         return 0.0
     return float(value.detach().float().nan_to_num(posinf=0.0, neginf=0.0).abs().max())

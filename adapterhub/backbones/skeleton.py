@@ -1,11 +1,11 @@
 """Models without the weights of a backbone: a skeleton without values, a stand-in with random ones.
 
-A skeleton of a module has the same modules with parameters of the same sizes. What a method would
-add is planned on it, without reading a weight: so it costs as little for a model of any size.
+A skeleton of a module has the same modules with parameters of the same sizes. Adapters are planned
+on it without reading weights, so planning is equally cheap for a model of any size.
 
 A stand-in has random weights that take almost no memory. A weight of shape (d_out, d_in) is a
 Hankel matrix, W[i, j] = b[i + j]: a view of d_out + d_in - 1 random numbers. So a stand-in of any
-size fits into memory, and computes as its class does.
+size fits into memory, and runs the code of its class.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from adapterhub.status import MODEL_LOCK
 
 
 def skeleton(module: nn.Module) -> Any:
-    """Return a copy of a module on the meta device, which shares all but tensors with it.
+    """Copy a module to the meta device; the copy shares everything but tensors with it.
 
-    Projections with quantized weights are plain ones there. Adapters are left out.
+    Projections with quantized weights become plain ones. Adapters are left out.
     """
     return _copied(module, {})
 
 
 def _copied(module: nn.Module, known: dict[int, Any]) -> Any:
-    """Copy a module, and those below it; `known` has what was copied, by the original's id."""
+    """Copy a module and its submodules; `known` has the copies so far, by the original's id."""
     if (found := known.get(id(module))) is not None:
         return found
     if is_projection(module) and not _has_matrix(module):
@@ -57,13 +57,13 @@ def _copied(module: nn.Module, known: dict[int, Any]) -> Any:
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    """Return whether a projection's weight is a matrix of numbers, and not of codes."""
+    """Return whether a projection's weight is a matrix of numbers rather than codes."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.ndim == 2 and weight.is_floating_point()
 
 
 def _empty(tensor: torch.Tensor | None, known: dict[int, Any]) -> Any:
-    """Return a tensor of the same size, dtype and kind; the same one wherever it is used."""
+    """Return an empty tensor of the same size, dtype and kind; tied tensors share one."""
     if tensor is None or id(tensor) in known:
         return None if tensor is None else known[id(tensor)]
     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -75,7 +75,7 @@ def _empty(tensor: torch.Tensor | None, known: dict[int, Any]) -> Any:
 def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Make a model of the same class and configuration, in fp32 on the CPU, with random weights.
 
-    The model itself may have none (`meta_model`).
+    The given model may lack weights (`meta_model`).
     """
     config = copy.deepcopy(model.config)
     if config.pad_token_id is None:
@@ -94,7 +94,7 @@ def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
 
 
 def _random(shape: Sequence[int], is_bias: bool, generator: torch.Generator) -> Tensor:
-    """Return random values of a shape; those of a vector are near 1, or near 0 for a bias."""
+    """Return random values of a shape; vectors are near 1, or near 0 for a bias."""
     if len(shape) < 2:
         return 0.1 * torch.randn(shape, generator=generator) + (not is_bias)
     *outer, rows, columns = shape

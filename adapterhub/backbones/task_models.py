@@ -1,4 +1,4 @@
-"""Kinds of task model: the transformers class and the outputs of the head that each needs."""
+"""Kinds of task model, each with its transformers class and the outputs of its head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapterhub.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# transformers is imported where it is used: pages and commands read the table without it.
+# transformers is imported where it is used, since pages and commands read the table without it.
 PICTURES_WITH_TEXT = "PictureTextProcessor"
 CAUSAL_LM = "causal-lm"
 TEXT_TO_IMAGE = "text-to-image"
@@ -29,13 +29,13 @@ class TaskModel:
         outputs: the names of the head's outputs, if they are fixed; "" is a single unnamed number.
         classes: whether the outputs are classes that the user names.
         pools: whether the head reads one vector of each text.
-        problem_type: that of transformers, which selects the loss of a model with a new head.
-        pooler: whether the pooler of a class is kept, a dense layer behind the last token states.
-        processor: the name of the class that loads what turns texts, pictures or sound into inputs.
-        other_auto: the auto class of architectures that `auto` does not have.
-        config: options of the configuration, for those architectures that have them.
-        reads_states: whether its outputs follow from the token states of one text alone, so that
-            such kinds can share one pass of the backbone.
+        problem_type: the problem type in transformers; it selects the loss of a new head.
+        pooler: whether the pooler of a class is kept, a dense layer after the last token states.
+        processor: the name of the class that loads the tokenizer or processor.
+        other_auto: the auto class for architectures that `auto` lacks.
+        config: options of the configuration, for architectures that have them.
+        reads_states: whether the outputs depend only on the token states of one text, so that such
+            kinds can share one pass of the backbone.
     """
 
     auto: str
@@ -55,12 +55,12 @@ class TaskModel:
         return tuple(filter(None, (self.auto, self.other_auto)))
 
     def auto_name(self, config: type[PreTrainedConfig]) -> str:
-        """Return the name of the auto class that has a model for a configuration, or the first."""
+        """Return the name of the first auto class that supports a configuration, else the first."""
         fitting = (name for name in self.autos if config in _mapping(name))
         return next(fitting, self.auto)
 
     def auto_of_type(self, model_type: str) -> str:
-        """Return the same for a type of model."""
+        """Return the name of the auto class for a model type, as `auto_name` does."""
         if not self.other_auto:
             return self.auto
         import transformers
@@ -70,7 +70,7 @@ class TaskModel:
 
     @property
     def has_head(self) -> bool:
-        """Whether the model has a head that is not pre-trained."""
+        """Whether the model has a new head, without pre-trained weights."""
         return self.classes or bool(self.outputs)
 
     def classes_for(self, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
@@ -79,7 +79,7 @@ class TaskModel:
         return classes if isinstance(classes, tuple) else (classes,)
 
     def init_options(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """Return the options of the constructor that leave out a pooler that is not read."""
+        """Return the constructor options that leave out an unused pooler."""
         if self.pooler:
             return {}
         parameters = inspect.signature(self.classes_for(config)[0].__init__).parameters
@@ -90,7 +90,7 @@ def _mapping(auto: str) -> Any:
     """Return the classes of an auto class by the class of their configuration."""
     import transformers
 
-    # Pipelines are of diffusers.
+    # Pipelines come from diffusers.
     return getattr(getattr(transformers, auto, None), "_model_mapping", {})
 
 
@@ -133,7 +133,7 @@ TASK_MODELS = {
     "audio-classification": TaskModel(
         "AutoModelForAudioClassification", classes=True, processor="AutoFeatureExtractor"
     ),
-    # The sum over a batch would depend on its size, and one text that is too long be infinite.
+    # A sum would depend on the batch size, and a text that is too long would have infinite loss.
     "speech-recognition": TaskModel(
         "AutoModelForCTC",
         other_auto="AutoModelForSpeechSeq2Seq",
@@ -147,7 +147,7 @@ def task_model(task: str) -> TaskModel:
     """Look up a kind of task model by its name.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: the kind is unknown.
     """
     if task not in TASK_MODELS:
         raise unknown("task", task, TASK_MODELS)
@@ -157,14 +157,14 @@ def task_model(task: str) -> TaskModel:
 def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | None:
     """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class.
 
-    Of several kinds with this class, it is the one with the problem type, by default the model's,
-    and of those the one without a pooler if the model could have one and has none; else the first.
+    If several kinds have this class, the problem type selects, by default the model's. Then a kind
+    without a pooler is preferred if the model could have a pooler but lacks one. Else the first.
     """
     from torch import nn
 
     from adapterhub.anatomy.backbone import PipelineParts
 
-    inside = getattr(model, "module", model)  # of a view
+    inside = getattr(model, "module", model)  # the model of a view
     if isinstance(inside, PipelineParts) or not isinstance(model, nn.Module):
         return TEXT_TO_IMAGE
     config, chosen = model.config, problem_type or model.config.problem_type
@@ -176,18 +176,18 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
 
 
 def text_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return the part of a configuration that is about text; all of it in most models."""
+    """Return the text part of a configuration; in most models, the whole configuration."""
     return model.config.get_text_config(decoder=True)
 
 
 def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
     """Return the configuration options for a head's outputs; `labels` are the user's classes.
 
-    Without labels, the head has those of the checkpoint, or transformers' LABEL_0 and LABEL_1:
-    adapters that are loaded bring their own.
+    Without labels, the head keeps the checkpoint's labels, or transformers' LABEL_0 and LABEL_1.
+    Loaded adapters have their own labels.
 
     Raises:
-        ConfigError: one label, or equal ones.
+        ConfigError: there is only one label, or labels repeat.
     """
     row = task_model(task)
     if row.outputs == ("",):

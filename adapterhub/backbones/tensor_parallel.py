@@ -1,16 +1,16 @@
 """Tensor parallel models of transformers: each process computes a share of the features.
 
 `from_pretrained(..., tp_plan="auto")` divides projections over N processes by the plan of the
-architecture: some by output features, some by input features, so that a sublayer takes and gives
-whole activations, and process p computes share p of those in between.
+architecture: some by output features, some by input features. So a sublayer takes and returns whole
+activations, and process p computes share p of the activations in between.
 
     y_p = W_p x                by output features, W = [W_1; ...; W_N]
     y = sum_p W_p x_p          by input features,  W = [W_1, ..., W_N]
 
-Adapters are whole in every process, and compute on whole activations. `Share.whole` gathers the
+Every process has whole adapters, which compute on whole activations. `Share.whole` gathers the
 shares of an activation x; its gradient is this process's share of the gradient of x. `Share.own`
-takes this process's share of x; its gradient is gathered. So every process computes the same
-gradients of an adapter, to the bit, and none has to be summed.
+takes this process's share of x; its gradient is gathered. So every process computes bit-identical
+gradients of an adapter, and gradients need not be summed.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3, https://arxiv.org/abs/1909.08053.
 """
@@ -41,12 +41,12 @@ _INSIDE = ("moe_tp_experts", "moe_identity_expert", "local_params", "packed_roww
 
 @dataclass(frozen=True)
 class Share:
-    """How the features of an activation are divided over processes.
+    """A division of the features of an activation over processes.
 
     Attributes:
         mesh: the processes.
-        placement: which features each of them has, as torch's DTensor describes it.
-        width: the number of features of all of them.
+        placement: the features of each process, as a placement of torch's DTensor.
+        width: the total number of features.
     """
 
     mesh: DeviceMesh
@@ -75,7 +75,7 @@ class Share:
 
 
 class Boundary(NamedTuple):
-    """The shares that a projection takes and gives; None: whole activations."""
+    """The shares that a projection takes and returns; None means whole activations."""
 
     input: Share | None = None
     output: Share | None = None
@@ -93,17 +93,17 @@ class TensorParallel:
 
     @cached_property
     def styles(self) -> Mapping[str, Any]:
-        """How each module is divided, by path; a `*` stands for the number of a layer."""
+        """The division of each module, by path; `*` stands for the number of a layer."""
         from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
         plan = self.model.tp_plan
         return {path: (name, ALL_PARALLEL_STYLES[name]) for path, name in plan.items()}
 
     def boundary(self, path: str, width: int) -> Boundary:
-        """Return what a module takes and gives; `width` features in all processes.
+        """Return the shares that a module takes and returns; `width` is the total of features.
 
         Raises:
-            SiteError: the module is divided in a way that adapters do not know.
+            SiteError: adapters do not support the division of the module.
         """
         found = self.styles.get(_pattern(path))
         if found is None:
@@ -130,9 +130,9 @@ class TensorParallel:
         )
 
     def _between(self, path: str, width: int) -> Boundary:
-        """Return what a module gives that has no plan: shares, in front of what takes them.
+        """Return the boundary of a module without a plan: it returns shares if the next takes them.
 
-        An activation function between the two projections of an FFN has no parameters.
+        An example is the activation function between the two projections of an FFN.
         """
         if any(True for _ in self.model.get_submodule(path).parameters()):
             return WHOLE
@@ -144,13 +144,13 @@ class TensorParallel:
         return Boundary(share, share)
 
     def features(self, width: int) -> Share:
-        """Return a division of `width` features in pieces of equal size, such as heads."""
+        """Return a division of `width` features into pieces of equal size, such as heads."""
         from torch.distributed.tensor import Shard
 
         return Share(self.mesh, Shard(-1), width)
 
     def read_by_own(self, x: Tensor) -> Tensor:
-        """Return x, which this process reads for its own features: the gradient is summed."""
+        """Return x for computing this process's features; its gradient is summed."""
         from torch.distributed.tensor import DTensor, Partial, Replicate
 
         same = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
@@ -164,7 +164,7 @@ class TensorParallel:
         return Share(self.mesh, layout, width) if divided else None
 
     def draw_alike(self) -> None:
-        """Let the generators of all processes continue as that of the first one."""
+        """Set the random generators of all processes to the state of the first one."""
         import torch.distributed as dist
 
         group = self.mesh.get_group()
@@ -174,12 +174,12 @@ class TensorParallel:
 
 
 def _pattern(path: str) -> str:
-    """Write `*` for the numbers in a path."""
+    """Replace the numbers in a path with `*`."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def tensor_parallel(model: nn.Module) -> TensorParallel | None:
-    """Return how transformers has divided a model; None: it has not, or also by FSDP2."""
+    """Return transformers' division of a model; None if not divided, or also divided by FSDP2."""
     if not Backbone.of(model).divided:
         return None
     assert is_transformers(model)
@@ -190,7 +190,7 @@ def tensor_parallel(model: nn.Module) -> TensorParallel | None:
 
 
 def planned_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
-    """Return the part of a configuration that has a tensor parallel plan, if there is one."""
+    """Return the part of a configuration that has a tensor parallel plan, if any."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     found = (p for p in parts if p is not None and getattr(p, "base_model_tp_plan", None))
     return next(found, None)
@@ -200,8 +200,8 @@ def loading_by_plan(folder: Path) -> dict[str, Any]:
     """Return the options of `from_pretrained` that divide a model over the processes of a run.
 
     Raises:
-        BackboneError: the architecture has no tensor parallel plan, or sizes that do not divide.
-        ConfigError: the installed transformers is too old, or there is one process.
+        BackboneError: the architecture lacks a tensor parallel plan, or its sizes do not divide.
+        ConfigError: the installed transformers is too old, or there is only one process.
     """
     try:
         from transformers.distributed.configuration_utils import DistributedConfig

@@ -1,9 +1,9 @@
-"""Read weights, however they are stored; no other module depends on their storage.
+"""Read weights in any storage format; no other module depends on the format.
 
 `nn.Linear` stores W as (d_out, d_in), GPT-2's `Conv1D` as (d_in, d_out). A fused projection has one
-W, of which a site owns the rows `part`. FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves each
-process a shard of every parameter. accelerate keeps offloaded weights on the CPU or on disk and
-loads them for the duration of a call.
+W; a site owns its rows `part`. FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves each process a
+shard of every parameter. accelerate keeps offloaded weights on the CPU or on disk, and loads them
+for the duration of a call.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _onloaded(module: nn.Module) -> AbstractContextManager[None]:
 def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
     """Return the weight W of y = W x + b, (d_out, d_in), in fp32.
 
-    A view of the stored weight if possible; decoded if the layer is quantized. A layer with code of
-    its own is called once, to see that it computes with this weight.
+    The result is a view of the stored weight if possible; a quantized weight is decoded. A layer
+    with custom code is called once, to check that it computes with this weight.
 
     Raises:
         SiteError: the weight of this kind of module cannot be read.
@@ -50,7 +50,7 @@ def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
 
 
 def reread_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
-    """Return what `read_weight` does, in a forward pass: nothing is called or waited for.
+    """Return the result of `read_weight` in a forward pass, without calling or waiting.
 
     Raises:
         SiteError: the weight of this kind of module cannot be read.
@@ -103,7 +103,7 @@ def _unreadable(module: nn.Module, expected: str) -> SiteError:
 
 
 def read_bias(module: nn.Module, part: FeatureSlice | None = None) -> Tensor | None:
-    """Return the bias b of y = W x + b, (d_out,), as stored; None if there is none."""
+    """Return the bias b of y = W x + b, (d_out,), as stored; None if the layer lacks one."""
     with _onloaded(module):
         bias: Tensor | None = getattr(module, "bias", None)
     bias = bias if bias is None else whole(bias)
