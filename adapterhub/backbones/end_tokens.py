@@ -84,5 +84,5 @@ def learned_tokens(labels: Tensor | None) -> Iterator[None]:
 
 
 def labels_of_tokens() -> Tensor | None:
-    """Return the labels of the surrounding `learned_tokens`; None outside of it."""
+    """Return the labels from the surrounding `learned_tokens`; None outside it."""
     return _LABELS.get()

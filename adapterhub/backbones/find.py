@@ -314,7 +314,9 @@ def found_backbones() -> list[FoundBackbone]:
 
 
 def default_backbone(task: str) -> tuple[str, str]:
-    """Choose a backbone for a kind of task model: a recommended local one, else the smallest.
+    """Choose a backbone for a kind of task model.
+
+    A recommended local backbone comes first, then the smallest local one.
 
     Returns:
         The value for `--backbone`, and its place. If no backbone is local, the first recommended

@@ -45,7 +45,7 @@ class Reach(IntEnum):
 
 
 class ForbiddenAddressError(Exception):
-    """A request for a hub must not go to a URL or an address; the text gives the reason."""
+    """A URL or address that requests for a hub must not reach; the text gives the reason."""
 
 
 class UnusableProxyError(Exception):

@@ -151,7 +151,7 @@ def _settings(processor: Any) -> Iterator[dict[str, Any]]:
             yield {k: v for k, v in facts if k not in _NAMES and not is_neutral(v)}
 
 
-"""Stands for the class below instead of the name of an auto class."""
+"""Names the class below where the name of an auto class is expected."""
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _OPTIONAL = ("video_processor", "feature_extractor", "audio_processor")

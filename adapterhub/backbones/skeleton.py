@@ -81,7 +81,7 @@ def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     if config.pad_token_id is None:
         config.pad_token_id = 0  # classifiers refuse batches without it
     config._experts_implementation = "eager"  # the others need weights with usual strides
-    with MODEL_LOCK:  # also for the parameters: accelerate would put those of other threads on meta
+    with MODEL_LOCK:  # also for parameters: accelerate would put other threads' tensors on meta
         with torch.device("cpu"), init_empty_weights(include_buffers=False):
             made = type(model)(config)
         generator = torch.Generator().manual_seed(seed)

@@ -157,8 +157,9 @@ def task_model(task: str) -> TaskModel:
 def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | None:
     """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class.
 
-    If several kinds have this class, the problem type selects, by default the model's. Then a kind
-    without a pooler is preferred if the model could have a pooler but lacks one. Else the first.
+    If several kinds have this class, the problem type selects one, by default the model's. Among
+    the rest, kinds without a pooler are preferred if the model lacks an optional pooler. Otherwise
+    the first kind is used.
     """
     from torch import nn
 

@@ -100,7 +100,7 @@ class TensorParallel:
         return {path: (name, ALL_PARALLEL_STYLES[name]) for path, name in plan.items()}
 
     def boundary(self, path: str, width: int) -> Boundary:
-        """Return the shares that a module takes and returns; `width` is the total of features.
+        """Return the shares that a module takes and returns; `width` counts all features.
 
         Raises:
             SiteError: adapters do not support the division of the module.
