@@ -278,10 +278,10 @@ def _check_storages(tensors: Mapping[str, Tensor], size: int) -> None:
         raise ValueError(f"its tensors have {total} bytes, from a file of {size}")
 
 
-_SUMS = 509  # of words of 8 bytes: a prime, so that a moved row of a matrix changes the sums
+_SUMS = 509  # 8-byte words per stride: a prime, so that moving a row of a matrix changes the sums
 _REMEMBERED: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Any, Table]]] = WeakKeyDictionary()
-RUNS, RUN = 16, 256  # of a sampled tensor
-_CHUNK = 1 << 20  # values of a tensor that are held at a time
+RUNS, RUN = 16, 256  # number and length of the runs of a sampled tensor
+_CHUNK = 1 << 20  # values of a tensor in memory at a time
 _THREADS = 8
 
 
@@ -305,7 +305,7 @@ class TensorReader(NamedTuple):
     name: str
     shape: tuple[int, ...]
     read: Callable[[Runs], Tensor]
-    is_table: bool = False  # a row for each token
+    is_table: bool = False  # one row per token
 
     def limited(self, rows: int | None) -> TensorReader:
         """Return the tensor without the rows that pad the vocabulary."""
@@ -336,7 +336,7 @@ def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str,
     readers = list(readers)
     if sampled:
         digests = [_digests([reader.read(list(runs_of(reader)))]) for reader in readers]
-    elif sum(math.prod(reader.shape) for reader in readers) < _CHUNK:  # faster than threads start
+    elif sum(math.prod(reader.shape) for reader in readers) < _CHUNK:  # faster without threads
         digests = [_digests(reader.read([run]) for run in runs_of(reader)) for reader in readers]
     else:
         digests = _digests_together(readers)
@@ -490,8 +490,8 @@ def _sums(tensor: Tensor) -> tuple[bytes, ...]:
     return np.add.reduce(table, 0).tobytes(), content[table.nbytes :].tobytes()
 
 
-TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
-_MOST_BYTES = 256 << 20  # of all results in a folder
+TICK = 2_000_000_000  # nanoseconds: the longest clock tick, on FAT
+_MOST_BYTES = 256 << 20  # total size of the results in a folder
 
 
 def remembered(
@@ -533,8 +533,8 @@ def _is_settled(file: Path) -> bool:
 
 
 HEAD_PART = "head"  # starts the names of tensors outside the base model
-_OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of layer norms in checkpoints of 2019
-# Of a configuration: the base model does not depend on them.
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # layer norms in checkpoints from 2019
+# Fields of a configuration that the base model does not depend on.
 _UNUSED = ("quantization_config", "id2label", "label2id", "_name_or_path", "problem_type")
 _LAYER = re.compile(r"^.*?\.\d+\.")
 
@@ -552,7 +552,7 @@ class CheckpointForm:
         self._base = base
         stored = self.as_stored(named_tensors(base))
         first: dict[int, str] = {}
-        # Tied tensors have the name of the first; a checkpoint may contain any of them.
+        # Tied tensors share the name of the first; a checkpoint may contain any of them.
         self._names = {name: first.setdefault(id(t), name) for name, t in stored.items()}
         self._hosts = {name.rpartition(".")[0] for name in stored} - {""}
         self._tops = {name.partition(".")[0] for name in stored}
@@ -740,7 +740,7 @@ def stored_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError:  # transformers explains it when it loads the model
+    except ValueError:  # transformers reports the problem when it loads the model
         return {}
     quantization = config.get("quantization_config") if isinstance(config, dict) else None
     return quantization if isinstance(quantization, dict) else {}

@@ -43,7 +43,7 @@ from adapterhub.status import MODEL_LOCK, quiet_loading
 Encoded: TypeAlias = tuple[Any, ...]
 """The return value of a pipeline's `encode_prompt`."""
 
-_FLOW = "FlowMatch"  # begins the names of the schedulers of flow matching
+_FLOW = "FlowMatch"  # prefix of the names of flow matching schedulers
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def check_trainable(pipeline: Any) -> None:
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
     denoise, model = found
-    given = vae.config.latent_channels * (4 if denoise is _flux else 1)  # in squares of four
+    given = vae.config.latent_channels * (4 if denoise is _flux else 1)  # packed in 2 x 2 squares
     if model.config.in_channels != given:
         raise BackboneError(
             f"the {type(model).__name__} of this {type(pipeline).__name__} reads "

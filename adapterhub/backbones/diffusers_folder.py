@@ -66,7 +66,7 @@ def meta_diffusers(folder: Path) -> Any:
         BackboneError: a configuration is broken, or a class is unknown or not a model.
     """
     require(*DIFFUSERS)
-    quiet_bitsandbytes()  # which diffusers imports
+    quiet_bitsandbytes()  # diffusers imports it
     with MODEL_LOCK, quiet_loading():
         if index := _read(folder / PIPELINE_INDEX):
             return _pipeline(folder, index)

@@ -402,9 +402,7 @@ def _parts(table: Table, form: CheckpointForm) -> dict[str, Digests]:
     parts: dict[str, dict[str, Digests]] = {}
     for key, digests in table.items():
         part = _part(key.partition(" ")[0], form)
-        if not (
-            part.startswith(HEAD_PART) and digests in embedding
-        ):  # an output layer that is tied
+        if not (part.startswith(HEAD_PART) and digests in embedding):  # a tied output layer
             parts.setdefault(part, {})[key] = digests
     return {name: combined(tensors) for name, tensors in parts.items()}
 
@@ -452,7 +450,7 @@ def function_config(config: PreTrainedConfig) -> dict[str, Any]:
     """Return the fields of a configuration that change the function of the backbone."""
     chosen: dict[str, Any] = {"model_type": config.model_type}
     names = [f.name for f in fields(config) if f.name not in _BASE]
-    fields_of = vars(config)  # an option that differs between layers has no attribute to read
+    fields_of = vars(config)  # an option that differs between layers lacks an attribute
     for name in names:
         value = fields_of.get(name, getattr(type(config), name, None))
         if isinstance(value, PreTrainedConfig):

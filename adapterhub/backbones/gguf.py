@@ -113,7 +113,7 @@ def decode_gguf(file: Path, folder: Path) -> None:
             _decode(file, draft)
         os.replace(draft, folder)
     except Exception as error:  # the library passes on any error of its parsers
-        if (folder / "config.json").is_file():  # another process was first
+        if (folder / "config.json").is_file():  # another process finished first
             return
         raise BackboneError(
             f"{file} cannot be read: {str(error).splitlines()[0] if str(error) else error!r}",

@@ -36,7 +36,7 @@ from adapterhub.backbones.hub_network import (
 )
 from adapterhub.errors import BackboneError
 
-MAX_ANSWER_BYTES = 64 << 20  # of the API: listings of repositories with 100,000 files
+MAX_ANSWER_BYTES = 64 << 20  # API responses: listings of repositories with 100,000 files
 GRACE_SECONDS = 60.0  # before MIN_RATE applies
 HEADER_SECONDS = 300.0  # for all headers of a response
 TIMEOUT_SECONDS = 300.0  # between two packets; a hub may take minutes to check a large commit

@@ -110,7 +110,7 @@ class HubNetwork:
         if reach is None:
             return
         if is_hub:
-            # The farthest of all: a name may resolve to this machine once and elsewhere later.
+            # Keep the farthest reach: a name may resolve to this machine once and elsewhere later.
             self._peers.add(reach)
             self.reach = min(self._peers)
         else:
@@ -167,7 +167,7 @@ class Watchdog:
         """Receive an event of the HTTP library, and record its connections."""
         self._inner(event, info)
         if event.endswith("connect_tcp.complete"):
-            # A duplicate, since TLS takes the socket over; shutting it down ends both.
+            # A duplicate, since TLS takes over the socket; shutting it down ends both.
             self._sockets.append(info["return_value"].get_extra_info("socket").dup())
 
     def _watch(self) -> None:

@@ -85,7 +85,9 @@ def time_kernels(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kerne
             start = time.perf_counter()
             layer.step()
             times[kernels].append(time.perf_counter() - start)
-    return {kernels: min(seconds[1:]) for kernels, seconds in times.items()}  # the first warms up
+    return {
+        kernels: min(seconds[1:]) for kernels, seconds in times.items()
+    }  # the first step warms up
 
 
 def remembered_times(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kernels, float]:
@@ -106,7 +108,7 @@ def _machine() -> list[Any]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    facts = ("model name", "flags", "Features")  # not the clock, which changes
+    facts = ("model name", "flags", "Features")  # not the clock rate, which changes
     lines = {line for line in text.splitlines() if line.startswith(facts)}
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
     return [platform.machine(), digest, torch.get_num_threads(), torch.__version__]
@@ -115,7 +117,7 @@ def _machine() -> list[Any]:
 @cache
 def times_in_bf16() -> float:
     """Return the time of a step in bf16 on this processor, relative to fp32."""
-    shape = LayerShape(rows=2, tokens=32, width=512, inner=2048, heads=8)  # seconds, if it is slow
+    shape = LayerShape(rows=2, tokens=32, width=512, inner=2048, heads=8)  # takes seconds if slow
     fp32, bf16 = (Kernels(dtype, EAGER) for dtype in ("fp32", "bf16"))
     times = remembered_times(shape, (fp32, bf16))
     return times[bf16] / times[fp32]

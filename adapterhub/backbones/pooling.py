@@ -116,7 +116,7 @@ def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -
     backbone.trained_pooling = None if chosen else trained_pooling(folder)
 
 
-_CONFIGS = tuple(  # of versions before 2, by the type of the transformer
+_CONFIGS = tuple(  # in versions before 2, by the type of the transformer
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )

@@ -191,7 +191,7 @@ def reads_ahead(model: PreTrainedModel) -> bool:
     with evaluation_mode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
     first, second = ({"logits": each} for each in logits[:, :-1])
-    return not same(first, second, model.dtype)  # of BERT: 0.3 to 0.5
+    return not same(first, second, model.dtype)  # differences of BERT: 0.3 to 0.5
 
 
 def shifts_labels(model: PreTrainedModel) -> bool:

@@ -65,7 +65,7 @@ SOUND_INPUTS = ("input_values", "input_features")
 
 _PARTS = ("image_processor", "feature_extractor")
 _SHORTEST = 0.1  # seconds: the convolutions of speech encoders need 25 ms of audio
-_AST_FRAMES = 100  # a second
+_AST_FRAMES = 100  # per second
 _NAMES = frozenset({"image_processor_type", "feature_extractor_type", "processor_class"})
 
 
@@ -151,8 +151,6 @@ def _settings(processor: Any) -> Iterator[dict[str, Any]]:
             yield {k: v for k, v in facts if k not in _NAMES and not is_neutral(v)}
 
 
-"""Names the class below where the name of an auto class is expected."""
-
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _OPTIONAL = ("video_processor", "feature_extractor", "audio_processor")
 
@@ -211,7 +209,7 @@ def picture_inputs(
     lists. `special` adds the special tokens of the tokenizer.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, in code of transformers
+        warnings.simplefilter("ignore", DeprecationWarning)  # from numpy, in transformers' code
         made = processor(
             images=[list(some) for some in pictures],
             text=list(texts),
@@ -316,7 +314,7 @@ class TokenizerSnapshot:
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         self.__dict__.update(fields)
-        self.borrowed = _BORROWED.setdefault(self.tokenizer, self.borrowed)  # of a pickled model
+        self.borrowed = _BORROWED.setdefault(self.tokenizer, self.borrowed)  # a model was unpickled
 
     def identity(self, first_new: int | None = None) -> str:
         """Compute the identity of the tokenizer without new tokens, 64 hexadecimal digits.
@@ -526,7 +524,7 @@ def check_removable(tokenizer: PreTrainedTokenizerBase) -> None:
         copied = Tokenizer.from_str(text)
         copied.model = backend.model
         problem = "" if copied.to_str() == text else "it is not read back as it was written"
-    except Exception as error:  # tokenizers raises no narrower class
+    except Exception as error:  # tokenizers does not raise a narrower class
         problem = str(error)
     if problem:
         raise MismatchError(

@@ -180,7 +180,7 @@ def cpu_note(model: PreTrainedModel) -> str:
     return f"{kind} saves memory; on a CPU it can be several times slower than fp32"
 
 
-# The casts of each call; a kernel that is optional, and that `keep_4bit_layout` leaves unused.
+# Messages about casts in each call, and about an optional kernel that `keep_4bit_layout` disables.
 _TALKATIVE = ("autograd._functions", "backends.cpu.ops")
 
 
@@ -262,7 +262,7 @@ def _skipped_modules(
             config=config,
             dtype=dtype,
             device_map="meta",
-            ignore_mismatched_sizes=True,  # codes have other shapes than values
+            ignore_mismatched_sizes=True,  # the shapes of codes and values differ
             output_loading_info=True,
         )
     output = model.get_output_embeddings()
@@ -412,13 +412,13 @@ def _bytes(tensor: Tensor) -> int:
 
 _INPUTS = 4
 _ROUNDING = 0.1  # rounding activations to 8 bits changes them by about 3 %
-# A layer with other inputs or outputs, or without a kernel for this device.
+# Errors of a layer with other inputs or outputs, or without a kernel for this device.
 _NO_ANSWER = (RuntimeError, TypeError, ValueError, AttributeError, ImportError, NameError)
 
 
 def has_own_code(layer: nn.Module) -> bool:
     """Return whether a layer runs code other than nn.Linear, Conv1D or bitsandbytes."""
-    if "forward" in vars(layer) and not hasattr(layer, "_hf_hook"):  # which accelerate sets
+    if "forward" in vars(layer) and not hasattr(layer, "_hf_hook"):  # set by accelerate
         return True
     usual = type(layer).forward in (nn.Linear.forward, Conv1D.forward)
     return not usual and not type(layer).__module__.startswith("bitsandbytes.")
@@ -455,7 +455,7 @@ def blocks_gradients(layer: nn.Module, width: int, like: Tensor) -> bool:
             return False
         try:
             (gradient,) = torch.autograd.grad(output.sum(), x)
-        except RuntimeError:  # it needs no gradient, or has no backward pass
+        except RuntimeError:  # the output needs no gradient, or lacks a backward pass
             return True
     return not bool(gradient.any())
 
