@@ -85,9 +85,8 @@ def time_kernels(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kerne
             start = time.perf_counter()
             layer.step()
             times[kernels].append(time.perf_counter() - start)
-    return {
-        kernels: min(seconds[1:]) for kernels, seconds in times.items()
-    }  # the first step warms up
+    # The first step warms up.
+    return {kernels: min(seconds[1:]) for kernels, seconds in times.items()}
 
 
 def remembered_times(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kernels, float]:
