@@ -18,7 +18,7 @@ from pathlib import Path
 SLOW = {"torch", "transformers", "datasets", "pandas", "sklearn", "scipy", "accelerate", "peft"}
 # Libraries that a training run without trackers, and a prediction, do without.
 UNNEEDED = {"datasets", "peft", "seqeval", "sacrebleu", "nltk", "rouge_score", "wandb", "mlflow",
-            "cryptography"}  # fmt: skip
+            "detect_secrets", "cryptography"}  # fmt: skip
 # Libraries that a run loads behind its first step, for metrics and charts, and a prediction never.
 LATER = {"pandas", "pyarrow", "sklearn", "scipy.stats", "matplotlib"}
 _PLACES = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
