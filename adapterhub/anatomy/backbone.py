@@ -502,10 +502,6 @@ class Backbone:
         """The class name of the user's object."""
         return type(self.module).__name__
 
-    def is_of(self, model: object) -> bool:
-        """Return whether a module, view or pipeline belongs to this backbone."""
-        return Backbone.of(model).module is self.module
-
     # Identity
 
     @property
