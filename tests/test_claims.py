@@ -34,7 +34,7 @@ from transformers import (
 )
 
 import adapterhub as ah
-from adapterhub.backbones.early_checks import check_quantization
+from adapterhub.backbones.torch_free_checks import check_quantization
 from adapterhub.bench import study
 from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError

@@ -61,11 +61,10 @@ from adapterhub.files.schema import shorten
 from adapterhub.hooks.attention import check_attention, keyvalue_slot
 from adapterhub.hooks.composition import Composition, ModelScope, adapter_names
 from adapterhub.hooks.head import HeadPooling, activation_between
-from adapterhub.hooks.held_weight import held_weight_slot
 from adapterhub.hooks.keyvalue import follow_padding
 from adapterhub.hooks.layer_output import input_slot, keep_training, layer_slot, mix_slot
-from adapterhub.hooks.matrix import matrix_slot
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id, row_slot
+from adapterhub.hooks.own_weight import held_weight_slot
 from adapterhub.hooks.precision import (
     fp32_parameter,
     hold_in_fp32,
@@ -74,6 +73,7 @@ from adapterhub.hooks.precision import (
 )
 from adapterhub.hooks.prompt import prompt_slot
 from adapterhub.hooks.slot import Slot, drop_slot, output_slot
+from adapterhub.hooks.weight_host import matrix_slot
 from adapterhub.interchange.diffusers_lora import STYLES, write_diffusers
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
 from adapterhub.interchange.peft.exporter import to_peft

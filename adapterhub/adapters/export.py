@@ -26,10 +26,10 @@ from adapterhub.adapters.load import adopted_family, load_folder
 from adapterhub.adapters.route import activate
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.backbones.compare import same
 from adapterhub.backbones.load import load_backbone, meta_model
+from adapterhub.backbones.meta_model import stand_in
 from adapterhub.backbones.probe import probe_batch
-from adapterhub.backbones.same import same
-from adapterhub.backbones.skeleton import stand_in
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError
 from adapterhub.files.card import model_kind

@@ -33,10 +33,10 @@ from adapterhub.anatomy.sites import (
     number_ranges,
     sites_option,
 )
-from adapterhub.backbones.skeleton import skeleton
+from adapterhub.backbones.meta_model import skeleton
 from adapterhub.errors import AdapterhubError, SiteError, one_line
 from adapterhub.files.shown_table import ShownTable
-from adapterhub.hooks.matrix import check_matrix
+from adapterhub.hooks.weight_host import check_matrix
 from adapterhub.methods.common.base import METHODS, Method, Placement
 from adapterhub.methods.common.site_module import skip_init, undrawn
 

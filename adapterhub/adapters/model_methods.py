@@ -57,9 +57,9 @@ from adapterhub.hooks.composition import (
     kept_values,
     set_entry,
 )
-from adapterhub.hooks.places import Entrance, forget_inputs, generating, keep_inputs
 from adapterhub.hooks.precision import convert_masters
 from adapterhub.hooks.slot import Mark
+from adapterhub.hooks.token_positions import Entrance, forget_inputs, generating, keep_inputs
 from adapterhub.methods.common.site_module import TokenSet
 from adapterhub.patch import Patch
 

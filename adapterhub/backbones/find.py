@@ -31,11 +31,11 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from adapterhub.backbones.early_checks import check_fetched, check_location
 from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf, packaged_file
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.hub_network import proxy_advice
 from adapterhub.backbones.local_folders import package_folder, recorded_folder, remembered_folders
+from adapterhub.backbones.torch_free_checks import check_fetched, check_location
 from adapterhub.config.user_folders import is_folder
 from adapterhub.config.user_folders import is_hub_id as is_hub_id
 from adapterhub.config.user_folders import is_local_name as is_local_name

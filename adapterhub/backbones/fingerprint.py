@@ -56,8 +56,8 @@ from adapterhub.backbones.checkpoint import (
     tensor_states,
     weight_files,
 )
-from adapterhub.backbones.early_checks import PIPELINE_INDEX
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.torch_free_checks import PIPELINE_INDEX
 from adapterhub.errors import BackboneError
 
 SMALL = 1 << 28  # values of a model in memory that can all be read in a second

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.backbone import DTYPES, Backbone
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.checkpoint import BROKEN, stored_quantization
-from adapterhub.backbones.denoising import load_pipeline
-from adapterhub.backbones.early_checks import dtype_name
+from adapterhub.backbones.diffusion import load_pipeline
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.gguf import is_gguf
 from adapterhub.backbones.hub_guard import guarded_hub
@@ -47,6 +46,7 @@ from adapterhub.backbones.task_models import (
     text_config,
 )
 from adapterhub.backbones.tensor_parallel import loading_by_plan
+from adapterhub.backbones.torch_free_checks import dtype_name
 from adapterhub.config.user_folders import is_file
 from adapterhub.errors import BackboneError, ConfigError, unknown
 from adapterhub.patch import Patch

@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.backbone import Backbone, device_of
+from adapterhub.backbones.compare import same
 from adapterhub.backbones.processor import (
     SOUND_INPUTS,
     image_placeholder,
@@ -30,7 +31,6 @@ from adapterhub.backbones.processor import (
     sampling_rate,
     sound_inputs,
 )
-from adapterhub.backbones.same import same
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.errors import BackboneError
 

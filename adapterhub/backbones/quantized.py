@@ -42,9 +42,9 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from adapterhub.anatomy.backbone import Backbone, own_modules, quantization_kind
 from adapterhub.backbones.checkpoint import stored_config, stored_quantization
-from adapterhub.backbones.early_checks import DEQUANTIZE, QUANTIZATION_LIBRARIES
+from adapterhub.backbones.compare import same
 from adapterhub.backbones.layer_timing import without_slow_bf16
-from adapterhub.backbones.same import same
+from adapterhub.backbones.torch_free_checks import DEQUANTIZE, QUANTIZATION_LIBRARIES
 from adapterhub.errors import AttachError, ConfigError, unknown
 from adapterhub.patch import Patch
 from adapterhub.status import MODEL_LOCK

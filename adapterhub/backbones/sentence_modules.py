@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.anatomy.backbone import Backbone
-from adapterhub.backbones.early_checks import VECTOR_POOLINGS
 from adapterhub.backbones.pooling import NAMES, POOLS, json_or_none, transformer_options
 from adapterhub.backbones.processor import tokenizer_of
+from adapterhub.backbones.torch_free_checks import VECTOR_POOLINGS
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, MismatchError, counted
 

@@ -59,7 +59,7 @@ def write_as_lora(
     as_json: bool,
 ) -> None:
     """Write an adapter as a LoRA, and print the loss of the conversion."""
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.registry.pull import pull_verified
 

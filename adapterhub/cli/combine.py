@@ -58,7 +58,7 @@ def command(
     Each ADAPTER is a run folder, an adapter folder or a published name. The new adapter gets the
     head and labels of the first; if the labels differ, --head must name one.
     """
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.registry.pull import pull_verified
 

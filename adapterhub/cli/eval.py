@@ -70,7 +70,7 @@ def command(
     --task evaluate a language model that was not trained for the task (zero-shot); --examples and
     --shots put labelled examples in front of each prompt (few-shot), never a row's own.
     """
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.inference.record import LONGEST_UNRECORDED, read_training_record
 
     if backbone:

@@ -109,7 +109,7 @@ def _export(
     head: str | None,
     registry: str | None,
 ) -> None:
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.files.manifest import with_head
     from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.inference.record import training_record

@@ -38,7 +38,7 @@ def command(
     diffusers, whose weights are not needed. `print(adapterhub.inspect(module))` shows the same of
     any module in Python.
     """
-    from adapterhub.backbones.early_checks import (
+    from adapterhub.backbones.torch_free_checks import (
         DIFFUSERS,
         check_backbone_options,
         holds_diffusers,

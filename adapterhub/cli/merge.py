@@ -147,7 +147,7 @@ def _checked_record(
     task: str | None,
 ) -> TrainingRecord:
     """Run the checks that do not need torch; return the adapter's training record."""
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.record import read_training_record
 

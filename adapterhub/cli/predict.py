@@ -140,7 +140,7 @@ def command(
     reference = _without_input(reference, tables)
     shape = Shape(as_json, bool(more.pop("every")), tables["output"])
     shape.check()
-    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.inference.record import read_training_record
 
     if backbone:

@@ -26,8 +26,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.sites import Site
+from adapterhub.backbones.compare import same
 from adapterhub.backbones.processor import TokenizerSnapshot
-from adapterhub.backbones.same import same
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot

@@ -37,7 +37,6 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.backbone import CHILD, padding_table, position_module
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import SiteError
-from adapterhub.hooks.places import move_places
 from adapterhub.hooks.prompt_checks import (
     CachedPrompt,
     cached_prompt,
@@ -52,6 +51,7 @@ from adapterhub.hooks.prompt_checks import (
     remember_prompt,
 )
 from adapterhub.hooks.slot import Mark, Slot, put_slot
+from adapterhub.hooks.token_positions import move_places
 from adapterhub.methods.common.site_module import EmbeddingModule
 
 _AROUND = "_adapterhub_prompt_inside"

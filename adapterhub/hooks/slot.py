@@ -33,7 +33,6 @@ from adapterhub.hooks.composition import (
     kept_values,
     through,
 )
-from adapterhub.hooks.places import Chosen, as_states, chosen_tokens
 from adapterhub.hooks.row_stacks import (
     BankPlace,
     Banks,
@@ -47,6 +46,7 @@ from adapterhub.hooks.row_stacks import (
     pays,
     places_of,
 )
+from adapterhub.hooks.token_positions import Chosen, as_states, chosen_tokens
 from adapterhub.methods.common.ops import RowStack, constant_form
 from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule, TokenSet
 from adapterhub.patch import Patch

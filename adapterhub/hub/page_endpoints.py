@@ -52,8 +52,7 @@ from adapterhub.hub.search_rows import (
     shown_version,
     values_of_facets,
 )
-from adapterhub.pages.listed import FIELDS, size_text
-from adapterhub.pages.published import PublishedName, PublishedVersion
+from adapterhub.pages.rows import FIELDS, size_text
 from adapterhub.pages.site_pages import (
     AdapterLinks,
     ListPart,
@@ -63,6 +62,7 @@ from adapterhub.pages.site_pages import (
     front_page,
     list_page,
 )
+from adapterhub.pages.versions import PublishedName, PublishedVersion
 from adapterhub.web.connections import is_own_form
 from adapterhub.web.frame import Endpoint, page_response
 

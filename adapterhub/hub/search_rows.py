@@ -32,9 +32,9 @@ from adapterhub.hub.repositories import (
     parse_description,
     versions_of,
 )
-from adapterhub.pages.listed import FIELDS, ListedVersion
-from adapterhub.pages.published import MainScore, PublishedVersion, version_to_show
+from adapterhub.pages.rows import FIELDS, ListedVersion
 from adapterhub.pages.run_files import lower_is_better
+from adapterhub.pages.versions import MainScore, PublishedVersion, version_to_show
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, word_text

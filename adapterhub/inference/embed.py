@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.route import RouteRow, route
-from adapterhub.backbones.early_checks import check_vector_pooling
 from adapterhub.backbones.pooling import vector_length
 from adapterhub.backbones.sentence_modules import modules_of_model
 from adapterhub.backbones.task_models import text_config
+from adapterhub.backbones.torch_free_checks import check_vector_pooling
 from adapterhub.errors import ConfigError
 from adapterhub.tasks.embedding import refuse_decoder
 

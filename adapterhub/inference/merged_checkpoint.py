@@ -28,11 +28,11 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import activate
 from adapterhub.anatomy.backbone import DTYPES, Backbone
+from adapterhub.backbones.compare import coarsest_dtype
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.pooling import NAMES, trained_length, vector_length
 from adapterhub.backbones.probe import evaluation_mode, probe, probe_batch
 from adapterhub.backbones.quantized import keep_4bit_layout
-from adapterhub.backbones.same import coarsest_dtype
 from adapterhub.backbones.sentence_modules import (
     FLAGS,
     LengthStep,

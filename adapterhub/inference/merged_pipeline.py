@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.backbones.denoising import load_pipeline, side_of, sized
+from adapterhub.backbones.diffusion import load_pipeline, side_of, sized
 from adapterhub.errors import MergeError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import merge

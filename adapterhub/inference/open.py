@@ -18,13 +18,13 @@ from adapterhub.adapters.route import activate, only_foundations
 from adapterhub.adapters.state import find_state
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.checkpoint import stored_quantization
-from adapterhub.backbones.early_checks import DEQUANTIZE, dtype_name
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.layer_timing import times_in_bf16, without_slow_bf16
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.pooling import max_positions, vector_length
 from adapterhub.backbones.quantized import DECODED
 from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.backbones.torch_free_checks import DEQUANTIZE, dtype_name
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, MergeError, MismatchError, one_line, warn_user
 from adapterhub.files.manifest import FAMILY, Manifest, with_head

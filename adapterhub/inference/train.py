@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from adapterhub.backbones.early_checks import dtype_name
+from adapterhub.backbones.torch_free_checks import dtype_name
 from adapterhub.config.options import options_of
 from adapterhub.config.yaml import merge_options
 from adapterhub.data.options import DataOptions

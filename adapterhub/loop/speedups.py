@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from adapterhub.backbones.compare import same
 from adapterhub.backbones.probe import evaluation_mode
-from adapterhub.backbones.same import same
 from adapterhub.loop.engine import Batch, Engine
 from adapterhub.status import doing
 from adapterhub.tasks.common.losses import model_inputs

@@ -11,9 +11,9 @@ Every merge is verified on a probe batch, before and after:
 
     max |logit difference| <= TOLERANCE[dtype] * max |logit|
 
-The tolerances are defined in `adapterhub.backbones.same`. An update smaller than the rounding error
-of the weight is lost within the tolerance, so the difference is reported. After requantization it
-is only reported, since the dtype does not give a bound.
+The tolerances are defined in `adapterhub.backbones.compare`. An update smaller than the rounding
+error of the weight is lost within the tolerance, so the difference is reported. After
+requantization it is only reported, since the dtype does not give a bound.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from adapterhub.adapters.state import (
     require_attached,
 )
 from adapterhub.anatomy.backbone import CHILD, Backbone, is_offloaded, parameter_at, storage_problem
+from adapterhub.backbones.compare import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.backbones.end_tokens import with_stops
 from adapterhub.backbones.probe import outputs_on, probe
 from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.backbones.quantized import can_requantize, requantized
-from adapterhub.backbones.same import SameNumbers, coarsest_dtype, same, tolerance_of
 from adapterhub.errors import AdapterhubError, AttachError, MergeError, one_line, warn_user
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.head import activation_between

@@ -28,7 +28,7 @@ from adapterhub.files.schema import shorten
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.card_html import check_card_libraries
 from adapterhub.pages.leaderboards import Leaderboard, registry_boards
-from adapterhub.pages.listed import (
+from adapterhub.pages.rows import (
     ListedVersion,
     adapter_page_path,
     file_part,
@@ -37,7 +37,6 @@ from adapterhub.pages.listed import (
     newest_first,
     rows_script,
 )
-from adapterhub.pages.published import PublishedName, PublishedVersion, datasets_of, read_published
 from adapterhub.pages.site_pages import (
     MOST_COMPARED,
     AdapterLinks,
@@ -51,6 +50,7 @@ from adapterhub.pages.site_pages import (
     list_page,
     problems_page,
 )
+from adapterhub.pages.versions import PublishedName, PublishedVersion, datasets_of, read_published
 from adapterhub.registry.reference import folder_of_id
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry

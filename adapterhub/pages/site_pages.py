@@ -15,7 +15,8 @@ from adapterhub.files.shown_table import ShownTable, TableCell, score_text
 from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import Leaderboard
-from adapterhub.pages.listed import (
+from adapterhub.pages.page import Tile, framed_page, number_text
+from adapterhub.pages.rows import (
     FIELDS,
     ListedVersion,
     field_values,
@@ -23,10 +24,9 @@ from adapterhub.pages.listed import (
     score_words,
     size_text,
 )
-from adapterhub.pages.loading import citation, ways_to_load
-from adapterhub.pages.page import Tile, framed_page, number_text
-from adapterhub.pages.published import PublishedName, PublishedVersion
 from adapterhub.pages.run_files import submapping
+from adapterhub.pages.usage_snippets import citation, ways_to_load
+from adapterhub.pages.versions import PublishedName, PublishedVersion
 from adapterhub.registry.store import Entry
 from adapterhub.registry.trust import CheckedSignature
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from adapterhub.backbones.early_checks import dtype_name
+from adapterhub.backbones.torch_free_checks import dtype_name
 from adapterhub.config.options import (
     OptionNames,
     below,

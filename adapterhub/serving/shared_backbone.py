@@ -44,7 +44,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.route import activate, route
 from adapterhub.adapters.state import find_state
-from adapterhub.backbones.same import same
+from adapterhub.backbones.compare import same
 from adapterhub.errors import (
     AdapterhubError,
     DataError,

@@ -2,7 +2,7 @@
 
 The VAE is always frozen, and text encoders are frozen unless they contain an adapter. The same
 prompts and images are used again in each epoch and each sample of an evaluation.
-`adapterhub.backbones.denoising.Kept` describes how their values stay the same in a resumed run.
+`adapterhub.backbones.diffusion.Kept` describes how their values stay the same in a resumed run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from torch import nn
 
 from adapterhub.anatomy.backbone import PipelineParts
-from adapterhub.backbones.denoising import Kept
+from adapterhub.backbones.diffusion import Kept
 from adapterhub.hooks.slot import Slot
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.speedups import Speedup, Undo

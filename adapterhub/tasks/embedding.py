@@ -19,7 +19,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from adapterhub.backbones.early_checks import check_vector_pooling
+from adapterhub.backbones.torch_free_checks import check_vector_pooling
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.options import DataOptions

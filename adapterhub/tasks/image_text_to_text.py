@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from adapterhub.backbones.end_tokens import ended, template_stops, text_stops
 from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS, ColumnChoice
-from adapterhub.data.media_formats import open_picture
-from adapterhub.data.options import DataOptions
-from adapterhub.data.picture_chats import (
+from adapterhub.data.image_chats import (
     PLACE,
     AskedPicture,
     PictureChat,
@@ -33,6 +31,8 @@ from adapterhub.data.picture_chats import (
     read_asked,
     read_chats,
 )
+from adapterhub.data.media_formats import open_picture
+from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task

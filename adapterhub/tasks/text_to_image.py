@@ -6,7 +6,7 @@
     metrics      loss, the mean over rows and several draws of noise
 
 The loss is the same as in diffusers' training examples: the mean squared error of the noise, or of
-the velocity in flow matching (`adapterhub.backbones.denoising`).
+the velocity in flow matching (`adapterhub.backbones.diffusion`).
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class TextToImage(MediaTask):
 
     def side(self, setting: Setting) -> int:
         """Return the side length of the images, in pixels."""
-        from adapterhub.backbones.denoising import side_of
+        from adapterhub.backbones.diffusion import side_of
 
         return self.resolution or side_of(setting.processor)
 
@@ -222,7 +222,7 @@ class TextToImage(MediaTask):
         return one_row_each(self, examples, setting, rows)
 
     def _check(self, pipeline: Any) -> None:
-        from adapterhub.backbones.denoising import is_flow, least_side
+        from adapterhub.backbones.diffusion import is_flow, least_side
 
         if self.snr_gamma and is_flow(pipeline):
             raise ConfigError(
@@ -242,7 +242,7 @@ class TextToImage(MediaTask):
 
     def remarks(self, data: Encoded) -> tuple[str, ...]:
         """Report the number of captions that the text encoders truncate."""
-        from adapterhub.backbones.denoising import cut_prompts
+        from adapterhub.backbones.diffusion import cut_prompts
 
         prompts = [row["prompt"] for row in data.rows]
         most, cut = cut_prompts(data.setting.processor, prompts)
@@ -265,7 +265,7 @@ class TextToImage(MediaTask):
         """Decode the images of a batch; prior images come last."""
         import torch
 
-        from adapterhub.backbones.denoising import prompt_bytes
+        from adapterhub.backbones.diffusion import prompt_bytes
 
         pictures = [self._picture(row) for row in rows]
         prompts, seeds = [row["prompt"] for row in rows], [row["seed"] for row in rows]
@@ -332,7 +332,7 @@ class TextToImage(MediaTask):
         """Generate images with the pipeline; the noise of image i is seeded by the seed and i."""
         import torch
 
-        from adapterhub.backbones.denoising import sized
+        from adapterhub.backbones.diffusion import sized
 
         pipeline = setting.processor
         options: dict[str, Any] = {"num_inference_steps": self.steps}

@@ -23,7 +23,7 @@ from adapterhub.adapters.attach import attach, empty_copies, free_name
 from adapterhub.adapters.heads import add_heads, select_head
 from adapterhub.adapters.load import bring_foundation
 from adapterhub.adapters.route import only_foundations
-from adapterhub.adapters.start import start_from
+from adapterhub.adapters.warm_start import start_from
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.pooling import trained_length
 from adapterhub.backbones.task_models import TASK_MODELS

@@ -11,8 +11,8 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from adapterhub.backbones.early_checks import DEQUANTIZE, check_backbone_options
 from adapterhub.backbones.find import default_backbone
+from adapterhub.backbones.torch_free_checks import DEQUANTIZE, check_backbone_options
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import (
     SHARE,

@@ -59,7 +59,7 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 import adapterhub as ah
-from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
+from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS

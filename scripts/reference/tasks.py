@@ -12,7 +12,7 @@ import sys
 import transformers
 
 from adapterhub.anatomy import FAMILIES
-from adapterhub.backbones.denoising import TRAINED
+from adapterhub.backbones.diffusion import TRAINED
 from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, TEXT_TO_IMAGE, TaskModel
 from adapterhub.config.options import options_of
 from adapterhub.data.columns import described_columns

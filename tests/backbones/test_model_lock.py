@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.backbones.skeleton import stand_in
+from adapterhub.backbones.meta_model import stand_in
 
 
 def is_whole(model):

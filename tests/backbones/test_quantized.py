@@ -10,8 +10,8 @@ import torch
 from adapterhub.anatomy.backbone import quantization_kind
 from adapterhub.backbones import quantized
 from adapterhub.backbones.checkpoint import stored_quantization
-from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.quantized import QUANTIZATIONS, loading_options, remaining_quantization
+from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 from adapterhub.errors import ConfigError
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}

@@ -10,7 +10,6 @@ from float8 import float8_layer
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.quantized import (
     bytes_of,
     can_requantize,
@@ -19,6 +18,7 @@ from adapterhub.backbones.quantized import (
     row_scales,
     size_of,
 )
+from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 
 KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 

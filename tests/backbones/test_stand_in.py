@@ -7,7 +7,7 @@ import tiny_models
 import torch
 from transformers import BertConfig, BertModel
 
-from adapterhub.backbones.skeleton import stand_in
+from adapterhub.backbones.meta_model import stand_in
 
 
 def test_a_stand_in_takes_almost_no_memory():

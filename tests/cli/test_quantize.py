@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.backbones import layer_timing
-from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
+from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 from adapterhub.inference import open as opened
 from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read

@@ -16,8 +16,8 @@ import pytest
 import sample_adapters
 
 import adapterhub
-from adapterhub.backbones.early_checks import check_backbone_options
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.torch_free_checks import check_backbone_options
 from adapterhub.data.media import open_media
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import transformers.integrations.moe  # noqa: F401  registers grouped_mm_fallback
 
 from adapterhub.anatomy.projections import HeldWeight
-from adapterhub.hooks.held_weight import AdaptedWeight
+from adapterhub.hooks.own_weight import AdaptedWeight
 
 EXPERTS, D_IN, D_OUT = 3, 8, 4
 NUMBERS = torch.tensor([2, 0, 2, 1, 1])

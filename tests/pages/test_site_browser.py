@@ -11,7 +11,7 @@ from copied_adapters import write_adapters
 from team_registry import BACKBONE, write_team
 
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
-from adapterhub.pages.listed import file_part
+from adapterhub.pages.rows import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
 from adapterhub.registry.open_store import registry_at
 
@@ -138,8 +138,8 @@ def test_a_filter_shows_the_version_that_matches(site, driver):
 
 def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp_path):
     from adapterhub.files.manifest import from_json
-    from adapterhub.pages.listed import ListedVersion, rows_script
-    from adapterhub.pages.published import MainScore
+    from adapterhub.pages.rows import ListedVersion, rows_script
+    from adapterhub.pages.versions import MainScore
     from adapterhub.registry.version_files import entry_of
 
     write_adapters(tmp_path / "r", 20, backbones=20)

@@ -19,7 +19,7 @@ import pipelines
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import parts_of
-from adapterhub.backbones import denoising
+from adapterhub.backbones import diffusion
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import BackboneError, ConfigError, DataError
 from adapterhub.loop.engine import Engine
@@ -36,13 +36,13 @@ def made(kind="StableDiffusionPipeline", **options):
     pipe = pipelines.with_tokenizers(pipelines.pipeline(kind=kind))
     if options:
         pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, **options)
-    denoising.make_learnable(pipe)
+    diffusion.make_learnable(pipe)
     return pipe
 
 
 def batch():
     pixels = torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 8, 8)
-    return {"pixel_values": pixels, "prompts": denoising.prompt_bytes(PROMPTS)}
+    return {"pixel_values": pixels, "prompts": diffusion.prompt_bytes(PROMPTS)}
 
 
 def drawn(pipe, seeds):
@@ -213,7 +213,7 @@ def test_prior_preservation_adds_its_weighted_loss(photos):
     found = loss(parts_of(pipe)(**inputs(both)), both)
     losses = parts_of(pipe)(**inputs(both)).losses
     assert found.item() == pytest.approx((losses[:2].mean() + 0.5 * losses[2:].mean()).item())
-    assert denoising.prompt_texts(both["prompts"]) == ["c d", "a b", "e f", "e f"]
+    assert diffusion.prompt_texts(both["prompts"]) == ["c d", "a b", "e f", "e f"]
     own = encoded.batch([0, 1])
     torch.testing.assert_close(parts_of(pipe)(**inputs(own)).losses, losses[:2])
 
@@ -338,7 +338,7 @@ def pixels(image):
 def test_what_is_kept_gives_the_same_numbers(kind, monkeypatch):
     pipe = made(kind)
     ah.attach(pipe, LORA)
-    kept, calls = denoising.Kept(10**6), counted_calls(pipe, monkeypatch)
+    kept, calls = diffusion.Kept(10**6), counted_calls(pipe, monkeypatch)
     for seeds in ([3, 4], [5, 6]):
         given = batch() | {"seeds": torch.tensor(seeds)}
         expected, found = parts_of(pipe)(**given), parts_of(pipe)(**given, kept=kept)
@@ -370,7 +370,7 @@ def test_what_is_over_the_limit_is_encoded_each_time(monkeypatch):
     calls = counted_calls(pipe, monkeypatch)
     given = batch() | {"seeds": torch.tensor([3, 4])}
     of_a_prompt = 12 * pipelines.WIDTH * 4
-    small, large = denoising.Kept(of_a_prompt), denoising.Kept(10**6)
+    small, large = diffusion.Kept(of_a_prompt), diffusion.Kept(10**6)
     # The latents of a picture, a mean and a deviation, are larger.
     found = [parts_of(pipe)(**given, kept=each) for each in (large, small, small)]
     assert calls == [["a b"], ["c d e"], ["a b"], ["c d e"], ["c d e"]]
@@ -432,7 +432,7 @@ def test_the_share_of_empty_prompts(photos):
     pipe = made()
     given = inputs(TextToImage(empty_prompts=1.0).encode(rows, encoded.setting, labelled=True)
                    .batch([0, 1]))  # fmt: skip
-    assert denoising.prompt_texts(given["prompts"]) == ["", ""]
+    assert diffusion.prompt_texts(given["prompts"]) == ["", ""]
     assert parts_of(pipe)(**given).losses.isfinite().all()
 
 

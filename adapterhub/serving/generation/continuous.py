@@ -28,7 +28,7 @@ from adapterhub.adapters.route import (
     route,
     unpackable,
 )
-from adapterhub.backbones.same import same
+from adapterhub.backbones.compare import same
 from adapterhub.errors import ServingError, warn_user
 from adapterhub.serving.errors import TooLargeError
 from adapterhub.serving.generation.batched import TextRequest, fail_alone

@@ -205,7 +205,7 @@ def _tried_cache(model: PreTrainedModel, ids: Sequence[int], length: int) -> Any
     """
     import torch  # slow to import
 
-    from adapterhub.backbones.same import same
+    from adapterhub.backbones.compare import same
 
     whole = torch.tensor([ids], device=model.device)
     first, rest = whole[:, :length], torch.nn.functional.pad(whole[:, length:], (0, 1))

@@ -40,7 +40,7 @@ from observed import differences, observed
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
-from adapterhub.backbones.same import TOLERANCE
+from adapterhub.backbones.compare import TOLERANCE
 from adapterhub.errors import AttachError, MergeError, SiteError
 from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS

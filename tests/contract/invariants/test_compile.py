@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers import StaticCache
 
 import adapterhub as ah
-from adapterhub.hooks.places import _RECORD
+from adapterhub.hooks.token_positions import _RECORD
 from adapterhub.methods import METHODS
 
 # The full matrix also compiles an encoder.

@@ -17,8 +17,8 @@ from selection import long_table
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.backbones.compare import TOLERANCE
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.same import TOLERANCE
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint

@@ -20,8 +20,8 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
 import adapterhub as ah
 from adapterhub.backbones import quantized
-from adapterhub.backbones.early_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.probe import probe
+from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
 from adapterhub.inference.merged_checkpoint import write_checkpoint

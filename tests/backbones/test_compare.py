@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from adapterhub.backbones.same import TOLERANCE, coarsest_dtype, same
+from adapterhub.backbones.compare import TOLERANCE, coarsest_dtype, same
 
 INFINITE = float("inf")
 

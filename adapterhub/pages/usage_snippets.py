@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from adapterhub.files.card import backbone_auto_class, loading_lines, model_kind, peft_lines
 from adapterhub.files.manifest import Manifest, with_head
-from adapterhub.pages.published import PublishedVersion
+from adapterhub.pages.versions import PublishedVersion
 from adapterhub.tasks import TASKS, Task
 
 _MOST = 4_000  # characters per line: there may be many labels

@@ -25,7 +25,7 @@ from torch import nn
 import adapterhub as ah
 from adapterhub.anatomy.backbone import copy_with
 from adapterhub.errors import AttachError
-from adapterhub.hooks.held_weight import AdaptedWeight, HeldWeightSlot, call_host
+from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
 
 SPECS = (
     EXPERTS,

@@ -12,13 +12,13 @@ from typing import Any
 
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.page import number_text
-from adapterhub.pages.published import (
+from adapterhub.pages.run_files import lower_is_better
+from adapterhub.pages.versions import (
     MainScore,
     PublishedName,
     datasets_of,
     topics_of,
 )
-from adapterhub.pages.run_files import lower_is_better
 from adapterhub.registry.reference import folder_of_id, unportable
 from adapterhub.registry.store import Entry
 

@@ -27,7 +27,7 @@ from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.hooks.composition import through
 from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot
-from adapterhub.hooks.held_weight import HeldWeightSlot, override_forward
+from adapterhub.hooks.own_weight import HeldWeightSlot, override_forward
 from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods.common.ops import DeltaModule
 from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule

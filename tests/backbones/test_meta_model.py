@@ -8,7 +8,7 @@ from plain_modules import Everything
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.backbones.skeleton import skeleton
+from adapterhub.backbones.meta_model import skeleton
 
 
 def test_it_has_the_sizes_and_no_values():

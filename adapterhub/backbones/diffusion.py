@@ -33,9 +33,9 @@ from torch import Tensor
 
 from adapterhub.anatomy.backbone import DTYPES, parts_of
 from adapterhub.backbones.checkpoint import BROKEN
-from adapterhub.backbones.early_checks import DIFFUSERS, PIPELINE_INDEX, require
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.quantized import quiet_bitsandbytes
+from adapterhub.backbones.torch_free_checks import DIFFUSERS, PIPELINE_INDEX, require
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.status import MODEL_LOCK, quiet_loading

@@ -9,9 +9,9 @@ import pytest
 from fixtures import write_json_lines
 
 from adapterhub.data.examples import data_hash
+from adapterhub.data.image_chats import PictureChat, chat_choice, read_chats
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
-from adapterhub.data.picture_chats import PictureChat, chat_choice, read_chats
 from adapterhub.errors import DataError
 
 

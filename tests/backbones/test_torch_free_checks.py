@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.anatomy.backbone import DTYPES
-from adapterhub.backbones.early_checks import (
+from adapterhub.backbones.quantized import QUANTIZATIONS
+from adapterhub.backbones.torch_free_checks import (
     DTYPE_NAMES,
     QUANTIZATION_LIBRARIES,
     check_backbone_options,
     check_location,
 )
-from adapterhub.backbones.quantized import QUANTIZATIONS
 from adapterhub.errors import BackboneError, ConfigError
 
 

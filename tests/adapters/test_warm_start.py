@@ -14,7 +14,7 @@ import torch
 from selection import ALL, long_table
 
 import adapterhub as ah
-from adapterhub.adapters.start import start_from
+from adapterhub.adapters.warm_start import start_from
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS

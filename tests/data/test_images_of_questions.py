@@ -10,9 +10,9 @@ from fixtures import write_json_lines, write_tsv
 
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import data_hash
+from adapterhub.data.image_chats import AskedPicture, ask, read_asked
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
-from adapterhub.data.picture_chats import AskedPicture, ask, read_asked
 from adapterhub.errors import DataError
 
 WANTED = WANTS["asked pictures"]
