@@ -41,12 +41,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
-import commit_body
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import httpx2
-import sample_adapters
-import web_servers
-from shared_state import shared_state
 from sqlalchemy import Connection, text
 
 from adapterhub.files.manifest import Manifest, from_json, to_json
@@ -63,6 +59,8 @@ from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.repositories import create_repository, create_tag
 from adapterhub.hub.search_rows import refresh_listing
 from adapterhub.hub.state import create_hub, open_hub
+from tests.kit import commit_body, sample_adapters, web_servers
+from tests.kit.shared_state import shared_state
 
 START = "import sys; from adapterhub.cli import main; sys.argv[0] = 'adapterhub'; main()"
 WORDS = [

@@ -17,12 +17,11 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
-import sample_adapters
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.registry.open_store import registry_at
 from adapterhub.registry.store import Publication
+from tests.kit import sample_adapters
 
 
 def publish(registry: str, process: int, each: int, names: int) -> list[tuple[str, str, str]]:

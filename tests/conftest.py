@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import slow_calls
-from homes import home_in
 from hypothesis import HealthCheck, settings
+
+from tests.kit import slow_calls
+from tests.kit.homes import home_in
 
 # The hooks that write the tables of docs/reference/support.md and docs/guides/interchange.md.
 whole_matrix = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-pytest_plugins = ["support_table", "interchange_table"] if whole_matrix else []
+pytest_plugins = ["tests.kit.support_table", "tests.kit.interchange_table"] if whole_matrix else []
 
 # A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,9 +105,10 @@ def fixed_seed() -> None:
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory) -> Path:
     """Save a tiny BERT and its tokenizer to a folder."""
-    import tiny_models
-    from fixtures import WORDS
     from transformers import BertTokenizerFast
+
+    from tests.kit import tiny_models
+    from tests.kit.fixtures import WORDS
 
     folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
     tiny_models.model("bert", "features").save_pretrained(folder)
@@ -120,9 +122,8 @@ def backbone(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def backbones(backbone, tmp_path_factory):
     """Return a function from an architecture to a folder with a tiny model and its tokenizer."""
-    import media
-    import tiny_models
-    from fixtures import word_tokenizer
+    from tests.kit import media, tiny_models
+    from tests.kit.fixtures import word_tokenizer
 
     kinds = {"llama": ("causal-lm", "<s>", ""), "gpt2": ("causal-lm", "", ""),
              "t5": ("seq2seq", "", "</s>"), "bart": ("seq2seq", "<s>", "</s>")}  # fmt: skip
@@ -146,7 +147,7 @@ def backbones(backbone, tmp_path_factory):
 @pytest.fixture
 def data(tmp_path) -> tuple[Path, Path]:
     """Write training and evaluation files that a tiny model can learn."""
-    from fixtures import sentences, write_tsv
+    from tests.kit.fixtures import sentences, write_tsv
 
     rows = sentences(64)
     return write_tsv(tmp_path / "train.tsv", rows), write_tsv(tmp_path / "dev.tsv", rows[::3])
@@ -188,7 +189,7 @@ def train(adapterhub, backbone, data, tmp_path):
 @pytest.fixture(scope="session")
 def new_state() -> Iterator[Callable[[], tuple[Any, str]]]:
     """Return what makes a new database and a new place in a bucket, for hubs of processes."""
-    shared_state = pytest.importorskip("shared_state")
+    shared_state = pytest.importorskip("tests.kit.shared_state")
     pytest.importorskip("psycopg")
     pytest.importorskip("moto")
     if shared_state.programs() is None:

@@ -22,7 +22,6 @@ from unittest import mock
 
 import click
 import pytest
-import tiny_models
 import torch
 from torch import nn
 from transformers import (
@@ -46,6 +45,7 @@ from adapterhub.recipe.recipe import read_draft
 from adapterhub.speed import compiled_layers
 from adapterhub.tasks.common.base import parse_task, task_class
 from adapterhub.training.task_mixture import TaskMixture
+from tests.kit import tiny_models
 
 ROOT = Path(__file__).parents[1]
 # docs/architectures.md is written by `make sweep`.

@@ -19,7 +19,6 @@ from typing import get_args
 import held_methods as peers
 import pytest
 import tables
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -31,6 +30,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.recipe.options import Init
 from adapterhub.tasks import TASKS
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
 from peft import LoraConfig, PeftModel, PeftType, get_peft_model, optimizers  # noqa: E402
@@ -167,7 +167,7 @@ def test_any_torch_module():
 
 def test_a_pipeline_of_diffusers():
     pytest.importorskip("diffusers")
-    import pipelines
+    from tests.kit import pipelines
 
     pipe = pipelines.pipeline()
     pipe.unet.add_adapter(LoraConfig(target_modules=["to_q"]))  # peft, by diffusers

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import warm
+
+from tests.kit import warm
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.apart

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pages
 import pytest
-import warm
+
+from tests.kit import warm
 
 ROOT = Path(__file__).parents[1]
 # Page -> the tests that its command must run, and how often at least.

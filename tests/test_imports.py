@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from fresh_process import LATER, SLOW, UNNEEDED, run_commands
-from run_folders import predictions, run_folder
-from sample_adapters import write
 
 from adapterhub.cli import ALIASES, COMMANDS
+from tests.kit.fresh_process import LATER, SLOW, UNNEEDED, run_commands
+from tests.kit.run_folders import predictions, run_folder
+from tests.kit.sample_adapters import write
 
 LIGHT_MODULES = (
     "adapterhub",

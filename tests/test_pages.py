@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pages
 import pytest
-import warm
 
 from adapterhub.data.docstrings import load_docstrings
+from tests.kit import warm
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -39,7 +39,7 @@ RUN = [page for page in PAGES if is_run(page)]
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[str], list[dict]]:
     """Return a function that runs a page in a process of its own: what each block printed."""
-    import stand_ins
+    from tests.kit import stand_ins
 
     stand_ins.serve()
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub import extend
 from adapterhub.errors import ConfigError, MismatchError, RegistryError
 from adapterhub.methods import METHODS, Method
+from tests.kit import tiny_models
 
 
 def test_every_exported_name_is_importable():

@@ -7,13 +7,9 @@ import json
 import re
 from pathlib import Path
 
-import matrix
 import method_cost
 import numpy as np
 import pytest
-import stand_ins
-import tiny_models
-import warm
 from PIL import Image
 from reference import _backbones, _docstrings, _method_groups, _picture, methods, tasks
 
@@ -32,6 +28,7 @@ from adapterhub.tasks.multiple_choice import Choice
 from adapterhub.tasks.question_answering import Answer
 from adapterhub.tasks.tagging import Entity, Tags
 from adapterhub.tasks.text_to_image import Picture
+from tests.kit import matrix, stand_ins, tiny_models, warm
 
 ROOT = Path(__file__).parents[1]
 FULL = tiny_models.FULL_MATRIX

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from selection import part_of
+
+from tests.kit.selection import part_of
 
 
 def test_a_part_has_the_first_case_and_each_value():

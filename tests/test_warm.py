@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-import warm
+
+from tests.kit import warm
 
 pytestmark = pytest.mark.apart
 

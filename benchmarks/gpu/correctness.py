@@ -64,10 +64,8 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
-import float8
-import matrix
-import tiny_models
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.kit import float8, matrix, tiny_models
 
 ATTENTION = ("eager", "sdpa", "flash", "flex_attention")
 LIMITS = {"fp32": 1e-3, "bf16": 0.1, "routed": 1e-4, "graph": 1e-5, "compiled": 1e-3}
@@ -319,7 +317,7 @@ def dequantized(model: Any, folder: Path) -> Any:
 
 def save_llama(folder: Path) -> Path:
     """Save a tiny Llama with weights wide enough for blocks of 128, and its tokenizer."""
-    from fixtures import word_tokenizer
+    from tests.kit.fixtures import word_tokenizer
 
     tokenizer = word_tokenizer("<s>", "")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}

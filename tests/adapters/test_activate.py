@@ -6,11 +6,11 @@ import cProfile
 import pstats
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 
 def test_the_order_of_names_is_the_order_of_the_stack():

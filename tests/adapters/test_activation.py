@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
@@ -17,6 +16,7 @@ from adapterhub.adapters.activation import (
 from adapterhub.adapters.adapter import LABEL_FIELDS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 
 @pytest.fixture

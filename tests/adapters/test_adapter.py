@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 
 def test_tensors_are_named_by_site_method_and_parameter():

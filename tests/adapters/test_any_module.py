@@ -9,8 +9,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_modules import GROUPED, KINDS, Everything, network
-from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -19,6 +17,8 @@ from adapterhub.errors import AttachError, MergeError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.common.projections import ProjectionMethod
+from tests.kit.plain_modules import GROUPED, KINDS, Everything, network
+from tests.kit.selection import long_table
 
 TOLERANCE = 5e-6
 AT_PROJECTIONS = [

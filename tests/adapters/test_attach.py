@@ -7,13 +7,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-import warm
-from fixtures import word_tokenizer
 from forge import refused
-from matrix import example, one_of_each_signature
-from selection import cases_of
 from torch import nn
 from torch.utils import backend_registration
 
@@ -21,6 +16,10 @@ import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models, warm
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.matrix import example, one_of_each_signature
+from tests.kit.selection import cases_of
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def check_inference_mode(method, folder):
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-ELSEWHERE = Path(__file__).parents[1] / "helpers" / "elsewhere.py"
+ELSEWHERE = Path(__file__).parents[1] / "kit" / "elsewhere.py"
 # Methods that train the backbone take the weights there, which are of a class, for quantized ones.
 BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
@@ -16,6 +15,7 @@ from adapterhub.adapters.state import (
 )
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 
 @pytest.mark.parametrize("thing", [nn.ReLU, "bert-base-uncased", None])

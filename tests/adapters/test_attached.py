@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.route import adapters, disabled
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 
 def logits(model):

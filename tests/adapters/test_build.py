@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from forge import state_of
@@ -14,6 +13,7 @@ from adapterhub.adapters.state import bare
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import parse_methods
+from tests.kit import tiny_models
 
 
 def test_the_model_is_not_touched(subtests):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.adapters.compatibility import (
@@ -20,6 +19,7 @@ from adapterhub.anatomy.backbone import local_name
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
 from adapterhub.methods.common.spec import restore_methods
+from tests.kit import tiny_models
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import inspect
 import peft
 import pytest
 import torch
-from diffusers_models import MODELS, diffusers, model, output
-from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import join
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.errors import SiteError
+from tests.kit.diffusers_models import MODELS, diffusers, model, output
+from tests.kit.selection import cases_of, long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 2e-5

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tiny_models
 from forge import state_of
 
 import adapterhub as ah
 from adapterhub.adapters.export import blocking, in_peft
+from tests.kit import tiny_models
 
 
 def test_the_model_is_left_as_it_was():

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matrix
 import pytest
-import stacked
-import tiny_models
 import torch
-from selection import ALL, cases_of, long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -19,6 +15,8 @@ from adapterhub.adapters.state import find_state
 from adapterhub.errors import AttachError, FileError, MergeError, MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
+from tests.kit import matrix, stacked, tiny_models
+from tests.kit.selection import ALL, cases_of, long_table
 
 # What cannot be below others, and what cannot be on top of `bitfit`, which changes the backbone.
 NOT_BELOW = {"head": "it has a task head only"}

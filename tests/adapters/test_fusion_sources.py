@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from forge import refused
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit import tiny_models
 
 FUSION = "adapterfusion(adapters=['{}', '{}'])"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import NamedHead
 from adapterhub.adapters.heads import add_heads, select_head
 from adapterhub.errors import AttachError, ConfigError
+from tests.kit import tiny_models
 
 TASKS = {
     "a": NamedHead("classification", "classification", ("no", "yes")),

@@ -6,15 +6,15 @@ import dataclasses
 import json
 
 import pytest
-import tiny_models
 import torch
-from plain_modules import Everything
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.inspection import Inspection
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.plain_modules import Everything
 
 
 class Own(nn.Module):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from forge import refused
 
 import adapterhub as ah
 from adapterhub.adapters.load import load_folder
 from adapterhub.errors import MismatchError
+from tests.kit import tiny_models
 
 
 @pytest.fixture

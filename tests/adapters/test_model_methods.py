@@ -8,11 +8,8 @@ import pickle
 import re
 
 import pytest
-import tiny_models
 import torch
-from matrix import CELLS, example, representatives
 from safetensors.torch import load_file
-from selection import ALL, cases_of, long_table
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,6 +22,9 @@ import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import CELLS, example, representatives
+from tests.kit.selection import ALL, cases_of, long_table
 
 # By default every method on one encoder and one encoder-decoder.
 FEW = ("bert", "t5")

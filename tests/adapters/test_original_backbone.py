@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state, identities_before
 from adapterhub.anatomy.build import anatomy_of
+from tests.kit import tiny_models
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])

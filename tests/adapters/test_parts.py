@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from transformers import LevitConfig, LevitForImageClassification
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import parameter_holders
+from tests.kit import tiny_models
 
 
 def test_tied_parameters_have_all_their_holders():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
+from tests.kit import tiny_models
 
 
 def two_adapters(model):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from peft_reference import core
 
 import adapterhub as ah
 from adapterhub.adapters.export import blocking, compare, compare_method, peft_is_installed
 from adapterhub.interchange.peft import exporter
+from tests.kit import tiny_models
+from tests.kit.peft_reference import core
 
 METHODS = {
     "lora": "lora",

@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
-from pipelines import KINDS, diffusers, picture, pipeline
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import loadable_in
 from adapterhub.errors import AttachError, MismatchError, SiteError
+from tests.kit.pipelines import KINDS, diffusers, picture, pipeline
+from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALMOST = 5e-6

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import peft
 import pytest
-import tiny_models
 import torch
 import transformers
-from selection import long_table
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -15,6 +13,8 @@ import adapterhub as ah
 from adapterhub.anatomy.projections import weights_read
 from adapterhub.anatomy.sites import is_path
 from adapterhub.errors import AttachError, SiteError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:peft", "ignore::FutureWarning", "ignore:the files or the model do not name"

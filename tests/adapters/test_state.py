@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 
 def two_adapters():

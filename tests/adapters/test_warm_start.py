@@ -7,11 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matrix
 import pytest
-import tiny_models
 import torch
-from selection import ALL, long_table
 
 import adapterhub as ah
 from adapterhub.adapters.warm_start import start_from
@@ -19,6 +16,8 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import restore_methods
+from tests.kit import matrix, tiny_models
+from tests.kit.selection import ALL, long_table
 
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 

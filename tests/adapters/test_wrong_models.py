@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import peft
 import pytest
-import tiny_models
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +15,7 @@ import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint, library_inside, remedy
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PEFT = {

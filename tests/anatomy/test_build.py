@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.build import build_anatomy
 from adapterhub.errors import BackboneError
+from tests.kit import tiny_models
 
 
 def test_a_decoder_without_an_encoder_has_no_cross_attention():

@@ -7,16 +7,16 @@ import copy
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
-from selection import long_table
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 HEADS, HEAD_DIM, HIDDEN, FFN = 4, 8, 32, 48
 FUSED = tuple(a for a, family in FAMILIES.items() if {"attn.qkv"} & family.stacks[0].sites.keys())

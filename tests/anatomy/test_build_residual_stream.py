@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 # A config option decides in BLOOM; in GPT-J one norm serves two sublayers.
 UNKNOWN = {("bloom", "attn"), ("bloom", "ffn"), ("gptj", "ffn"), ("xlnet", "attn")}

@@ -11,15 +11,15 @@ import inspect
 
 import every_type
 import pytest
-import tiny_models
 import torch
-from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, anatomy_of
 from adapterhub.anatomy.projections import call_order
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.selection import cases_of, long_table
 
 METHOD_NAMES = ("lora", "pfeiffer", "prefix", "prompt", "bitfit", "mam", "head")
 # Why a type is here: what discovery or a method stumbled over.

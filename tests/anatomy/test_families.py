@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tiny_models
-
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.families import decoders, encoder_decoders, encoders, rows_of
 from adapterhub.anatomy.sites import ROLES
+from tests.kit import tiny_models
 
 MODULES = (encoders, decoders, encoder_decoders)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-import vision_language
 
 import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import dropped_modules
+from tests.kit import vision_language
 
 
 def llava(read, layers=3):

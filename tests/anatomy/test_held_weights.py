@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from expert_models import TRANSPOSED, TYPES, expert_model, holders
 from torch import nn
 
 import adapterhub as ah
@@ -16,6 +15,7 @@ from adapterhub.anatomy.projections import (
     router_weight,
 )
 from adapterhub.anatomy.sites import names_a_role
+from tests.kit.expert_models import TRANSPOSED, TYPES, expert_model, holders
 
 
 class Stacked(nn.Module):

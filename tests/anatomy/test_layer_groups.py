@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import every_type
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.sites import layer_groups
+from tests.kit import tiny_models
 
 
 def groups_of(model_type):

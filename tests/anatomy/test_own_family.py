@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
 import transformers
 import yaml
@@ -16,6 +15,7 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.family_file import family_data, family_yaml, use_family
 from adapterhub.errors import BackboneError, ConfigError, FileError, MismatchError
 from adapterhub.files.native import Saved
+from tests.kit import tiny_models
 
 SITES = {
     "attn.qkv": "self_attn.query_key_value",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tiny_models
-
 import adapterhub as ah
 from adapterhub.anatomy.backbone import own_modules, slots_in
+from tests.kit import tiny_models
 
 
 def test_modules_are_those_without_adapters():

@@ -11,8 +11,9 @@ import itertools
 import every_type
 import pytest
 import sweep_cells
-import tiny_models
-from selection import cases_of
+
+from tests.kit import tiny_models
+from tests.kit.selection import cases_of
 
 METHODS = ("lora", "pfeiffer", "ia3", "prefix")
 VISION_LANGUAGE = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 from torch import nn
 
 from adapterhub.anatomy.backbone import padding_table, position_module
+from tests.kit import tiny_models
 
 
 def root_of(architecture):

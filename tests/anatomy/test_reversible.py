@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 from transformers import AutoModel, ReformerConfig
 
 import adapterhub as ah
 from adapterhub.anatomy.projections import reversible_stack
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
 
 TINY = {
     "vocab_size": 40,

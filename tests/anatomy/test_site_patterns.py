@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tiny_models
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import sites_option
+from tests.kit import tiny_models
 
 T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
 

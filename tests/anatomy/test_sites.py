@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.sites import FeatureSlice, names_a_role
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 @long_table("architecture", tiny_models.ARCHITECTURES, 4)

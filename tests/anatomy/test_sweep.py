@@ -8,10 +8,10 @@ import sweep
 import sweep_cells
 import sweep_page
 import torch.nn.functional as F
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
+from tests.kit.selection import long_table
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import every_type
 import pytest
 import shrink
 import sweep_cells
-import tiny_models
 import tiny_overrides
 from tiny_overrides import OVERRIDES
 from transformers import CONFIG_MAPPING
+
+from tests.kit import tiny_models
 
 # One of each kind: a class to choose, an option that is missing, sizes that depend on each other.
 SOME = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tiny_models
 import transformers
 from torch import nn
 
 from adapterhub.anatomy.backbone import token_table
+from tests.kit import tiny_models
 
 
 def test_the_table_of_a_model_of_text():

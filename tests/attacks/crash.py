@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sample_adapters import IDENTITY
-from training_runs import OPTIONS, Data, final_bytes, fit
 
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files import atomic as folder_module
@@ -39,6 +37,8 @@ from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.loop import checkpoint, report
 from adapterhub.loop.report import JsonLines, Timing, TrainingLine
 from adapterhub.recipe.options import TrainOptions
+from tests.kit.sample_adapters import IDENTITY
+from tests.kit.training_runs import OPTIONS, Data, final_bytes, fit
 
 REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)

@@ -21,8 +21,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import crash
-import hub_changes
-import hub_server
 from alembic.operations import batch
 from alembic.runtime import migration
 
@@ -53,6 +51,7 @@ from adapterhub.hub.state import (
     serving_alone,
 )
 from adapterhub.registry import hub_client, hub_reader
+from tests.kit import hub_changes, hub_server
 
 KEPT = {"a.md": b"a", "in/b.md": b"b"}
 MIRRORED = "far/away"

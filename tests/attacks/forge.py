@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.schema import canonical_json
 from adapterhub.registry.version_files import DATE_FILE
+from tests.kit import tiny_models
 
 Tree = dict[str, Any]
 LABELS = {

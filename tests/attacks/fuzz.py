@@ -1,6 +1,6 @@
 """Fuzz everything that reads untrusted files: any exception but AdapterhubError is a finding.
 
-    PYTHONPATH=.:tests/helpers:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
+    PYTHONPATH=.:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
 
 Each input is a valid file, written at run time, after one to four mutations. Most mutated manifests
 get a valid digest, so that the checks behind the digest are reached. A finding is printed with the

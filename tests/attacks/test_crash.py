@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
-from selection import ALL
+
+from tests.kit import tiny_models
+from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="crash.py forks at each point")
 # The number of lines, of several hundred, before which a writer is killed.

@@ -11,7 +11,6 @@ from forge import TENSORS, read_tree, sealed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mutation import nodes
-from selection import ALL
 
 from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
@@ -19,6 +18,7 @@ from adapterhub.files.manifest import from_json, to_json
 from adapterhub.files.native import Saved
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.tasks import parse_task
+from tests.kit.selection import ALL
 
 INPUTS = 1200 if ALL else 400
 METHODS = ("lora", "houlsby", "prompt", "bitfit")

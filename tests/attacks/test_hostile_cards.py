@@ -15,14 +15,14 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from sample_adapters import IDENTITY
-from selection import ALL, long_table
 
 from adapterhub.errors import printable
 from adapterhub.files.card import InPeft, card, export_card, split_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.registry.hub_writer import hub_card
 from adapterhub.registry.version_files import entry_of
+from tests.kit.sample_adapters import IDENTITY
+from tests.kit.selection import ALL, long_table
 
 HARMLESS = Manifest(
     name="polite",

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import refused
 from forge import harmless_text
-from selection import long_table
+
+from tests.kit.command_line import refused
+from tests.kit.selection import long_table
 
 BYTES = {
     "latin-1": b"a good movie\nna\xefve\n",

@@ -26,11 +26,11 @@ from forge import (
     refused,
     split_header,
 )
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files.native import Saved
+from tests.kit.selection import long_table
 
 Header = Callable[[Tree], "Tree | None"]
 

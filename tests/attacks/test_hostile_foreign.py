@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from forge import Tree, bomb, join_header, refused
 from mutation import VALUES, mutate_bytes
 from safetensors.torch import load_file, save_file
-from selection import long_table
 from transformers import AutoModel, PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft import targets
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 # torch's loader warns about pickles with unusual content.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

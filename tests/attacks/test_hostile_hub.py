@@ -15,12 +15,8 @@ import time
 import traceback
 from dataclasses import replace
 
-import hostile_hub as hostile
-import hub_server
 import pytest
-import sample_adapters
 from huggingface_hub import constants
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.backbones import hub_guard, hub_network
@@ -42,6 +38,9 @@ from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.lockfile import Pin, pin, sync
 from adapterhub.registry.store import Publication, Query
+from tests.kit import hostile_hub as hostile
+from tests.kit import hub_server, sample_adapters
+from tests.kit.selection import long_table
 
 TOKEN = "hf_TheUsersOwnSecretToken0123"
 TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from forge import (
     MANIFEST,
@@ -20,9 +19,10 @@ from forge import (
     sealed,
     state_of,
 )
-from selection import long_table
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 ESC, OVERRIDE = "\x1b[2J\x1b]0;owned\x07", "\u202egnp.exe"
 

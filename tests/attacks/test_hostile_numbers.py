@@ -8,16 +8,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
-from selection import long_table
 from transformers import AutoModel
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 METHODS = ("lora", "full", "prefix", "bitfit", "prompt", "ia3", "pfeiffer", "compacter", "head")
 # (dtype of the file, number, dtype of the backbone) and whether it is refused.

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-import tiny_models
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import build_method
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 NUMBERS = [-(2**62), -1, 0]
 WORDS = ["", "no/such", "*" * 50, "__class__", "0..999999999", "top 9999999999999999", "\x1b[31m"]

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 from forge import harmless_text
-from run_folders import ROWS, predictions, run_folder
-from sample_adapters import IDENTITY
-from studies import made_records
 
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.report import study_page
@@ -27,6 +24,9 @@ from adapterhub.pages.comparison import runs_page
 from adapterhub.pages.page import page_html
 from adapterhub.pages.row_scores import KINDS, PredictionFile
 from adapterhub.pages.run_files import RunFiles, read_run
+from tests.kit.run_folders import ROWS, predictions, run_folder
+from tests.kit.sample_adapters import IDENTITY
+from tests.kit.studies import made_records
 
 TEXTS = (
     "<script>alert(1)</script>",

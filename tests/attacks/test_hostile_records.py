@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import regex
 from forge import LABELS, bomb, forge, harmless_text
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.tasks import parse_task
+from tests.kit.selection import long_table
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
 

@@ -20,9 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import sample_adapters
 from click.testing import CliRunner
-from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.cli import group
@@ -34,6 +32,8 @@ from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication, Query
+from tests.kit import sample_adapters
+from tests.kit.selection import cases_of, long_table
 
 BACKBONE = "acme--bert-small"
 

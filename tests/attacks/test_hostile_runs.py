@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
-from selection import long_table
-from training_runs import OPTIONS, fit, lines, scores
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
 from adapterhub.files.native import Saved
@@ -28,6 +25,9 @@ from adapterhub.loop.report import JsonLines, PlainLines, Reporter, Several, rep
 from adapterhub.recipe.output_folder import LOCK, check_output, hold_output
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
+from tests.kit.training_runs import OPTIONS, fit, lines, scores
 
 # Flipped bits per file; at least one in each part of it (a header, a pickle, padding, a digest).
 FLIPS = 2000 if tiny_models.FULL_MATRIX else 64
@@ -185,7 +185,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
 
 @pytest.fixture(scope="module")
 def recipe(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    from fixtures import sentences, write_tsv
+    from tests.kit.fixtures import sentences, write_tsv
 
     folder = tmp_path_factory.mktemp("recipe")
     rows = sentences(16)

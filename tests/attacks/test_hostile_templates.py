@@ -6,11 +6,11 @@ What they write for an honest chat is what transformers writes.
 from __future__ import annotations
 
 import pytest
-from fixtures import word_tokenizer
 from forge import harmless_text
 
 from adapterhub.errors import ConfigError
 from adapterhub.tasks.common.chat_template import chat_text
+from tests.kit.fixtures import word_tokenizer
 
 TURNS = [
     {"role": "system", "content": "Be kind."},

@@ -24,18 +24,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
 from forge import forge, harmless_text, sealed
 from huggingface_hub import constants
-from run_folders import predictions, run_folder
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub import cli
 from adapterhub.errors import AdapterhubError, printable
 from adapterhub.files.manifest import from_json
 from adapterhub.files.schema import canonical_json
+from tests.kit import hub_server
+from tests.kit.run_folders import predictions, run_folder
+from tests.kit.selection import long_table
 
 MARKS = (
     "x:bomb:", "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "\u202egpj", "[link=https://x]y[/link]",

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from faults import Lines, interrupt, out_of_memory, sample
-from fixtures import word_tokenizer
-from observed import batch_of, differences, observed, observed_state
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import Saved, write_adapter
+from tests.kit import tiny_models
+from tests.kit.faults import Lines, interrupt, out_of_memory, sample
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.observed import batch_of, differences, observed, observed_state
+from tests.kit.selection import long_table
 
 # None: each line of the package that an operation runs, up to three times.
 INTERRUPTS, ERRORS = (None, None) if tiny_models.FULL_MATRIX else (2, 1)

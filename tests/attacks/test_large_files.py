@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import sample_adapters
 import torch
 from forge import CARD, MANIFEST, TENSORS, forge, join_header
-from selection import long_table
 from test_hostile_registry import limited, sparse
 
 from adapterhub.errors import FileError
@@ -28,6 +26,8 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.secrets import published_texts
 from adapterhub.registry.store import Publication
+from tests.kit import sample_adapters
+from tests.kit.selection import long_table
 
 HUGE = 40 << 30
 LARGE = 48 << 20

@@ -9,11 +9,9 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.compatibility import backbone_differences
@@ -24,6 +22,8 @@ from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.fingerprint import function_config
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 fingerprints = import_module("adapterhub.backbones.fingerprint")  # the package has the function
 

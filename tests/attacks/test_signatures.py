@@ -11,10 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-import hub_server
 import pytest
-import sample_adapters
-import signing
 from huggingface_hub import constants
 
 import adapterhub as ah
@@ -40,6 +37,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.store import Publication
 from adapterhub.registry.trust import distrust_key, require_signatures, trust_key
+from tests.kit import hub_server, sample_adapters, signing
 
 PACKAGE = Path(ah.__file__).parent
 

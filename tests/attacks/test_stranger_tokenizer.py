@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from fixtures import CHAT_TEMPLATE, word_tokenizer
 from jinja2 import TemplateError
-from observed import differences, observed, observed_tokenizer
-from selection import cases_of
 from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokenizer, models
 from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -27,6 +23,10 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.manifest import NewToken
 from adapterhub.files.native import Saved, write_adapter
+from tests.kit import tiny_models
+from tests.kit.fixtures import CHAT_TEMPLATE, word_tokenizer
+from tests.kit.observed import differences, observed, observed_tokenizer
+from tests.kit.selection import cases_of
 
 A, B, AB = ("<a>",), ("<b>",), ("<a>", "<b>")
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import transformers
-from fixtures import word_tokenizer
-from observed import differences, observed_tokenizer
 from tokenizers import AddedToken, NormalizedString, PreTokenizedString
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from adapterhub.backbones.processor import check_removable, remove_added_tokens
 from adapterhub.errors import MismatchError
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.observed import differences, observed_tokenizer
 
 TOKENS = [
     AddedToken("<one>", special=True),

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from fixtures import word_tokenizer
-from selection import long_table
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
@@ -18,6 +15,9 @@ from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks.common.losses import corrected_loss
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.selection import long_table
 
 CONFIGS = {a: tiny_models.usual_model(a).config for a in tiny_models.MATRIX}
 CAUSAL = [a for a in CONFIGS if TASK_MODELS["causal-lm"].classes_for(CONFIGS[a])]

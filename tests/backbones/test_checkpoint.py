@@ -6,12 +6,12 @@ import json
 import math
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
 from adapterhub.backbones.checkpoint import opened_tensors, take_runs, weight_files
 from adapterhub.errors import BackboneError
+from tests.kit import tiny_models
 
 
 def stored_tensors(folder):

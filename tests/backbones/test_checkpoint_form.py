@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import every_type
 import pytest
-import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file
-from selection import long_table
 
 from adapterhub.backbones.checkpoint import (
     HEAD_PART,
@@ -17,6 +15,8 @@ from adapterhub.backbones.checkpoint import (
     named_tensors,
 )
 from adapterhub.errors import BackboneError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 @long_table("architecture", tiny_models.ARCHITECTURES, 4)

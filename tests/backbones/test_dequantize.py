@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import float8
 import pytest
-import tiny_models
 import torch
 import transformers
-from fixtures import word_tokenizer
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
 from adapterhub.backbones.quantized import remaining_quantization
 from adapterhub.errors import AttachError, BackboneError, ConfigError
+from tests.kit import float8, tiny_models
+from tests.kit.fixtures import word_tokenizer
 
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.state import new_state
 from adapterhub.backbones import fingerprint
+from tests.kit import tiny_models
 
 
 @pytest.fixture

@@ -11,12 +11,9 @@ import time
 from importlib import import_module
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from packed_codes import quantize
 from safetensors.torch import load_file, save_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state, new_state
@@ -29,6 +26,9 @@ from adapterhub.backbones.fingerprint import (
     identity_of_model,
 )
 from adapterhub.errors import BackboneError
+from tests.kit import tiny_models
+from tests.kit.packed_codes import quantize
+from tests.kit.selection import long_table
 
 GOLDEN = "v2-25258faf575cb5e72489a612da31c578294c037c79c763397e2e61524cb18f22"
 GOLDEN_BODY = "7a45b1b6aa833947ad8eb0ddc667f4dd7dd7bf46c927a9ef9b42184d540e2122"

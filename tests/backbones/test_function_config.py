@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import tiny_models
 import transformers
-from selection import long_table
 
 from adapterhub.backbones.fingerprint import config_differences, function_config
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 @long_table("architecture", tiny_models.ARCHITECTURES, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import hostile_hub
 import pytest
 from huggingface_hub import HfApi, constants, get_session, set_client_factory
 from huggingface_hub.utils import _http as hub_http
@@ -12,6 +11,7 @@ from huggingface_hub.utils import _http as hub_http
 from adapterhub.backbones import hub_guard
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError
+from tests.kit import hostile_hub
 
 
 @pytest.fixture

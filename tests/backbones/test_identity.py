@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import tiny_models
 import torch
 import transformers
 
@@ -14,6 +13,7 @@ from adapterhub.anatomy.backbone import Backbone, local_name
 from adapterhub.backbones.find import find_backbone, is_hub_id, is_local_name
 from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.native import Saved
+from tests.kit import tiny_models
 
 COMMIT = "a" * 40
 DIGEST = "0123456789ab"

@@ -7,7 +7,6 @@ import json
 
 import pytest
 import transformers
-import vision_language
 from PIL import Image
 
 from adapterhub.anatomy.backbone import Backbone
@@ -21,6 +20,7 @@ from adapterhub.backbones.processor import (
     processor_identity,
 )
 from adapterhub.errors import BackboneError, ConfigError
+from tests.kit import vision_language
 
 TASK = "image-text-to-text"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
 
 
 def test_every_depth_occurs_and_every_parameter_has_one(subtests):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
-from plain_modules import Everything
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.backbones.meta_model import skeleton
+from tests.kit import tiny_models
+from tests.kit.plain_modules import Everything
 
 
 def test_it_has_the_sizes_and_no_values():

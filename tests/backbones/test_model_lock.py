@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import tiny_models
-
 import adapterhub as ah
 from adapterhub.backbones.meta_model import stand_in
+from tests.kit import tiny_models
 
 
 def is_whole(model):

@@ -6,17 +6,17 @@ import itertools
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from accelerate.utils import set_seed
-from selection import long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.task_models import task_model
 from adapterhub.status import quiet_loading
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 def test_a_new_head_is_newly_initialized(backbone):

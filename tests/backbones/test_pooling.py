@@ -107,7 +107,7 @@ def test_a_task_without_a_pooled_head_has_none() -> None:
 
 
 def test_a_pooling_that_the_class_has_anyway_adds_nothing(tmp_path: Path) -> None:
-    import tiny_models
+    from tests.kit import tiny_models
 
     model = tiny_models.model("roberta")
     model.base_model.save_pretrained(tmp_path / "roberta")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import media
 import numpy as np
 import pytest
-import sounds
-import tiny_models
 import torch
 import transformers
 from torch import nn
@@ -14,6 +11,7 @@ from torch import nn
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.probe import ROWS, TOKENS, picture_batch, probe, probe_batch
 from adapterhub.backbones.processor import sound_inputs
+from tests.kit import media, sounds, tiny_models
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])

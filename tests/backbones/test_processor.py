@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 
-import media
 import pytest
-import sounds
-import tiny_models
 import transformers
-from fixtures import word_tokenizer
 from PIL import Image
 
 from adapterhub.anatomy.backbone import Backbone
@@ -23,6 +19,8 @@ from adapterhub.backbones.processor import (
     tokenizer_of,
 )
 from adapterhub.errors import ConfigError
+from tests.kit import media, sounds, tiny_models
+from tests.kit.fixtures import word_tokenizer
 
 
 def identity(processor):

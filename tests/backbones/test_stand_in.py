@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from transformers import BertConfig, BertModel
 
 from adapterhub.backbones.meta_model import stand_in
+from tests.kit import tiny_models
 
 
 def test_a_stand_in_takes_almost_no_memory():

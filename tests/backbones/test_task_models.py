@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.backbones.task_models import (
@@ -15,6 +14,7 @@ from adapterhub.backbones.task_models import (
     text_config,
 )
 from adapterhub.errors import ConfigError
+from tests.kit import tiny_models
 
 READS = {
     "AutoTokenizer": "bert", "AutoImageProcessor": "vit", "AutoFeatureExtractor": "wav2vec2",

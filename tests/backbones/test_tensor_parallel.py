@@ -9,14 +9,12 @@ from importlib.util import find_spec
 
 import every_type
 import pytest
-import tensor_parallel_cells
-import tiny_models
 import torch
-import warm
-from matrix import one_of_each_signature
 
 from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_parallel
 from adapterhub.errors import BackboneError, ConfigError
+from tests.kit import tensor_parallel_cells, tiny_models, warm
+from tests.kit.matrix import one_of_each_signature
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"

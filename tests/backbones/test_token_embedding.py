@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
 import transformers
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
+from tests.kit import tiny_models
 
 
 def test_the_table_has_one_row_per_token():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
-from fixtures import word_tokenizer
 from tokenizers import AddedToken
 
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.processor import TokenizerSnapshot, remember_tokenizer
 from adapterhub.errors import AttachError, MismatchError
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
 
 
 def snapshot(tokenizer=None):

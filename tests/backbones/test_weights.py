@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -22,6 +21,7 @@ from adapterhub.anatomy.backbone import (
 from adapterhub.anatomy.sites import FeatureSlice
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])

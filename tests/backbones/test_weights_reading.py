@@ -8,17 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from float8 import float8_kernel
-from one_site import PROJECTIONS
 from torch import nn
 from torch.nn import functional as F
 
 import adapterhub as ah
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
+from tests.kit.float8 import float8_kernel
+from tests.kit.one_site import PROJECTIONS
 
 
 def test_weights_are_read_as_they_compute():

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fixtures import sentences, write_tsv
-from homes import home_in
-from studies import made_records, planned
 
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.conduct import StudyState, run_study
@@ -16,6 +13,9 @@ from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.homes import home_in
+from tests.kit.studies import made_records, planned
 
 
 def small_study(backbone: Path, folder: Path) -> Study:

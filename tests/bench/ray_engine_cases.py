@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ray_nodes import two_nodes
-from studies import facts, planned
 
 from adapterhub._version import __version__
 from adapterhub.bench import ray_engine
@@ -21,6 +19,8 @@ from adapterhub.bench.ray_engine import BenchWorker, RayEngine
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.study import Study
 from adapterhub.errors import BackboneError, ConfigError, TrainingError
+from tests.kit.ray_nodes import two_nodes
+from tests.kit.studies import facts, planned
 
 CELLS = [Cell("a", "lora", 10, 5, 1e-3, seed, "final") for seed in range(4)]
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from studies import planned
 
 from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import LEAST_STEPS, Cell, Group, next_cells, runs_left
@@ -23,6 +22,7 @@ from adapterhub.loop.processes import Stopped
 from adapterhub.tasks import parse_task
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run_data import RunData
+from tests.kit.studies import planned
 
 
 def test_a_budget_becomes_steps(study: Study, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from studies import made_records
 
 from adapterhub.bench.report import (
     count_words,
@@ -17,6 +16,7 @@ from adapterhub.bench.report import (
 )
 from adapterhub.bench.results import study_results
 from adapterhub.pages.figures import COLOURS
+from tests.kit.studies import made_records
 
 
 def texts(svg):

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import facts, planned
 
 from adapterhub.bench.cells import Shard, next_cells
 from adapterhub.bench.conduct import Claims, StudyState, run_study
 from adapterhub.bench.study import Study, keep_study
 from adapterhub.errors import OutputError
+from tests.kit.studies import facts, planned
 
 KEY = "0" * 32
 

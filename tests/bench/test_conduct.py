@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import facts, planned
 
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import StudyState, run_study
@@ -17,6 +16,7 @@ from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study
 from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
+from tests.kit.studies import facts, planned
 
 
 def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished: Any) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from studies import facts, planned
 
 from adapterhub.bench import execute
 from adapterhub.bench.cells import Cell
@@ -23,6 +22,7 @@ from adapterhub.loop.loop import peak_memory
 from adapterhub.loop.processes import Stopped
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.loading import SharedLoader
+from tests.kit.studies import facts, planned
 
 
 def test_a_cell_that_was_stopped_continues_from_its_checkpoint(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tiny_models
 import torch
-from matrix import one_of_each_signature
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.bench.suggest import features_of
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import one_of_each_signature
+from tests.kit.selection import long_table
 
 
 class Rows:

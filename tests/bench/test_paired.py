@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_truth import PREDICTIONS, Truth
 from scipy.stats import t, ttest_ind, ttest_rel
 
 from adapterhub.bench.paired import compare_all_pairs, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
+from tests.kit.planted_truth import PREDICTIONS, Truth
 
 ACCURACY = row_score("classes")
 

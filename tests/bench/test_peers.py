@@ -15,12 +15,8 @@ import numpy as np
 import peer_worker
 import peers as script
 import pytest
-import selection
-from fixtures import sentences, write_tsv
 from peer_methods import PEERS, PeerMethod, named
 from peers import PeerContext, PeerEngine, Worker, plan_peers, run_peer
-from selection import long_table
-from studies import planned
 
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import meta_model
@@ -33,6 +29,10 @@ from adapterhub.bench.study import Study, keep_study, read_study
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT
+from tests.kit import selection
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.selection import long_table
+from tests.kit.studies import planned
 
 WORKER = Path(script.__file__).with_name("peer_worker.py")
 HERE = ("peft", "transformers")  # adapters needs another transformers

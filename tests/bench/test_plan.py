@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from studies import planned
 
 from adapterhub.bench import plan as plan_module
 from adapterhub.bench.study import Study
 from adapterhub.training.loading import KernelChoice
+from tests.kit.studies import planned
 
 
 def test_the_kernels_of_the_first_time_are_kept(

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from studies import made_record, made_records
 
 from adapterhub.bench.baselines import BagOfWords, Constant
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import Costs, PredictedRows
 from adapterhub.bench.results import median_costs, study_results
 from adapterhub.errors import ConfigError
+from tests.kit.studies import made_record, made_records
 
 ACCURACY = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
 MAJORITY = {"mine": Constant("majority class", "classes", "pos", 0.6)}

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_truth import PREDICTIONS, Truth, equal
-from run_folders import predictions
 from scipy.stats import f as f_distribution
 from scipy.stats import norm, t
 
@@ -24,6 +22,8 @@ from adapterhub.bench.statistics import (
 )
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
+from tests.kit.planted_truth import PREDICTIONS, Truth, equal
+from tests.kit.run_folders import predictions
 
 ACCURACY = row_score("classes")
 

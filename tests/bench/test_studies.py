@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from selection import cases_of
 from transformers import BertConfig
 
 from adapterhub.anatomy.build import anatomy_of
@@ -17,6 +16,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT
+from tests.kit.selection import cases_of
 
 STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
 

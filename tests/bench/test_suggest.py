@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
-from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.bench import suggest as suggesting
@@ -18,6 +16,8 @@ from adapterhub.bench.suggest import BARE, Candidate, Suggestion, check_probed, 
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
+from tests.kit import tiny_models
+from tests.kit.selection import cases_of
 
 ROWS, WIDTH, NOISE = 300, 24, 20
 

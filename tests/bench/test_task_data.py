@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures import sentences, write_tsv
 
 from adapterhub.bench.execute import TEST_SHARE, read_task_data
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read_draft
+from tests.kit.fixtures import sentences, write_tsv
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import claims
 import numpy as np
 import pytest
 from checks import Check, claim, over_groups, rank_correlation
-from studies import made_record
 
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import RECORDS, STUDY, read_study
+from tests.kit.studies import made_record
 
 PREFIX, UNFREEZE = "prefix(length=5)", "unfreeze(size=2)"
 MAM, LONG = "mam(length=30, size=64)", "prefix(length=95)"

@@ -7,11 +7,11 @@ import itertools
 from pathlib import Path
 
 import winners
-from studies import made_records
 
 from adapterhub.bench.baselines import Constant, write_baselines
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import RECORDS, STUDY, Study
+from tests.kit.studies import made_records
 
 
 def test_the_winner_is_trained_for_epochs_with_its_rate_and_published(

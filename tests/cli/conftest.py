@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from fixtures import sentences, write_tsv
-from homes import home_in
 
 from adapterhub import cli
 from adapterhub.errors import AdapterhubError
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.homes import home_in
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import tiny_models
 
 from adapterhub.backbones import find
 from adapterhub.backbones.find import GOOD, default_backbone
 from adapterhub.backbones.task_models import TASK_MODELS
+from tests.kit import tiny_models
 
 MINILM, SMOLLM = GOOD[0].id, "HuggingFaceTB/SmolLM2-135M-Instruct"
 

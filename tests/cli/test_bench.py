@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from command_line import refused
-from fixtures import sentences, write_tsv
-from homes import home_in
 
 from adapterhub import cli, ray_cluster
 from adapterhub.bench.conduct import LocalEngine
 from adapterhub.cli import _study
 from adapterhub.training.loading import SharedLoader
+from tests.kit.command_line import refused
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.homes import home_in
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from run_folders import predictions, run_folder
 
 from adapterhub.cli.compare import difference_lines
 from adapterhub.pages.row_scores import Difference
+from tests.kit.run_folders import predictions, run_folder
 
 
 def rows(right: int, total: int = 40) -> list[dict]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.files.native import Saved
+from tests.kit import tiny_models
 
 
 @pytest.fixture

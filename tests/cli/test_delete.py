@@ -6,10 +6,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import sample_adapters
 
 from adapterhub.cli import delete
 from adapterhub.errors import ConfigError, RegistryError
+from tests.kit import sample_adapters
 
 
 @pytest.fixture

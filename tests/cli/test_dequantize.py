@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import float8
 import pytest
-import tiny_models
 import torch
-from fixtures import sentences, write_tsv
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
+from tests.kit import float8, tiny_models
+from tests.kit.fixtures import sentences, write_tsv
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import sample_adapters
+from tests.kit import sample_adapters
 
 
 def test_two_versions_are_compared(typed, tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from command_line import refused
-from fixtures import sentences, write_tsv
-from task_cases import classes
+from tests.kit.command_line import refused
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.task_cases import classes
 
 
 def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_path):

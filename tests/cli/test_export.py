@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
-from language_adapters import write_language_model, write_noisy
 
 from adapterhub.adapters import export
 from adapterhub.interchange.peft import exporter
+from tests.kit import tiny_models
+from tests.kit.language_adapters import write_language_model, write_noisy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

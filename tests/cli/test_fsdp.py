@@ -10,13 +10,21 @@ import time
 
 import psutil
 import pytest
-import tiny_models
-from fixtures import sentences, write_tsv
 from transformers import AutoTokenizer
-from two_processes import evaluations, finished, in_two, launch, losses, run_all, same_adapters
 
 import adapterhub as ah
 from adapterhub.loop.sharding import has_shards
+from tests.kit import tiny_models
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.two_processes import (
+    evaluations,
+    finished,
+    in_two,
+    launch,
+    losses,
+    run_all,
+    same_adapters,
+)
 
 pytestmark = pytest.mark.apart
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from mixed_tasks import HEADS, mixed_recipe
 
 from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
+from tests.kit.mixed_tasks import HEADS, mixed_recipe
 
 
 @pytest.fixture

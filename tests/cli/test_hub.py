@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import real_hub
-import signing
-from command_line import refused
-from commit_body import commit, create
 
 from adapterhub.hub.accounts import mirror_namespace
 from adapterhub.hub.state import create_hub, open_hub
+from tests.kit import real_hub, signing
+from tests.kit.command_line import refused
+from tests.kit.commit_body import commit, create
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from selection import long_table
 
 import adapterhub as ah
+from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from peft_reference import outputs  # noqa: E402
+from tests.kit.peft_reference import outputs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

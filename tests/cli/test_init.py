@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from command_line import refused
 
 from adapterhub import cli
+from tests.kit.command_line import refused
 
 
 def seconds_of_children():

@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
-from pipelines import pipeline
 
 import adapterhub as ah
+from tests.kit.pipelines import pipeline
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from command_line import refused
 
 from adapterhub import cli
 from adapterhub.files.signature import read_private_key, read_public_key
+from tests.kit.command_line import refused
 
 pytest.importorskip("cryptography")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from fixtures import json_lines, sentences, write_json_lines, write_tsv
 
 from adapterhub.files.native import Saved
+from tests.kit.fixtures import json_lines, sentences, write_json_lines, write_tsv
 
 NAMES = {"0": "bad film", "1": "good film"}
 LEARN = ("train.epochs=8", "train.learning_rate=5e-3", "train.tensorboard=false")

@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-import sample_adapters
 from rich.console import Console
 
 from adapterhub.cli import _format
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Entry, Publication
+from tests.kit import sample_adapters
 
 list_module = importlib.import_module("adapterhub.cli.list")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import sample_adapters
+
+from tests.kit import sample_adapters
 
 
 def test_a_tag_is_pinned_to_its_version(typed, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny_models
 import torch
 import yaml
 from safetensors import SafetensorError
@@ -13,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 import adapterhub as ah
 from adapterhub.inference.open import open_adapter
+from tests.kit import tiny_models
 
 TEXTS = ["the movie was good", "the plot was very bad"]
 

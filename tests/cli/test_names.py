@@ -8,9 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import refused
-from fixtures import json_lines, sentences, write_tsv
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.cli._recipe_flags import recipe_words
@@ -22,6 +19,9 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import read
 from adapterhub.registry.open_store import named_reference
+from tests.kit.command_line import refused
+from tests.kit.fixtures import json_lines, sentences, write_tsv
+from tests.kit.selection import long_table
 
 PACKAGE = Path(ah.__file__).parent
 STRANGE = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_line import refused
 
 from adapterhub.config.options import help_in_words, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.tasks import TASKS
+from tests.kit.command_line import refused
 
 
 def words_of(text):

@@ -6,9 +6,10 @@ import io
 import shutil
 
 import pytest
-import tiny_models
-from command_line import refused
-from fixtures import json_lines, sentences, write_tsv
+
+from tests.kit import tiny_models
+from tests.kit.command_line import refused
+from tests.kit.fixtures import json_lines, sentences, write_tsv
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 

@@ -6,8 +6,9 @@ import json
 
 import pandas as pd
 import pytest
-from command_line import refused
-from fixtures import sentences
+
+from tests.kit.command_line import refused
+from tests.kit.fixtures import sentences
 
 READERS = {
     ".csv": lambda path: pd.read_csv(path, keep_default_na=False),

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 
 import pytest
-from task_cases import CASES
 
 from adapterhub.inference.open import Predictor
+from tests.kit.task_cases import CASES
 
 
 class Terminal(io.StringIO):

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import refused
-from fixtures import sentences
-from predicted_tables import ROWS, train_two, write_table
 
 from adapterhub.inference.open import AdapterSource
+from tests.kit.command_line import refused
+from tests.kit.fixtures import sentences
+from tests.kit.predicted_tables import ROWS, train_two, write_table
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import AdapterhubError
+from tests.kit import sample_adapters
 
 
 def test_the_same_bytes_are_the_same_version(typed, tmp_path):

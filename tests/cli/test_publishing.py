@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import click
-import sample_adapters
 from click.testing import CliRunner
 
 from adapterhub import cli
@@ -14,6 +13,7 @@ from adapterhub.cli._format import print_published
 from adapterhub.cli._options import publication_options
 from adapterhub.registry.publish import PublicationInfo
 from adapterhub.registry.store import Entry
+from tests.kit import sample_adapters
 
 
 def test_publish_list_show_pull_lock_yank_and_verify(typed, tmp_path):

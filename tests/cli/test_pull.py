@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import Saved
+from tests.kit import sample_adapters
 
 
 def test_pull_copies_the_verified_files(typed, tmp_path):

@@ -8,9 +8,7 @@ from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -23,6 +21,8 @@ from adapterhub.recipe.recipe import read
 from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.prepare import prepare
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')

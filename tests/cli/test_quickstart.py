@@ -8,9 +8,9 @@ import json
 import signal
 
 import pytest
-import stand_ins
 
 from adapterhub.data import tickets
+from tests.kit import stand_ins
 
 quickstart = importlib.import_module("adapterhub.cli.quickstart")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_line import refused
 
 from adapterhub.config.yaml import load_yaml
 from adapterhub.recipe.recipe import read
+from tests.kit.command_line import refused
 
 
 def test_a_recipe_is_written_to_a_file_and_trained(adapterhub, backbones, data, tmp_path):

@@ -6,10 +6,10 @@ import shutil
 
 import click
 import pytest
-import signing
 
 from adapterhub import cli
 from adapterhub.files.signature import write_key_pair
+from tests.kit import signing
 
 # Command lines with the adapter as {}; they succeed, whatever names it.
 LINES = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import FileError, RegistryError
+from tests.kit import sample_adapters
 
 
 def test_a_damaged_version_is_found(typed, tmp_path):

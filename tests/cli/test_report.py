@@ -6,10 +6,10 @@ import webbrowser
 from pathlib import Path
 
 import pytest
-from run_folders import predictions, run_folder
 
 from adapterhub.cli._format import has_display
 from adapterhub.pages.row_scores import read_predictions
+from tests.kit.run_folders import predictions, run_folder
 
 
 @pytest.fixture

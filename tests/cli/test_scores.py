@@ -6,13 +6,13 @@ import json
 import re
 
 import pytest
-from command_line import refused
-from fixtures import sentences, write_tsv
-from mixed_tasks import write_tasks
-from selection import long_table
-from task_cases import CASES
 
 from adapterhub.files.native import Saved
+from tests.kit.command_line import refused
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.mixed_tasks import write_tasks
+from tests.kit.selection import long_table
+from tests.kit.task_cases import CASES
 
 TO = "\N{EN DASH}"
 ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+( in \d+ groups?)?\)"

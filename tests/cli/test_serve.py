@@ -12,10 +12,9 @@ import pytest
 
 pytest.importorskip("starlette", reason='pip install "adapterhub[serve]"')
 
-from served import EXAMPLES, write_adapter
-
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
+from tests.kit.served import EXAMPLES, write_adapter
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import sample_adapters
-import signing
-
 import adapterhub as ah
 from adapterhub.registry.trust import trust_key
+from tests.kit import sample_adapters, signing
 
 
 def test_show_prints_the_versions(typed, tmp_path):

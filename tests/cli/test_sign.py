@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import AdapterhubError
+from tests.kit import sample_adapters
 
 pytest.importorskip("cryptography")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import refused
-from fixtures import sentences, write_tsv
 
 import adapterhub as ah
 from adapterhub.bench import suggest
+from tests.kit.command_line import refused
+from tests.kit.fixtures import sentences, write_tsv
 
 
 @pytest.fixture

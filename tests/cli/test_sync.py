@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import AdapterhubError
+from tests.kit import sample_adapters
 
 
 def test_sync_restores_what_is_missing(typed, tmp_path):

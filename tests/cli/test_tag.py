@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import ConfigError
+from tests.kit import sample_adapters
 
 
 def test_tags_are_set_moved_listed_and_removed(typed, tmp_path):

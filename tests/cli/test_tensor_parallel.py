@@ -6,12 +6,12 @@ import re
 from importlib.util import find_spec
 
 import pytest
-import tiny_models
-from fixtures import sentences, write_tsv
 from transformers import AutoTokenizer
-from two_processes import evaluations, in_two, losses, run_all, same_adapters
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.two_processes import evaluations, in_two, losses, run_all, same_adapters
 
 pytestmark = [
     pytest.mark.apart,

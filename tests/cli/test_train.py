@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import json_lines, write_tsv
-from schema_check import problems
-from selection import cases_of
 
 from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import Saved
 from adapterhub.recipe.recipe import NAMES, read, recipe_schema
+from tests.kit.fixtures import json_lines, write_tsv
+from tests.kit.schema_check import problems
+from tests.kit.selection import cases_of
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 

@@ -6,13 +6,13 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from fixtures import sentences, write_tsv
-from studies import made_records
 
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import read_study
 from adapterhub.cli._study import train_commands
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.studies import made_records
 
 BEST = "lora(rank=2)"
 ACCURACY = {"head": 0.6, BEST: 0.95}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_line import refused
-from fixtures import json_lines, sentences, write_json_lines
+
+from tests.kit.command_line import refused
+from tests.kit.fixtures import json_lines, sentences, write_json_lines
 
 FAST = ("train.epochs=1", "train.tensorboard=false")
 

@@ -8,8 +8,9 @@ import re
 import shutil
 
 import pytest
-from command_line import refused
-from fixtures import write_tsv
+
+from tests.kit.command_line import refused
+from tests.kit.fixtures import write_tsv
 
 
 @pytest.mark.parametrize(

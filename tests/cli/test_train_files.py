@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_line import refused
-from selection import long_table
 
 from adapterhub.recipe.recipe import read
+from tests.kit.command_line import refused
+from tests.kit.selection import long_table
 
 RECIPE = {"method": "lora(rank=2)", "seed": 3, "train": {"max_steps": 2, "batch_size": 8}}
 STEPS = ("--steps", "2", "--batch-size", "8")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import sample_adapters
+
+from tests.kit import sample_adapters
 
 pytest.importorskip("cryptography")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import pytest
-from fixtures import sentences, write_tsv
 from transformers import BertModel
 
 import adapterhub as ah
@@ -17,6 +16,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import spec_options
 from adapterhub.recipe.recipe import NAMES
 from adapterhub.tasks import TASKS, parse_task
+from tests.kit.fixtures import sentences, write_tsv
 
 YAML = re.compile(
     r"\bnull\b|mapping of|\banything\b|\b(str|int|bool|float) [|,]|list of (str|int)|\(s\)"

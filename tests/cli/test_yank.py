@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import AdapterhubError, RegistryError
+from tests.kit import sample_adapters
 
 
 def test_a_yanked_version_is_hidden_but_still_loads(typed, tmp_path):

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL
 
 from adapterhub.config.options import (
     from_dict,
@@ -23,6 +22,7 @@ from adapterhub.config.options import (
     type_text,
 )
 from adapterhub.errors import ConfigError
+from tests.kit.selection import ALL
 
 few = settings(max_examples=100 if ALL else 40)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL
 
 from adapterhub.config.yaml import merge_options, parse_overrides
 from adapterhub.errors import ConfigError
+from tests.kit.selection import ALL
 
 few = settings(max_examples=100 if ALL else 40)
 

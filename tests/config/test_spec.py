@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL
 
 from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
 from adapterhub.errors import ConfigError
+from tests.kit.selection import ALL
 
 few = settings(max_examples=100 if ALL else 40)
 

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-import sample_adapters
 
 from adapterhub.config import user_folders
 from adapterhub.config.user_folders import STATE_VARIABLE, expanded, state_folder, user_folder
 from adapterhub.errors import ConfigError
+from tests.kit import sample_adapters
 
 
 def test_the_variable_comes_before_the_users_folder(monkeypatch, tmp_path):

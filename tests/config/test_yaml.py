@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL
 
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, load_yaml, plain_scalar
 from adapterhub.errors import ConfigError
+from tests.kit.selection import ALL
 
 few = settings(max_examples=100 if ALL else 40)
 

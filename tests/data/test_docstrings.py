@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from selection import ALL
 
 from adapterhub.data import docstrings
 from adapterhub.data.docstrings import PARTS, load_docstrings
 from adapterhub.data.examples import Example, data_hash
 from adapterhub.errors import DataError
+from tests.kit.selection import ALL
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import media
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fixtures import write_json_lines
 
 from adapterhub.data.examples import data_hash
 from adapterhub.data.image_chats import PictureChat, chat_choice, read_chats
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
+from tests.kit import media
+from tests.kit.fixtures import write_json_lines
 
 
 @pytest.fixture

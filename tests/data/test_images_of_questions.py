@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import media
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fixtures import write_json_lines, write_tsv
 
 from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import data_hash
@@ -14,6 +12,8 @@ from adapterhub.data.image_chats import AskedPicture, ask, read_asked
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
+from tests.kit import media
+from tests.kit.fixtures import write_json_lines, write_tsv
 
 WANTED = WANTS["asked pictures"]
 

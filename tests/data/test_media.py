@@ -6,11 +6,9 @@ import dataclasses
 import os
 
 import datasets
-import media
 import pyarrow
 import pyarrow.parquet
 import pytest
-from fixtures import write_json_lines, write_tsv
 
 from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import content_of, data_hash
@@ -18,6 +16,8 @@ from adapterhub.data.media import open_media, read_media
 from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
+from tests.kit import media
+from tests.kit.fixtures import write_json_lines, write_tsv
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fixtures import write_json_lines
 from transformers import ByT5Tokenizer
 
 from adapterhub.data.options import DataOptions
@@ -16,6 +15,7 @@ from adapterhub.data.text_pairs import (
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.encoding import IGNORED
+from tests.kit.fixtures import write_json_lines
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import write_json_lines
 from PIL import Image
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
+from tests.kit.fixtures import write_json_lines
 
 ROWS = 24
 NOUNS = [

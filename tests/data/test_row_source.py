@@ -11,11 +11,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from streamed import write_shards
 
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import RowSource, is_many_files, open_source
 from adapterhub.errors import DataError
+from tests.kit.streamed import write_shards
 
 OPTIONS = DataOptions()
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL
-from streamed import write_shards
 
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import (
@@ -24,6 +22,8 @@ from adapterhub.data.row_stream import (
     read_pass,
 )
 from adapterhub.errors import DataError
+from tests.kit.selection import ALL
+from tests.kit.streamed import write_shards
 
 SIZES = (20, 13, 31)
 

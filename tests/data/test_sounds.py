@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-import sounds
 from scipy.signal import chirp
 
 from adapterhub.data.media_formats import Sound, open_sound
 from adapterhub.errors import ConfigError
+from tests.kit import sounds
 
 TONE = sounds.tone(440, 0.25)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from task_cases import CASES
 
 from adapterhub.data.examples import Example, content_of, hold_out, strata_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.multi_label import LabelledText
+from tests.kit.task_cases import CASES
 
 
 def examples(counts: dict[str, int]) -> list[Example]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_adapters
 
 import adapterhub
 from adapterhub.backbones.find import find_backbone
@@ -39,6 +38,7 @@ from adapterhub.files.atomic import (
 from adapterhub.files.native import Saved
 from adapterhub.interchange.checkpoint_files import read_json_object, read_tensor_file
 from adapterhub.interchange.peft.files import tensor_shapes
+from tests.kit import sample_adapters
 
 
 def save(folder: Path, content: bytes, overwrite: bool = False) -> None:

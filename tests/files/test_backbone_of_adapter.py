@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.files.run_folder import backbone_of_adapter
+from tests.kit import tiny_models
 
 
 @pytest.fixture

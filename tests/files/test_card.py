@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from sample_adapters import IDENTITY
 
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.card import InPeft, card, model_kind
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
+from tests.kit.sample_adapters import IDENTITY
 
 MANIFEST = Manifest(
     name="polite",

@@ -8,7 +8,6 @@ import os
 
 import pytest
 import torch
-from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError
 from adapterhub.files import compare
@@ -19,6 +18,7 @@ from adapterhub.files.compare import (
 )
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import Saved, write_adapter
+from tests.kit.sample_adapters import IDENTITY
 
 
 def saved(folder, tensors, **fields):

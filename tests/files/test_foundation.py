@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import FileError
 from adapterhub.files.manifest import FoundationRef, from_json, to_json
@@ -21,6 +20,7 @@ from adapterhub.files.native import (
     replaceable,
     write_copies,
 )
+from tests.kit import sample_adapters
 
 
 @pytest.fixture

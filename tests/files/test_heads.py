@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from sample_adapters import IDENTITY
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import (
@@ -21,6 +20,7 @@ from adapterhub.files.manifest import (
     with_head,
 )
 from adapterhub.files.schema import canonical_json
+from tests.kit.sample_adapters import IDENTITY
 
 CLASSES = TaskHead("classification", "single_label_classification", "mean")
 ONE = Manifest(

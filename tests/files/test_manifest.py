@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files.manifest import (
@@ -25,6 +24,7 @@ from adapterhub.files.manifest import (
     to_json,
 )
 from adapterhub.files.schema import canonical_json, json_depth
+from tests.kit.sample_adapters import IDENTITY
 
 MANIFEST = Manifest(
     name="polite",

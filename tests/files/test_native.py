@@ -21,13 +21,13 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_adapters import IDENTITY
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.files.native import Saved, write_adapter
+from tests.kit.sample_adapters import IDENTITY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 MAKE_GOLDEN = GOLDEN.with_name("make_v1.py")

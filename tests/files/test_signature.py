@@ -7,8 +7,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-import sample_adapters
-import signing
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files.native import Saved, write_adapter
@@ -22,6 +20,7 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
+from tests.kit import sample_adapters, signing
 
 STATEMENT = Statement("0" * 64, "polite", "v3")
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sample_adapters import IDENTITY
 
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.tensors import (
@@ -19,6 +18,7 @@ from adapterhub.files.tensors import (
     verified_tensors,
 )
 from adapterhub.files.tensors import tensor_info as info_of
+from tests.kit.sample_adapters import IDENTITY
 
 BACKBONE = BackboneRef("a/b", None, "fp", "bert", identity=IDENTITY)
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tiny_models
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.processor import remember_tokenizer
+from tests.kit import tiny_models
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>\n' }}{% endfor %}"
 LABELS = {"id2label": {0: "no", 1: "yes", 2: "vielleicht später"}}

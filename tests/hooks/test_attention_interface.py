@@ -7,15 +7,15 @@ import itertools
 import pickle
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.anatomy.projections import attends
 from adapterhub.errors import SiteError
 from adapterhub.hooks.attention import SUPPORTED
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 def logits(model, **options):

@@ -6,10 +6,8 @@ import copy
 import itertools
 
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
-from selection import long_table
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -19,6 +17,8 @@ from adapterhub.anatomy.projections import attends
 from adapterhub.errors import AttachError
 from adapterhub.hooks.attention import WatchedProducts
 from adapterhub.hooks.keyvalue import JoinedPrefixes
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 SPECS = ("prefix(length=3)", "prefix(length=2)", "unipelt(length=3, sites=['attn.kv'])")
 # Keys and values of all heads; of fewer heads than queries; with biases of relative positions;

@@ -9,11 +9,9 @@ import pickle
 import weakref
 
 import pytest
-import tiny_models
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.route import PackedRoutes, TokenRun
@@ -21,6 +19,8 @@ from adapterhub.hooks import row_stacks
 from adapterhub.hooks.row_stacks import ROOM
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.ops import constant_form
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 METHODS = (
     "lora(rank=2)",

@@ -9,7 +9,6 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import tiny_models
 from torch import nn
 
 import adapterhub as ah
@@ -25,6 +24,7 @@ from adapterhub.hooks.composition import (
     set_entry,
 )
 from adapterhub.hooks.slot import Slot
+from tests.kit import tiny_models
 
 
 def in_thread(function):

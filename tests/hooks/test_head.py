@@ -6,7 +6,6 @@ import copy
 import inspect
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +19,7 @@ from adapterhub.hooks.head import (
     with_parameters,
     without_variant_slots,
 )
+from tests.kit import tiny_models
 
 
 class Model(nn.Module):

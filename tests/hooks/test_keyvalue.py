@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 LENGTHS = {"a": 2, "b": 3, "c": 1}
 

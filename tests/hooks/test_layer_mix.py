@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from matrix import example
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import AppliedModules, kept_values
 from adapterhub.hooks.layer_output import mix_slot
+from tests.kit import tiny_models
+from tests.kit.matrix import example
 
 
 class Recorder(nn.Module):

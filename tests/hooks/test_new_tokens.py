@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 from adapterhub.anatomy.projections import matrices_in
@@ -13,6 +12,7 @@ from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.composition import NO_MODULES, AppliedModules
 from adapterhub.hooks.embedding import TokenRows, embedding_slot
 from adapterhub.hooks.new_tokens import MAX_NEW, new_token_rows
+from tests.kit import tiny_models
 
 VOCAB = tiny_models.VOCAB
 TOKENS = (NewToken("<a>", VOCAB - 1), NewToken("<b>", VOCAB + 1))

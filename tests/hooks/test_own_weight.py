@@ -9,7 +9,13 @@ import threading
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from expert_models import (
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.anatomy.backbone import copy_with
+from adapterhub.errors import AttachError
+from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
+from tests.kit.expert_models import (
     EXPERTS,
     IMPLEMENTATIONS,
     ROUTED,
@@ -19,13 +25,7 @@ from expert_models import (
     logits,
     redraw,
 )
-from selection import cases_of
-from torch import nn
-
-import adapterhub as ah
-from adapterhub.anatomy.backbone import copy_with
-from adapterhub.errors import AttachError
-from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
+from tests.kit.selection import cases_of
 
 SPECS = (
     EXPERTS,

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import AttachError, ConfigError, MergeError, MismatchError, SiteError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 POOLED = tuple(
     name

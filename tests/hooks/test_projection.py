@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-import tiny_models
 import torch
-from expert_models import TYPES, expert_model, logits, redraw
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.hooks.composition import AppliedModules
 from adapterhub.hooks.slot import output_slot
 from adapterhub.methods.common.site_module import InputModule
+from tests.kit import tiny_models
+from tests.kit.expert_models import TYPES, expert_model, logits, redraw
+from tests.kit.selection import long_table
 
 # Experts that return scores or a state too, or that hold a matrix for each in several modules.
 BLOCKS = (*TYPES, "lfm2_moe", "zaya", "jetmoe")

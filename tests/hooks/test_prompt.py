@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from transformers import AutoModel, Qwen2VLTextConfig
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family, Stack
+from tests.kit import tiny_models
 
 # Encoders that compute as a decoder with is_decoder=True.
 MASKED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")

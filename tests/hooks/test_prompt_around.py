@@ -8,12 +8,12 @@ from functools import cache
 
 import every_type
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.hooks.prompt import _AROUND, OUTER
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 # What the larger model does before it calls its language model.
 MODELS = {

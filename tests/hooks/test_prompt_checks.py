@@ -6,13 +6,13 @@ import copy
 
 import every_type
 import pytest
-import tiny_models
 import torch
 from transformers import DynamicCache, StaticCache
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks.prompt_checks import CachedPrompt, cached_prompt
+from tests.kit import tiny_models
 
 
 def attached(architecture="llama", task="causal-lm", length=4):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from transformers import DynamicCache
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.prompt import PromptedInputs, past_length
+from tests.kit import tiny_models
 
 LENGTH = 3
 

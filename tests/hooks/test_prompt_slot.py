@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.prompt import PromptSlot
+from tests.kit import tiny_models
 
 
 @pytest.fixture

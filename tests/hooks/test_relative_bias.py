@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
@@ -12,6 +11,7 @@ from adapterhub.errors import SiteError
 from adapterhub.hooks.keyvalue import RelativeBias
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.site_module import PrefixModule
+from tests.kit import tiny_models
 
 ARCHITECTURES = ("t5", "umt5")
 

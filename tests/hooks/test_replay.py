@@ -6,9 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from tiny_models import NO_DROPOUT
 
 import adapterhub as ah
 from adapterhub.backbones.probe import evaluation_mode
@@ -22,6 +20,8 @@ from adapterhub.speed.frozen_cache import (
     replayable,
     stack_rows,
 )
+from tests.kit import tiny_models
+from tests.kit.tiny_models import NO_DROPOUT
 
 IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, ReformerConfig, ReformerForSequenceClassification
@@ -18,6 +17,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.methods import METHODS
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
+from tests.kit import tiny_models
 
 METHODS_INSIDE = ("lora", "dora", "pfeiffer", "houlsby", "compacter", "ia3", "bitfit", "norms",
                   "freeze", "unfreeze", "full", "chosen")  # fmt: skip

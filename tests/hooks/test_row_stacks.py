@@ -7,15 +7,15 @@ import itertools
 import pickle
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.hooks import row_stacks
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.ops import RowStack
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 # Two adapters of each kind, of different sizes where there is one.
 PAIRS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
@@ -13,6 +12,7 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import CHILD
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.slot import Mark, Slot, drop_slot
+from tests.kit import tiny_models
 
 
 class Affine(nn.Module):

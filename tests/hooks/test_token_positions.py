@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from transformers import StaticCache
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks import slot
+from tests.kit import tiny_models
 
 PAD = tiny_models.PAD
 

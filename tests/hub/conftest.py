@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import pytest
-import real_hub
-from shared_state import STATES, place_of
+
+from tests.kit import real_hub
+from tests.kit.shared_state import STATES, place_of
 
 
 def with_users(hub):

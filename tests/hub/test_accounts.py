@@ -6,8 +6,6 @@ import hashlib
 import re
 
 import pytest
-import real_hub
-from commit_body import commit, create
 from sqlalchemy import select, update
 
 from adapterhub.errors import ConfigError
@@ -23,6 +21,8 @@ from adapterhub.hub.database import now_text, sessions, tokens
 from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
 from adapterhub.web.connections import client_address
+from tests.kit import real_hub
+from tests.kit.commit_body import commit, create
 
 
 @pytest.fixture(scope="module")

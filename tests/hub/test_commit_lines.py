@@ -8,7 +8,6 @@ import json
 import time
 import tracemalloc
 
-import commit_body
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.commit_endpoints import CommitLines
 from adapterhub.hub.commits import CommitChange, changed_tree
 from adapterhub.hub.errors import HubRefusal, MissingEntryError, TooManyBytesError
+from tests.kit import commit_body
 
 
 @pytest.fixture(scope="module")

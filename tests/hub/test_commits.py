@@ -6,10 +6,10 @@ import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import commit_body
 import pytest
-import real_hub
-from commit_body import commit, create, head
+
+from tests.kit import commit_body, real_hub
+from tests.kit.commit_body import commit, create, head
 
 
 @pytest.fixture(scope="module")

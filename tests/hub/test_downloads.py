@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from commit_body import commit, create, head
+
+from tests.kit.commit_body import commit, create, head
 
 SMALL, LARGE = b"# card\n", b"0123456789abcdef" * (100 << 10)
 

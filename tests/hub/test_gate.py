@@ -9,10 +9,6 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-import sample_adapters
-import signing
-from commit_body import commit, create
-from hub_policies import Writers, broken_promises, set_rules
 from safetensors.numpy import save
 
 import adapterhub as ah
@@ -24,6 +20,9 @@ from adapterhub.hub.import_export import import_registry
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.version_files import beside_bytes
+from tests.kit import sample_adapters, signing
+from tests.kit.commit_body import commit, create
+from tests.kit.hub_policies import Writers, broken_promises, set_rules
 
 pytestmark = pytest.mark.usefixtures("online")
 PEFT = {

@@ -9,12 +9,7 @@ import sqlite3
 import threading
 from contextlib import closing
 
-import hub_changes
 import pytest
-import real_hub
-import sample_adapters
-from commit_body import commit, create
-from shared_state import STATES, place_of
 from sqlalchemy import select, text
 
 from adapterhub.errors import ConfigError, FileError, OutputError
@@ -28,6 +23,9 @@ from adapterhub.registry import copying, hub_reader
 from adapterhub.registry import hub as registry_hub
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
+from tests.kit import hub_changes, real_hub, sample_adapters
+from tests.kit.commit_body import commit, create
+from tests.kit.shared_state import STATES, place_of
 
 
 def upload(client, data, name="acme/x"):

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-import real_hub
 from huggingface_hub.utils._runtime import is_xet_available
-from selection import ALL
 
 from adapterhub.hub.upload_endpoints import TOO_LARGE
+from tests.kit import real_hub
+from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")
 

@@ -11,17 +11,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import hostile_hub as hostile
 import httpx2
 import pytest
-import real_hub
-import sample_adapters
-from commit_body import commit, create, head, lines
 from filelock import FileLock
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from sqlalchemy import select, update
-from waiting import wait_until
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
@@ -43,6 +38,10 @@ from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
+from tests.kit import hostile_hub as hostile
+from tests.kit import real_hub, sample_adapters
+from tests.kit.commit_body import commit, create, head, lines
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("online")
 CARD, LARGE = b"# A card\n", b"0123456789abcdef" * (100 << 10)

@@ -6,12 +6,8 @@ import html
 import re
 import shlex
 
-import commit_body
 import pytest
-import sample_adapters
 from click.testing import CliRunner
-from commit_body import commit, create, head
-from served import write_adapter
 
 import adapterhub as ah
 from adapterhub import cli
@@ -20,6 +16,9 @@ from adapterhub.hub.accounts import revoke_hub_token
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.tokens import token_for
+from tests.kit import commit_body, sample_adapters
+from tests.kit.commit_body import commit, create, head
+from tests.kit.served import write_adapter
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-import hub_process
 import pytest
-from commit_body import commit, create
-from waiting import wait_until
 
 from adapterhub.web import frame
 from adapterhub.web.connections import raise_file_limit
+from tests.kit import hub_process
+from tests.kit.commit_body import commit, create
+from tests.kit.waiting import wait_until
 
 HEADS = (
     "POST /settings/login HTTP/1.1\r\nhost: {host}\r\ncontent-length: 900\r\n\r\n",

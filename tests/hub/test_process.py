@@ -12,18 +12,17 @@ import sys
 import threading
 from pathlib import Path
 
-import hub_process
 import pytest
-import tiny_models
-from commit_body import commit, create
-from selection import ALL, cases_of
-from shared_state import STATES, place_of
-from waiting import wait_until
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.server import serve_hub
 from adapterhub.hub.state import HubOptions, open_hub, serving_alone
+from tests.kit import hub_process, tiny_models
+from tests.kit.commit_body import commit, create
+from tests.kit.selection import ALL, cases_of
+from tests.kit.shared_state import STATES, place_of
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture

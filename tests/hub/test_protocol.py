@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import real_hub
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationCopy,
@@ -31,9 +30,10 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils._runtime import is_xet_available
 from safetensors.numpy import save, save_file
-from selection import ALL
 
 from adapterhub.hub.upload_endpoints import TOO_LARGE
+from tests.kit import real_hub
+from tests.kit.selection import ALL
 
 pytestmark = [
     pytest.mark.usefixtures("online"),

@@ -6,8 +6,6 @@ import socket
 
 import httpx2
 import pytest
-import sample_adapters
-from commit_body import commit
 
 from adapterhub.hub import readonly_registry
 from adapterhub.hub.commits import TAG, refs_of
@@ -18,6 +16,8 @@ from adapterhub.hub.state import HubOptions
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
+from tests.kit import sample_adapters
+from tests.kit.commit_body import commit
 
 pytestmark = pytest.mark.usefixtures("online")
 

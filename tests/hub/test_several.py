@@ -10,12 +10,7 @@ import threading
 import time
 from contextlib import ExitStack
 
-import hub_changes
-import hub_process
 import pytest
-import real_hub
-from commit_body import commit, create, head
-from selection import ALL
 from sqlalchemy import make_url
 
 from adapterhub.errors import ConfigError, FileError, OutputError
@@ -25,6 +20,9 @@ from adapterhub.hub.database import SCHEMA_REVISION
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
+from tests.kit import hub_changes, hub_process, real_hub
+from tests.kit.commit_body import commit, create, head
+from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.apart
 

@@ -6,15 +6,15 @@ import hashlib
 import time
 
 import pytest
-import real_hub
 import torch
-from commit_body import commit, create
-from sample_adapters import BACKBONE, FINGERPRINT, IDENTITY
 
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import write_adapter
 from adapterhub.hub import blobs, upload_endpoints
 from adapterhub.hub.bucket_blobs import BlobBucket
+from tests.kit import real_hub
+from tests.kit.commit_body import commit, create
+from tests.kit.sample_adapters import BACKBONE, FINGERPRINT, IDENTITY
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-import real_hub
-import sample_adapters
-import signing
-from commit_body import commit, create, head
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, RegistryError
@@ -20,6 +16,8 @@ from adapterhub.hub.content_policy import NamespaceRules, rules_text
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
+from tests.kit import real_hub, sample_adapters, signing
+from tests.kit.commit_body import commit, create, head
 
 pytestmark = [
     pytest.mark.usefixtures("online"),

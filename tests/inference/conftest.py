@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from predicted_tables import train_two
 
 from adapterhub.inference.open import AdapterSource
+from tests.kit.predicted_tables import train_two
 
 
 @pytest.fixture(scope="session")

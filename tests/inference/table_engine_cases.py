@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from predicted_tables import routed, write_table
-from ray_nodes import two_nodes
 
 from adapterhub.errors import DataError, TrainingError
 from adapterhub.inference import table_job
@@ -26,6 +24,8 @@ from adapterhub.inference.table_job import (
     predict_here,
     predict_on_ray,
 )
+from tests.kit.predicted_tables import routed, write_table
+from tests.kit.ray_nodes import two_nodes
 
 
 @pytest.fixture(scope="module")

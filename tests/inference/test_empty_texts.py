@@ -7,9 +7,6 @@ import json
 
 import pandas as pd
 import pytest
-from command_line import refused
-from fixtures import json_lines, write_json_lines
-from served import TaskExample, write_adapter
 from tokenizers import Regex
 from tokenizers.normalizers import Replace
 
@@ -17,6 +14,9 @@ import adapterhub as ah
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine, GenerationOptions
+from tests.kit.command_line import refused
+from tests.kit.fixtures import json_lines, write_json_lines
+from tests.kit.served import TaskExample, write_adapter
 
 NOTHING = ["", " ", "\n\t", "\u00a0", "\u3000", "\u200b\u200e", None, float("nan")]
 KINDS = {

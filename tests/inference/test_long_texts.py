@@ -8,10 +8,6 @@ from itertools import product
 
 import pandas as pd
 import pytest
-from command_line import refused
-from fixtures import json_lines, sentences, write_json_lines, write_tsv
-from selection import long_table
-from served import TaskExample, write_adapter
 
 import adapterhub as ah
 from adapterhub.backbones.pooling import max_positions
@@ -22,6 +18,10 @@ from adapterhub.recipe.recipe import read
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks.common.language_models import Writing
 from adapterhub.training.prepare import prepare
+from tests.kit.command_line import refused
+from tests.kit.fixtures import json_lines, sentences, write_json_lines, write_tsv
+from tests.kit.selection import long_table
+from tests.kit.served import TaskExample, write_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 LONG = " ".join(["the movie was very good"] * 60)
@@ -274,7 +274,7 @@ def test_targets_longer_than_the_decoder_are_cut_and_told(backbones, tmp_path, a
 
 
 def test_spoken_texts_longer_than_the_decoder_are_refused_by_name(backbones, tmp_path, adapterhub):
-    import sounds
+    from tests.kit import sounds
 
     folder = sounds.write_speech(tmp_path / "speech", sounds.PHRASES[:4])
     table = folder / "metadata.csv"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from fixtures import word_tokenizer
 from transformers import AutoModelForSequenceClassification
 
 import adapterhub as ah
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.inference.merged_checkpoint import write_checkpoint
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
 
 
 @pytest.fixture

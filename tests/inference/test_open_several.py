@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures import sentences
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import AdapterSource, open_adapter, open_several
+from tests.kit.fixtures import sentences
 
 EXAMPLES = [Example(text) for text, _ in sentences(20)]
 

@@ -11,8 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from selection import long_table
-from task_cases import CASES
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, DataError
@@ -20,6 +18,8 @@ from adapterhub.inference.inputs import items_of
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
+from tests.kit.selection import long_table
+from tests.kit.task_cases import CASES
 
 OPTIONS = ("max_steps=1", "batch_size=64", "tensorboard=false", "report=false")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sample_adapters import IDENTITY
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.inference.record import training_record
+from tests.kit.sample_adapters import IDENTITY
 
 BACKBONE = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 

@@ -7,10 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
-from task_cases import partners
 from transformers import AutoModel, AutoTokenizer
 
 import adapterhub as ah
@@ -19,6 +17,8 @@ from adapterhub.errors import MergeError
 from adapterhub.inference.merged_checkpoint import take_pooling
 from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import parse_task
+from tests.kit import tiny_models
+from tests.kit.task_cases import partners
 
 TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from selection import long_table
-from task_cases import partners
 from torch import nn
 
 import adapterhub as ah
@@ -22,6 +20,8 @@ from adapterhub.errors import BackboneError, ConfigError, MismatchError
 from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
 from adapterhub.tasks import parse_task
+from tests.kit.selection import long_table
+from tests.kit.task_cases import partners
 
 st = pytest.importorskip("sentence_transformers")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")

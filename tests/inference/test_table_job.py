@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from predicted_tables import ROWS, routed, write_table
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
@@ -20,6 +19,7 @@ from adapterhub.inference.table_job import (
     described_job,
     plan_table,
 )
+from tests.kit.predicted_tables import ROWS, routed, write_table
 
 
 def test_each_row_is_predicted_by_the_adapter_that_it_names(

@@ -8,11 +8,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from predicted_tables import ROWS, routed, write_table
 
 from adapterhub.errors import OutputError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.inference.table_job import JOB, PlannedTable, TableOutput, plan_table
+from tests.kit.predicted_tables import ROWS, routed, write_table
 
 
 @pytest.fixture

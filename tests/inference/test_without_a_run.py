@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from forge import forge
-from selection import long_table
-from task_cases import CASES
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
@@ -20,6 +17,9 @@ from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import ConfigError
 from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import parse_task
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
+from tests.kit.task_cases import CASES
 
 OF_KIND = {parse_task(case.task).head: case for case in reversed(CASES.values())}
 OF_KIND["features"] = OF_KIND["embedding"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import peft
 import pytest
 import torch
-from pipelines import diffusers, picture, pipeline
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
@@ -14,6 +13,7 @@ from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
 from adapterhub.interchange.diffusers_lora import STYLES, _as_kohya
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.pipeline_files import FILE, is_diffusers
+from tests.kit.pipelines import diffusers, picture, pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALMOST = 5e-6

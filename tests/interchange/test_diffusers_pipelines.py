@@ -10,13 +10,13 @@ import inspect
 import peft
 import pytest
 import torch
-from diffusers_models import diffusers, model, output
 from safetensors.torch import load_file, save_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.pipeline_files import FILE
+from tests.kit.diffusers_models import diffusers, model, output
+from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 5e-6

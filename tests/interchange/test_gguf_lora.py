@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, MismatchError, OutputError
 from adapterhub.interchange.gguf_lora import _IN_PAIRS, ARCHITECTURES
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 gguf = pytest.importorskip("gguf")
 EVERYWHERE = "sites=['attn.*', 'ffn.*']"

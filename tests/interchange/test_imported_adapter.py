@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
-from adapters_golden import GOLDEN, backbone
 
 import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.interchange.formats import FORMATS, detect
+from tests.kit import tiny_models
+from tests.kit.adapters_golden import GOLDEN, backbone
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import pipeline
 from safetensors.torch import load_file, save_file
-from selection import long_table
 from torch import Tensor
 
 import adapterhub as ah
 from adapterhub.errors import FileError, MismatchError
 from adapterhub.interchange.pipeline_files import FILE
+from tests.kit.pipelines import pipeline
+from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SD, XL = "StableDiffusionPipeline", "StableDiffusionXLPipeline"

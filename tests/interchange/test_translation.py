@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.translation import Translation
+from tests.kit import tiny_models
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_runs import Data, Learner, Net, Ticks, final_bytes, fit, lines, scores
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop import checkpoint, engine, loop
 from adapterhub.recipe.options import TrainOptions
+from tests.kit.training_runs import Data, Learner, Net, Ticks, final_bytes, fit, lines, scores
 
 
 @pytest.fixture(params=["loss", "gradient"])

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from torch.autograd.graph import save_on_cpu
-from training_runs import Learner, bits, fit
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
@@ -21,6 +19,8 @@ from adapterhub.loop.loop import TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import activation_bytes
+from tests.kit import tiny_models
+from tests.kit.training_runs import Learner, bits, fit
 
 
 class BertLearner(Learner):

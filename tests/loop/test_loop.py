@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from selection import cases_of
 from torch import nn
-from training_runs import (
+
+from adapterhub.errors import ConfigError, OutputError
+from adapterhub.loop import checkpoint, loop
+from adapterhub.recipe.options import RunOptions
+from tests.kit.selection import cases_of
+from tests.kit.training_runs import (
     BATCH,
     OPTIONS,
     Data,
@@ -25,10 +29,6 @@ from training_runs import (
     lines,
     scores,
 )
-
-from adapterhub.errors import ConfigError, OutputError
-from adapterhub.loop import checkpoint, loop
-from adapterhub.recipe.options import RunOptions
 
 
 def test_learns_and_reports(tmp_path: Path) -> None:

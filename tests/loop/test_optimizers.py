@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
@@ -14,6 +13,7 @@ from adapterhub.loop import engine
 from adapterhub.loop.engine import OPTIMIZERS, Engine
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from training_runs import Data, fit, lines
 
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import FileDigest, file_digest
@@ -30,6 +29,7 @@ from adapterhub.loop.report import (
 )
 from adapterhub.recipe.options import RunOptions
 from adapterhub.status import counting, showing
+from tests.kit.training_runs import Data, fit, lines
 
 
 def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:

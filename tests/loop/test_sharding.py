@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
@@ -16,6 +15,7 @@ from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_sta
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.common.site_module import SharedModule
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
 
 
 @pytest.fixture

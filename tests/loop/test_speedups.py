@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from adapterhub.loop.engine import Engine
 from adapterhub.loop.speedups import Speedup, Speedups, Trial, Undo, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
 
 
 @pytest.fixture

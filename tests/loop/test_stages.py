@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
@@ -23,6 +21,8 @@ from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import StageSchedule
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
+from tests.kit.selection import cases_of
 
 EXAMPLES, BATCH, EPOCHS = 8, 2, 5
 STEPS = EXAMPLES // BATCH

@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import write_json_lines
-from mixed_tasks import mixed_recipe
-from selection import long_table
-from task_cases import CASES
 
 from adapterhub.loop import engine
 from adapterhub.loop.engine import Engine, LazyBatches
@@ -23,6 +19,10 @@ from adapterhub.tasks.common import language_models
 from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import training_session
+from tests.kit.fixtures import write_json_lines
+from tests.kit.mixed_tasks import mixed_recipe
+from tests.kit.selection import long_table
+from tests.kit.task_cases import CASES
 
 ROWS = 8
 WHOLE, ONE_BY_ONE, UNEVEN = [ROWS], [1] * ROWS, [2, 5, 1]

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from training_runs import Data, Ticks, final_bytes, fit
 
 from adapterhub.errors import TrainingError
 from adapterhub.loop.processes import catch_stop_signals
+from tests.kit.training_runs import Data, Ticks, final_bytes, fit
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

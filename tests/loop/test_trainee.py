@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE, AdapterTrainee
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import TrainOptions
+from tests.kit import tiny_models
 
 LAYERS = ("encoder.2.", "encoder.1.", "encoder.0.", "backbone.embeddings")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import CHILD
 from adapterhub.errors import MergeError
 from adapterhub.merging.affine import merged_weight_and_bias
+from tests.kit import tiny_models
 
 
 def host_and_slot(*methods):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError, ConfigError, MergeError
+from tests.kit import tiny_models
 
 
 @pytest.fixture

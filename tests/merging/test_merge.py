@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from observed import differences, observed
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.backbones.probe import probe
 from adapterhub.errors import AttachError, MergeError
+from tests.kit import tiny_models
+from tests.kit.observed import differences, observed
 
 
 def test_a_merged_model_is_a_plain_one_and_unmerge_restores_every_bit():

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
-from expert_models import IMPLEMENTATIONS, TYPES, expert_model, holders, logits, redraw
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MergeError
+from tests.kit.expert_models import IMPLEMENTATIONS, TYPES, expert_model, holders, logits, redraw
+from tests.kit.selection import long_table
 
 SPECS = (
     "lora(sites=[ffn.experts.*], rank=3)",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from selection import cases_of, long_table
 
 import adapterhub as ah
 from adapterhub.adapters.route import activate
@@ -13,6 +11,8 @@ from adapterhub.adapters.state import get_state
 from adapterhub.errors import ConfigError, MergeError
 from adapterhub.methods.common.base import METHODS
 from adapterhub.methods.lora import LoRALayer
+from tests.kit import tiny_models
+from tests.kit.selection import cases_of, long_table
 
 
 def attached(architecture, spec, seed=3):

@@ -7,21 +7,21 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from expert_models import expert_model, logits, redraw
-from fixtures import word_tokenizer
-from language_adapters import text_logits, write_language_model, write_noisy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
-from vllm_stand_in import standing_in
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.peft.files import CONFIG_FILE, TENSORS_FILE, write_peft
 from adapterhub.interchange.peft.vllm import RANKS, try_vllm
 from adapterhub.merging.vllm import blocking_vllm, in_vllm
+from tests.kit import tiny_models
+from tests.kit.expert_models import expert_model, logits, redraw
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.language_adapters import text_logits, write_language_model, write_noisy
+from tests.kit.vllm_stand_in import standing_in
 
 peft = pytest.importorskip("peft")
 

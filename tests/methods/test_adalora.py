@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -22,6 +21,7 @@ from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee, check_whole, penalty, stepped
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
 
 SPEC = "adalora(rank=3, target=1, warmup=0.2, final=0.4)"
 STEPS, SITES = 10, 4

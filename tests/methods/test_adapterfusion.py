@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, BertForSequenceClassification
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MismatchError, SiteError
+from tests.kit import tiny_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 
 def logits(model):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from one_site import attach_at
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MergeError, SiteError
+from tests.kit import tiny_models
+from tests.kit.one_site import attach_at
 
 EVERYWHERE = ["attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down"]
 INVOCATION = [50, 51]

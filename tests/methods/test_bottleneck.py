@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
@@ -12,6 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.bottleneck import Bottleneck
+from tests.kit import tiny_models
 
 ACTIVATION = {"houlsby": "gelu", "pfeiffer": "relu", "parallel": "relu", "scaled-parallel": "relu"}
 SCALE = {"scaled-parallel": 4.0}

@@ -7,13 +7,13 @@ import copy
 import pytest
 import test_cells as contract
 import test_compile as compiled
-import tiny_models
 import torch
-from fixtures import train
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
+from tests.kit import tiny_models
+from tests.kit.fixtures import train
+from tests.kit.selection import long_table
 
 SPECS = ("pfeiffer(source=block)", "parallel(source=residual)", "compacter(source=block)")
 # Pre-norm, post-norm, norms on the outputs of sublayers, two stacks.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.compacter import KroneckerLinear, SharedFactors
+from tests.kit import tiny_models
 
 A = "encoder.0.attn.compacter.shared.A"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
 
 IDS = [5, 6, 7, 8]
 

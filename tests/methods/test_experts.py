@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from expert_models import TYPES, expert_model, logits, redraw
 from safetensors.torch import load_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit.expert_models import TYPES, expert_model, logits, redraw
+from tests.kit.selection import long_table
 
 EXPERTS = "[ffn.experts.*]"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
-from one_site import trained_names
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.freeze import Freeze
+from tests.kit import tiny_models
+from tests.kit.one_site import trained_names
 
 
 def test_the_top_layers_and_the_pooler_train():

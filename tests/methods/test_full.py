@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.full import Full
+from tests.kit import tiny_models
 
 
 def test_every_parameter_of_the_backbone_trains():

@@ -10,7 +10,6 @@ from itertools import count, islice
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 
@@ -26,6 +25,7 @@ from adapterhub.methods.common.generated import (
     uniform,
     whole_numbers,
 )
+from tests.kit import tiny_models
 
 FORMAT = Path(__file__).parents[2] / "docs/reference/format.md"
 MASK = (1 << 64) - 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from fixtures import train
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError
+from tests.kit import tiny_models
+from tests.kit.fixtures import train
 
 
 def test_only_the_head_trains():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from one_site import PROJECTIONS, attach_at
 from torch.nn import functional as F
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
+from tests.kit.one_site import PROJECTIONS, attach_at
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])

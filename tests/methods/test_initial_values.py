@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch.overrides import TorchFunctionMode
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 DRAWS = {"uniform_", "normal_", "trunc_normal_", "randn", "rand", "bernoulli_"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 import transformers
 
 import adapterhub as ah
 from adapterhub.methods.invertible import Coupling
+from tests.kit import tiny_models
 
 # The module whose output `adapters` couples, by names that no site of ours is derived from.
 EMBEDDINGS = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
 
 # Without rotary positions, so that queries are those of the projection.
 ARCHITECTURES = ("bert", "gpt2", "openai-gpt", "bloom", "mpt")

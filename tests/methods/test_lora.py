@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from one_site import PROJECTIONS, attach_at
 from torch.nn import functional as F
 
 import adapterhub as ah
@@ -13,6 +11,8 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import dump_methods, parse_methods
 from adapterhub.methods.lora import LoRA
+from tests.kit import tiny_models
+from tests.kit.one_site import PROJECTIONS, attach_at
 
 VARIANTS = sorted(name for name, method in METHODS.items() if issubclass(method, LoRA))
 

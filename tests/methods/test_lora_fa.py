@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from fixtures import train
-from one_site import PROJECTIONS, attach_at
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.fixtures import train
+from tests.kit.one_site import PROJECTIONS, attach_at
 
 
 @pytest.mark.parametrize("architecture", PROJECTIONS)

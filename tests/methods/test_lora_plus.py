@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import TrainOptions
+from tests.kit import tiny_models
 
 
 def test_the_learning_rate_of_b_is_a_multiple_of_that_of_a():

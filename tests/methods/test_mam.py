@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
+from tests.kit import tiny_models
 
 PARTS = ["prefix(length=3)", "scaled-parallel(size=4, scale=2)"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch.nn import functional as F
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
+from tests.kit import tiny_models
 
 
 def attached(spec):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.methods.common.projections import PartialSitesError
+from tests.kit import tiny_models
 
 
 @pytest.fixture

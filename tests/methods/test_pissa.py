@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from one_site import PROJECTIONS, attach_at
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods import pissa
+from tests.kit import tiny_models
+from tests.kit.one_site import PROJECTIONS, attach_at
 
 
 @pytest.mark.parametrize("iterations", [0, 8])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import every_type
 import pytest
-import tiny_models
 import torch
-from one_site import attention_tensors
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import CHILD
@@ -15,6 +12,9 @@ from adapterhub.errors import ConfigError, SiteError
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.prefix import Prefix
 from adapterhub.recipe.options import TrainOptions
+from tests.kit import tiny_models
+from tests.kit.one_site import attention_tensors
+from tests.kit.selection import long_table
 
 
 def test_attention_reads_the_prefix_before_keys_and_values():

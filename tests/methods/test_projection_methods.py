@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from one_site import PROJECTIONS, attach_at
-from projection_equations import EQUATIONS, road
-from selection import long_table
 from torch import Tensor
 
 import adapterhub as ah
@@ -15,6 +11,10 @@ from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.projections import ProjectionMethod
 from adapterhub.methods.waveft import inverse_haar
+from tests.kit import tiny_models
+from tests.kit.one_site import PROJECTIONS, attach_at
+from tests.kit.projection_equations import EQUATIONS, road
+from tests.kit.selection import long_table
 
 CELLS = [(method, architecture) for method in EQUATIONS for architecture in PROJECTIONS]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.prompt import Prompt
+from tests.kit import tiny_models
 
 
 def hidden(model, **inputs):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
-from fixtures import train
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError, SiteError
 from adapterhub.methods.reft import token_sets
+from tests.kit import tiny_models
+from tests.kit.fixtures import train
 
 METHODS = ("loreft", "noreft", "direft")
 

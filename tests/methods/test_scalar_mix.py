@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
 
 
 def hidden_states(model):

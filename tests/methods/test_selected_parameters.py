@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from one_site import trained_names
 
 import adapterhub as ah
 from adapterhub.errors import MergeError, SiteError
+from tests.kit import tiny_models
+from tests.kit.one_site import trained_names
 
 
 def test_the_embedding_trains_by_default():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
+from tests.kit import tiny_models
 
 
 def ranks_by_site(architecture, spec):

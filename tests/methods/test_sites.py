@@ -6,14 +6,14 @@ import dataclasses
 import itertools
 
 import pytest
-import tiny_models
 import torch
-from selection import ALL, cases_of, part_of
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.selection import ALL, cases_of, part_of
 
 WITH_SITES = sorted(
     name for name, cls in METHODS.items() if "sites" in {f.name for f in dataclasses.fields(cls)}

@@ -8,10 +8,8 @@ import typing
 
 import peft
 import pytest
-import tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL
 
 import adapterhub as ah
 from adapterhub.config.options import options_of
@@ -19,6 +17,8 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import ALIASES, METHOD_MEANINGS, option_names
 from adapterhub.methods.common.spec import dump_methods, method_text, parse_methods, with_options
+from tests.kit import tiny_models
+from tests.kit.selection import ALL
 
 
 def test_a_spec_without_quotes_and_with_other_names(subtests):

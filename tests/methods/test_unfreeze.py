@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.unfreeze import Unfreeze
+from tests.kit import tiny_models
 
 
 def plan(method, architecture="bert", **config):

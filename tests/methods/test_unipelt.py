@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from one_site import attention_tensors
 from safetensors.torch import load_file
-from selection import long_table
 from transformers import AutoConfig
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.one_site import attention_tensors
+from tests.kit.selection import long_table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 KINDS = {

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from expert_models import IMPLEMENTATIONS, expert_model, logits, redraw
-from projection_equations import EQUATIONS
 from safetensors.torch import load_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.experts import AtExperts, ExpertsUpdate
 from adapterhub.methods.common.projections import ProjectionMethod
+from tests.kit.expert_models import IMPLEMENTATIONS, expert_model, logits, redraw
+from tests.kit.projection_equations import EQUATIONS
+from tests.kit.selection import long_table
 
 ABLE = [n for n, cls in METHODS.items() if issubclass(cls, AtExperts) and "weight" in cls.kinds]
 OPTIONS = {name: dict(EQUATIONS[name][1]) for name in ABLE if name in EQUATIONS}

@@ -6,7 +6,6 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from run_folders import predictions, run_folder
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.pages.comparison import (
@@ -19,6 +18,7 @@ from adapterhub.pages.comparison import (
     write_runs_page,
 )
 from adapterhub.pages.run_files import read_run
+from tests.kit.run_folders import predictions, run_folder
 
 
 def test_the_same_data_compare_and_others_do_not(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from run_folders import ROWS
 
 from adapterhub.pages.figures import (
     COLOURS,
@@ -21,6 +20,7 @@ from adapterhub.pages.figures import (
     svg_chart,
 )
 from adapterhub.pages.row_scores import calibration
+from tests.kit.run_folders import ROWS
 
 POINTS = [(i, 1 / i if i != 3 else None) for i in range(1, 6)]
 CHARTS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from run_folders import ROWS
 
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import KINDS, row_score
@@ -15,6 +14,7 @@ from adapterhub.tasks.common.metrics import (
     multi_label_metrics,
     regression_metrics,
 )
+from tests.kit.run_folders import ROWS
 
 TEXTS = ["the cat sat on the mat", "a dog", "it rains here every day", "x y z"]
 GIVEN = ["the cat sat on a mat", "a dog", "it rains every day here", ""]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from run_folders import predictions, run_folder
 
 from adapterhub.errors import FileError
 from adapterhub.pages.run_files import lower_is_better, read_run, submapping
+from tests.kit.run_folders import predictions, run_folder
 
 
 def test_a_run_without_an_adapter_is_read(tmp_path):

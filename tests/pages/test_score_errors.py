@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_folders import ROWS, predictions
-from selection import long_table
 
 from adapterhub.bench.statistics import estimate_all, repeated_runs
 from adapterhub.files.shown_table import ScoreError, recorded_errors, score_text
 from adapterhub.pages.row_scores import KINDS, EvaluatedRows, row_scores, score_error, score_errors
 from adapterhub.tasks.common.metrics import RANKING_METRICS
+from tests.kit.run_folders import ROWS, predictions
+from tests.kit.selection import long_table
 
 TEXTS = [
     {"label": "it rains here every day", "prediction": given, "score": score}

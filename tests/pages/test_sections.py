@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from run_folders import predictions
 
 from adapterhub.pages.page import WORST, marked_text, prediction_sections
 from adapterhub.pages.row_scores import KINDS
+from tests.kit.run_folders import predictions
 
 SECTIONS = {
     "sets": ["scores", "worst"],

@@ -13,9 +13,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from copied_adapters import write_adapters
-from selection import ALL
-from team_registry import BACKBONE, CARD, digest, write_team
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.pages import card_html as card_module
@@ -29,6 +26,9 @@ from adapterhub.pages.leaderboards import (
 )
 from adapterhub.pages.site import SiteOptions, write_site
 from adapterhub.registry.open_store import registry_at
+from tests.kit.copied_adapters import write_adapters
+from tests.kit.selection import ALL
+from tests.kit.team_registry import BACKBONE, CARD, digest, write_team
 
 MOST_BYTES = 150_000  # of a page without its charts
 

@@ -6,14 +6,23 @@ import json
 import shutil
 
 import pytest
-from browsers import AXE, MISSING, axe_findings, browser, overflow, press, shown_as, tab_to
-from copied_adapters import write_adapters
-from team_registry import BACKBONE, write_team
 
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.rows import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
 from adapterhub.registry.open_store import registry_at
+from tests.kit.browsers import (
+    AXE,
+    MISSING,
+    axe_findings,
+    browser,
+    overflow,
+    press,
+    shown_as,
+    tab_to,
+)
+from tests.kit.copied_adapters import write_adapters
+from tests.kit.team_registry import BACKBONE, write_team
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 PAGES = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from run_folders import ROWS, predictions
 from sklearn.metrics import precision_recall_fscore_support
 
 from adapterhub.pages.row_scores import (
@@ -16,6 +15,7 @@ from adapterhub.pages.row_scores import (
     is_right,
     span_scores,
 )
+from tests.kit.run_folders import ROWS, predictions
 
 
 def random_classes(count: int, seed: int, right: float = 0.7) -> list[dict]:

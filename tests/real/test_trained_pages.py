@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pages
 import pytest
-import warm
+
+from tests.kit import warm
 
 ROOT = Path(__file__).parents[2]
 # What each needs besides: a program, or a folder of $ADAPTERHUB_DATA.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schema_check import problems
 
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import load_yaml, parse_mapping
@@ -24,6 +23,7 @@ from adapterhub.recipe.recipe import (
     write_schema,
 )
 from adapterhub.tasks import TASKS, dump_task
+from tests.kit.schema_check import problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCHEMA_OF_RECIPES: dict[str, Any] = json.loads(json.dumps(recipe_schema(), allow_nan=False))

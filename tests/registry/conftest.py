@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hub_server
 import pytest
 from huggingface_hub import constants
+
+from tests.kit import hub_server
 
 
 @pytest.fixture

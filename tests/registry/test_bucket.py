@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.reference import is_bucket
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import ConflictError, Publication
+from tests.kit import sample_adapters
 
 memory = pytest.importorskip("obstore.store").MemoryStore
 

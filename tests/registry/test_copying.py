@@ -5,11 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 
-import hub_server
 import pytest
-import sample_adapters
-import signing
-import web_servers
 
 from adapterhub.errors import ConfigError
 from adapterhub.files.signature import Statement, sign_statement
@@ -20,6 +16,7 @@ from adapterhub.registry.copying import copy_registry, place
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication
+from tests.kit import hub_server, sample_adapters, signing, web_servers
 
 DATE = "2026-01-02T03:04:05Z"
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.lockfile import pin, write_lock
+from tests.kit import sample_adapters
 
 
 @pytest.fixture

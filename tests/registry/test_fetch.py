@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import sample_adapters
-import signing
 
 from adapterhub.errors import RegistryError, SignatureError
 from adapterhub.files.native import Saved
@@ -16,6 +14,7 @@ from adapterhub.registry.pull import check_copy, fetch, fetch_folder
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication
 from adapterhub.registry.trust import trust_key
+from tests.kit import sample_adapters, signing
 
 POLITE = parse_reference("polite")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import hub_server
 import pytest
 import safetensors.torch
-import tiny_models
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
@@ -19,6 +17,7 @@ from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
 from adapterhub.registry.foreign import entry_of_foreign
 from adapterhub.registry.hub import HubStore
+from tests.kit import hub_server, tiny_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

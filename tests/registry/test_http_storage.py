@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import sample_adapters
-import web_servers
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.registry import hub_client
@@ -14,6 +12,7 @@ from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.open_store import registry_at
 from adapterhub.registry.store import Publication, Query
+from tests.kit import sample_adapters, web_servers
 
 BACKBONE = "acme--bert-small"
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import hub_server
 import pytest
 import safetensors.torch
-import sample_adapters
 import torch
 from huggingface_hub import constants
 
@@ -16,6 +14,7 @@ from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, Query
+from tests.kit import hub_server, sample_adapters
 
 
 def store(hub, token=False):

@@ -6,8 +6,6 @@ import hashlib
 import os
 import threading
 
-import hostile_hub
-import hub_server
 import pytest
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HTTPError
@@ -23,6 +21,7 @@ from adapterhub.registry.hub_client import (
     login_hint,
     network_hint,
 )
+from tests.kit import hostile_hub, hub_server
 
 DATA = bytes(range(256)) * 400
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hostile_hub
 import pytest
 from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.hub_writer import HubWriter
+from tests.kit import hostile_hub
 
 TOKEN = "hf_AbCdEfGhIjKl"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hub_server import card_data
 
 from adapterhub.registry.hub_writer import entry_from_card, hub_card
 from adapterhub.registry.store import Entry
+from tests.kit.hub_server import card_data
 
 ENTRY = Entry(
     reference="hf:acme/polite@v2", name="acme/polite", version="v2", digest="0" * 64,

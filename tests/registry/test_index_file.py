@@ -7,11 +7,8 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import sample_adapters
-import signing
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_storage import MemoryStorage
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.signature import Statement, sign_statement
@@ -28,6 +25,8 @@ from adapterhub.registry.version_files import (
     root_bytes,
     row_of,
 )
+from tests.kit import sample_adapters, signing
+from tests.kit.memory_storage import MemoryStorage
 
 BACKBONE = "acme--bert-small"
 FILE = f"{BACKBONE}/index.json"

@@ -12,13 +12,13 @@ import warnings
 from multiprocessing import get_context
 
 import pytest
-import sample_adapters
-from selection import ALL
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
+from tests.kit import sample_adapters
+from tests.kit.selection import ALL
 
 
 @pytest.fixture

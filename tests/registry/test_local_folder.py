@@ -6,7 +6,6 @@ import threading
 from contextlib import suppress
 
 import pytest
-import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import FileError, OutputError, RegistryError
@@ -16,6 +15,7 @@ from adapterhub.registry import local
 from adapterhub.registry.local import Folder, LocalRegistry
 from adapterhub.registry.store import ConflictError, Publication
 from adapterhub.registry.version_files import DATE_FILE, date_now, stamp_bytes
+from tests.kit import sample_adapters
 
 PATH = "acme--bert-small/polite"
 

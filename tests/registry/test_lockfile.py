@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sample_adapters
 from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
@@ -27,6 +26,7 @@ from adapterhub.registry.lockfile import (
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication
+from tests.kit import sample_adapters
 
 
 @pytest.fixture

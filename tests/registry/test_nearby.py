@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import sample_adapters
-
 from adapterhub.registry.reference import holds_adapter, nearby_adapters
+from tests.kit import sample_adapters
 
 
 def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):

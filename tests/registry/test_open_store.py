@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import sample_adapters
-import signing
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
@@ -16,6 +14,7 @@ from adapterhub.registry.open_store import read_reference, store_of
 from adapterhub.registry.publish import publish
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import Reference, parse_reference
+from tests.kit import sample_adapters, signing
 
 
 def test_each_kind_of_reference_has_its_store(tmp_path):

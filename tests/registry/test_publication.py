@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sample_adapters
-
 from adapterhub.files.card import InPeft
 from adapterhub.files.native import Saved
 from adapterhub.registry.publish import PublicationInfo, prepared_folder
+from tests.kit import sample_adapters
 
 
 def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):

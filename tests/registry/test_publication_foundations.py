@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stacked
-import tiny_models
 import torch
 
 import adapterhub as ah
@@ -15,6 +13,7 @@ from adapterhub.errors import RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
+from tests.kit import stacked, tiny_models
 
 
 @pytest.fixture

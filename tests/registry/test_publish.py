@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
-from signing import new_key
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.native import BESIDE, PEFT_FILES, Saved
 from adapterhub.registry.local import LocalRegistry
+from tests.kit import sample_adapters
+from tests.kit.signing import new_key
 
 
 def test_the_name_is_the_adapters_own_unless_given(tmp_path):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import FileError, OutputError, RegistryError
 from adapterhub.files.native import Saved
+from tests.kit import sample_adapters
 
 
 @pytest.fixture

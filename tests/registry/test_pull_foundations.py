@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import stacked
-import tiny_models
 import torch
 from forge import forge
 
@@ -20,6 +18,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
 from adapterhub.registry.pull import Origins, foundation_of, pull_verified
 from adapterhub.registry.reference import Reference
+from tests.kit import stacked, tiny_models
 
 
 @pytest.fixture

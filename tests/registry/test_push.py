@@ -6,10 +6,7 @@ import importlib
 import re
 from pathlib import Path
 
-import hub_server
 import pytest
-import sample_adapters
-import tiny_models
 import torch
 from huggingface_hub import snapshot_download
 
@@ -20,6 +17,7 @@ from adapterhub.files.native import PEFT_FILES, Saved
 from adapterhub.interchange.peft import exporter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
+from tests.kit import hub_server, sample_adapters, tiny_models
 
 peft = pytest.importorskip("peft")
 pushing = importlib.import_module(

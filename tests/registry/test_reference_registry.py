@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from selection import long_table
 
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
+from tests.kit.selection import long_table
 
 ROOT = Path(__file__).parents[2] / "registry"
 SCORES = json.loads((ROOT / "samples" / "scores.json").read_text(encoding="utf-8"))

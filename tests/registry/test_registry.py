@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import FileError, RegistryError
 from adapterhub.files.native import Saved
@@ -17,6 +16,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
 from adapterhub.registry.version_files import Names
+from tests.kit import sample_adapters
 
 objects = pytest.importorskip("obstore.store")
 PATH = f"{sample_adapters.BACKBONE.replace('/', '--')}/polite"

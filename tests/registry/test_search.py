@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.search import why_empty
 from adapterhub.registry.store import Query
+from tests.kit import sample_adapters
 
 
 def test_the_fields_of_a_query_are_keywords(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-import sample_adapters
 import torch
 
 import adapterhub as ah
@@ -19,6 +18,7 @@ from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import write_adapter
 from adapterhub.registry.secrets import findings, published_texts, refuse_leaks
+from tests.kit import sample_adapters
 
 ALPHABET = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
-import signing
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import SIGNATURE_FILE, Saved
 from adapterhub.files.signature import Statement, read_signatures
+from tests.kit import sample_adapters, signing
 
 
 @pytest.fixture

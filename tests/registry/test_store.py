@@ -9,14 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-import hub_server
 import pytest
-import real_hub
-import sample_adapters
-import signing
-import web_servers
-from memory_storage import MemoryStorage
-from selection import ALL
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import Saved
@@ -33,6 +26,9 @@ from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
+from tests.kit import hub_server, real_hub, sample_adapters, signing, web_servers
+from tests.kit.memory_storage import MemoryStorage
+from tests.kit.selection import ALL
 
 
 class OwnersHub(HubStore):

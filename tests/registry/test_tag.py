@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.local import LocalRegistry
+from tests.kit import sample_adapters
 
 
 @pytest.fixture

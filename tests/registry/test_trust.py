@@ -6,7 +6,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import signing
 
 from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files.signature import Statement, sign_statement
@@ -27,6 +26,7 @@ from adapterhub.registry.trust import (
     trust_key,
     trust_path,
 )
+from tests.kit import signing
 
 DIGEST = "0" * 64
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
-import signing
-from hub_server import Repository
 
 import adapterhub as ah
 from adapterhub.errors import FileError
@@ -13,6 +10,8 @@ from adapterhub.files.native import Saved
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.sign import signatures_beside
 from adapterhub.registry.trust import trust_key
+from tests.kit import sample_adapters, signing
+from tests.kit.hub_server import Repository
 
 
 @pytest.fixture

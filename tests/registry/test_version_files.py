@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import sample_adapters
 
 from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
@@ -17,6 +16,7 @@ from adapterhub.registry.version_files import (
     name_to_publish,
     parse_date,
 )
+from tests.kit import sample_adapters
 
 
 @pytest.mark.parametrize(

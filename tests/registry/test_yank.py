@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import sample_adapters
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, RegistryError
+from tests.kit import sample_adapters
 
 
 def test_a_yank_needs_an_existing_version(tmp_path):

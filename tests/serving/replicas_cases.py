@@ -17,8 +17,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from ray_nodes import two_nodes
-from served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.backbones.local_folders import remember_folder
@@ -29,6 +27,8 @@ from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import open_replicas
 from adapterhub.web.tokens import TokenFile
+from tests.kit.ray_nodes import two_nodes
+from tests.kit.served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
 NAMES = tuple(f"polite-{number}" for number in range(8))
 pytestmark = [

@@ -7,13 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import tiny_models
-from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.errors import FileError, MismatchError, SignatureError
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, adapter_cache
+from tests.kit import tiny_models
+from tests.kit.served import TEXTS, expected_answers, same_answer, write_adapter
 
 
 @pytest.fixture

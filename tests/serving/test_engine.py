@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.errors import DataError, FileError, RegistryError
@@ -21,6 +20,7 @@ from adapterhub.serving.errors import (
     TooLargeError,
 )
 from adapterhub.serving.shared_backbone import SharedBody, by_kind
+from tests.kit.served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
 
 @pytest.fixture

@@ -7,13 +7,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import tiny_models
-from served import EXAMPLES, TEXTS, TaskExample, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.inference.embed import embed
 from adapterhub.serving import Engine
 from adapterhub.serving.shared_backbone import SharedBody
+from tests.kit import tiny_models
+from tests.kit.served import (
+    EXAMPLES,
+    TEXTS,
+    TaskExample,
+    expected_answers,
+    same_answer,
+    write_adapter,
+)
 
 THREADS = 16
 

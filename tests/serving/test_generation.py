@@ -9,18 +9,7 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from served import write_adapter
-from written import (
-    CAUSAL,
-    LONG_PROMPT,
-    PROMPTS,
-    SEQ2SEQ,
-    tokens_alone,
-    write_writers,
-    written_alone,
-)
 
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
@@ -41,6 +30,17 @@ from adapterhub.serving.generation.continuous import ContinuousGenerator, Packed
 from adapterhub.serving.generation.paged import PAGE
 from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
 from adapterhub.tasks.common import language_models
+from tests.kit import tiny_models
+from tests.kit.served import write_adapter
+from tests.kit.written import (
+    CAUSAL,
+    LONG_PROMPT,
+    PROMPTS,
+    SEQ2SEQ,
+    tokens_alone,
+    write_writers,
+    written_alone,
+)
 
 GREEDY = GenerationOptions(max_tokens=10, temperature=0)
 

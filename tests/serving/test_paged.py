@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from written import METHODS
 
 import adapterhub as ah
 from adapterhub.adapters.route import TokenRun
 from adapterhub.serving.generation.continuous import PackedModel
 from adapterhub.serving.generation.paged import PAGE, PagedSteps, missing_names, paged_problem
+from tests.kit import tiny_models
+from tests.kit.written import METHODS
 
 # Those that attend by the interface of transformers, with functions that know the paged cache.
 PACKED = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen3", "olmo2", "gemma3_text", "phi3",

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from language_adapters import text_logits, write_language_model, write_noisy
 from safetensors.torch import load_file
-from vllm_stand_in import LoRARequest, ModelRegistry, Server, standing_in
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.serving import lora_cache
 from adapterhub.serving.vllm import ALLOW, MAX_LOST, MAX_RANK, int_id, register
+from tests.kit.language_adapters import text_logits, write_language_model, write_noisy
+from tests.kit.vllm_stand_in import LoRARequest, ModelRegistry, Server, standing_in
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from matrix import example
 
 import adapterhub as ah
 from adapterhub.speed.activation_memory import (
@@ -16,6 +14,8 @@ from adapterhub.speed.activation_memory import (
     logit_bytes,
     saved_bytes,
 )
+from tests.kit import tiny_models
+from tests.kit.matrix import example
 
 CELLS = [
     ("bert", "lora"), ("bert", "mam"), ("bert", "norms"), ("llama", "houlsby"), ("llama", "prefix"),

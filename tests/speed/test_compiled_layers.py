@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from matrix import ALL_CELLS, REFUSED, example
-from task_cases import CASES
 from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 
@@ -27,6 +24,9 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.speed import compiled_layers as module
 from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.matrix import ALL_CELLS, REFUSED, example
+from tests.kit.task_cases import CASES
 
 ARCHITECTURE = "llama"  # of the methods; the method of the architectures is lora
 SOME = [("lora", "bert")]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from task_cases import CASES
-from tiny_models import FULL_MATRIX
 
 from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.speed import frozen_cache
 from adapterhub.speed.frozen_cache import StackReplay
 from adapterhub.training.run import run
+from tests.kit.task_cases import CASES
+from tests.kit.tiny_models import FULL_MATRIX
 
 FEW_TASKS = ("causal-lm", "multiple-choice", "question-answering")
 

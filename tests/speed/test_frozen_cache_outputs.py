@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
-from tiny_models import EOS, FULL_MATRIX, MATRIX, NO_DROPOUT
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.loop.speedups import NotUsed
 from adapterhub.speed.frozen_cache import StateRecorder, find_plan, record_runs, replayable
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
+from tests.kit.tiny_models import EOS, FULL_MATRIX, MATRIX, NO_DROPOUT
 
 METHODS = ("head", "freeze(top=1)", "houlsby(layers=top 1)", "scalar-mix", "ia3")
 SIDES = ("right", "left", None)

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from task_cases import CASES
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Gemma2Config
 
@@ -27,6 +25,8 @@ from adapterhub.speed.head_loss import choose_head_loss, frozen_head, head_loss
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common import language_models
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.task_cases import CASES
 
 WRITERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
 # Their outputs are not those of the head: they are scaled by its caller.

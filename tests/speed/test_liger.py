@@ -14,9 +14,7 @@ from types import MethodType
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from matrix import ALL_CELLS, REFUSED, example
 from torch import Tensor, nn
 
 import adapterhub as ah
@@ -30,6 +28,8 @@ from adapterhub.recipe.options import RunOptions
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.speed.compiled_layers import check_installed, liger_kernels
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.matrix import ALL_CELLS, REFUSED, example
 
 ON = RunOptions(liger=True)
 

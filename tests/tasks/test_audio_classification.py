@@ -6,10 +6,8 @@ import dataclasses
 import json
 
 import pytest
-import sounds
 import torch
 import transformers
-from fixtures import write_tsv
 
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
@@ -19,6 +17,8 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.inference.open import Predictor
 from adapterhub.tasks import Setting, parse_task
+from tests.kit import sounds
+from tests.kit.fixtures import write_tsv
 
 TASK = parse_task("audio-classification")
 CLASSES = ("high", "low", "middle")

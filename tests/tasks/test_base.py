@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from fixtures import word_tokenizer
 from transformers import AutoTokenizer
 
 from adapterhub.data.examples import Example
@@ -17,6 +16,7 @@ from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
 from adapterhub.tasks.common.base import Encoded
 from adapterhub.tasks.common.encoding import cut_text, in_order, pad
 from adapterhub.tasks.common.forward import by_length
+from tests.kit.fixtures import word_tokenizer
 
 STEPS = ["example", "row", "prediction", "metrics"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -26,6 +25,7 @@ from adapterhub.tasks.common.language_models import (
     token_losses,
     whole_output,
 )
+from tests.kit import tiny_models
 
 SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny_models
 import torch
-from fixtures import sentences, word_tokenizer, write_json_lines
-from task_rows import read_error, words_of
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
@@ -19,6 +16,9 @@ from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.training.loading import make_ready
+from tests.kit import tiny_models
+from tests.kit.fixtures import sentences, word_tokenizer, write_json_lines
+from tests.kit.task_rows import read_error, words_of
 
 
 def test_chats_are_lists_of_messages(tmp_path):

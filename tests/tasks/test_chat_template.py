@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import write_json_lines
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -16,6 +15,7 @@ from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import dump_task
 from adapterhub.tasks.common.encoding import IGNORED
+from tests.kit.fixtures import write_json_lines
 
 START, END = "<|im_start|>", "<|im_end|>"
 CALLS = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from divided import in_processes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.tasks.common.forward import in_step, results
+from tests.kit.divided import in_processes
 
 
 @given(batches=st.integers(0, 9), processes=st.integers(1, 5))

@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from fixtures import write_json_lines
-from task_rows import read_error
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
@@ -16,6 +14,8 @@ from adapterhub.data.text_pairs import TextPair
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.embedding import SCORES, TEXTS, Embedded, nearest_passages
+from tests.kit.fixtures import write_json_lines
+from tests.kit.task_rows import read_error
 
 PAIRS = [TextPair("the movie", "a film"), TextPair("very bad", "awful", ("good", "the end"))]
 SCORED = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (0.1, 0.9)]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from fixtures import json_lines
-from selection import ALL, cases_of
-from task_cases import CASES
 
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
@@ -16,6 +13,9 @@ from adapterhub.pages import figures
 from adapterhub.pages.page import prediction_sections
 from adapterhub.pages.row_scores import read_predictions
 from adapterhub.tasks import TASKS, Setting, parse_task
+from tests.kit.fixtures import json_lines
+from tests.kit.selection import ALL, cases_of
+from tests.kit.task_cases import CASES
 
 # A chart shows a kind of outcomes, whatever the task: drawn for one task of each.
 DRAWN = CASES if ALL else {parse_task(CASES[n].task).outcomes: n for n in sorted(CASES)}.values()

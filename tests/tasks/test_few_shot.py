@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from fixtures import sentences, word_tokenizer, write_json_lines
-from task_rows import words_of
 from transformers import AutoTokenizer
 
 from adapterhub.data.examples import Example
@@ -16,6 +14,8 @@ from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.language_models import text_before
+from tests.kit.fixtures import sentences, word_tokenizer, write_json_lines
+from tests.kit.task_rows import words_of
 
 TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
 CHATS = [

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import media
 import pytest
 import torch
 import transformers
-from divided import in_processes
-from task_cases import CASES
 
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Encoded, Setting, parse_task
 from adapterhub.tasks.common import forward
 from adapterhub.tasks.common.forward import by_length, on_device, rows_at_once
+from tests.kit import media
+from tests.kit.divided import in_processes
+from tests.kit.task_cases import CASES
 
 LENGTHS = [9, 1, 5, 5, 2, 40, 3, 3, 8]
 

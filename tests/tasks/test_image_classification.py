@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import media
 import pytest
 import torch
 import transformers
-from fixtures import write_tsv
 from PIL import Image
 
 import adapterhub as ah
@@ -19,6 +17,8 @@ from adapterhub.data.media import MediaFile
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
+from tests.kit import media
+from tests.kit.fixtures import write_tsv
 
 TASK = parse_task("image-classification")
 CLASSES = ("0", "1", "2")

@@ -6,13 +6,9 @@ import dataclasses
 import re
 from itertools import groupby
 
-import media
 import pytest
 import torch
-import vision_language
-from fixtures import write_json_lines
 from PIL import Image
-from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
@@ -24,6 +20,9 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.losses import next_token_loss
 from adapterhub.tasks.image_text_to_text import TOKENS
+from tests.kit import media, vision_language
+from tests.kit.fixtures import write_json_lines
+from tests.kit.selection import cases_of
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")
 NAMES = sorted(vision_language.SAVED)

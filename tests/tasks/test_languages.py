@@ -7,9 +7,6 @@ import re
 
 import pytest
 import torch
-import translators
-from fixtures import word_tokenizer, write_json_lines
-from translators import KINDS, PAIRS, SAVED
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
@@ -18,6 +15,9 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.seq2seq import LanguagePair
+from tests.kit import translators
+from tests.kit.fixtures import word_tokenizer, write_json_lines
+from tests.kit.translators import KINDS, PAIRS, SAVED
 
 
 @pytest.fixture

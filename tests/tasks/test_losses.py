@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from tiny_models import MATRIX
 from transformers import AutoConfig
 
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.tasks.common.losses import next_token_loss
+from tests.kit import tiny_models
+from tests.kit.tiny_models import MATRIX
 
 # Their own loss compares each token with the logits at itself: tests/backbones/test_causality.py.
 UNSHIFTED = ("bart", "mbart", "plbart", "pegasus", "xlnet")

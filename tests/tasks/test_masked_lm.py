@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fixtures import word_tokenizer
-from task_rows import read_error
 from transformers import AutoTokenizer
 
 import adapterhub as ah
@@ -14,6 +12,8 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.encoding import IGNORED
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.task_rows import read_error
 
 
 def test_the_lines_of_a_file_are_texts(tmp_path):

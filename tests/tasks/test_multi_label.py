@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import json_lines, write_json_lines, write_tsv
 from sklearn.metrics import f1_score
-from task_cases import several
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
@@ -17,6 +15,8 @@ from adapterhub.errors import ConfigError, DataError, MergeError
 from adapterhub.files.native import Saved
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multi_label import LabelledText, Labels
+from tests.kit.fixtures import json_lines, write_json_lines, write_tsv
+from tests.kit.task_cases import several
 
 TASK = parse_task("multi-label")
 EXPECTED = [("x", "y"), (), ("y",)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import tiny_models
 import torch
-from fixtures import word_tokenizer, write_json_lines
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
@@ -16,6 +14,8 @@ from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.losses import orpo_loss
 from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer, write_json_lines
 
 ROWS = [
     Comparison("the movie was", "very good", "bad"),

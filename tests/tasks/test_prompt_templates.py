@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import write_json_lines
 from transformers import AutoTokenizer
 
 from adapterhub.inference.open import open_adapter
@@ -15,6 +14,7 @@ from adapterhub.inference.record import read_training_record
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import parse_task
 from adapterhub.training.prepare import prepare
+from tests.kit.fixtures import write_json_lines
 
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
 FORMS: dict[str, tuple[str, dict[str, str], str]] = {

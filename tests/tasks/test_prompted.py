@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import yaml
-from task_rows import words_of
 from transformers import AutoTokenizer
 
 import adapterhub as ah
@@ -13,6 +12,7 @@ from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.prompted import Prompted
+from tests.kit.task_rows import words_of
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from task_rows import read_error, words_of
 from transformers import AutoTokenizer
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.question_answering import Question
+from tests.kit.task_rows import read_error, words_of
 
 
 def test_squad_and_columns(tmp_path):

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures import write_json_lines
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
+from tests.kit.fixtures import write_json_lines
 
 ROWS = [
     Comparison("the movie was", "very good", "bad"),

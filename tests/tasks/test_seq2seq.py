@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from fixtures import word_tokenizer
-from task_rows import read_error, words_of
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -14,6 +12,8 @@ from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.encoding import IGNORED
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.task_rows import read_error, words_of
 
 
 def test_parallel_files_and_columns(tmp_path):

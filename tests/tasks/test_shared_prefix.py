@@ -6,9 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
-from fixtures import WORDS, word_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import adapterhub as ah
@@ -17,6 +15,8 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common import shared_prefix
 from adapterhub.tasks.common.language_models import generate, token_loss
 from adapterhub.tasks.common.shared_prefix import PrefixStore, answer_scores, keeping_prefix
+from tests.kit import tiny_models
+from tests.kit.fixtures import WORDS, word_tokenizer
 
 _SIZE = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

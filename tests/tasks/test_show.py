@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fixtures import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -14,6 +13,7 @@ from adapterhub.tasks.common.preview import (
     token_texts,
     tokens_line,
 )
+from tests.kit.fixtures import word_tokenizer
 
 
 def test_special_tokens_are_shown(backbone):

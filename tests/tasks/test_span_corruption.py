@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fixtures import SENTINELS, word_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from task_rows import words_of
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.span_corruption import span_lengths
+from tests.kit.fixtures import SENTINELS, word_tokenizer
+from tests.kit.task_rows import words_of
 
 
 def test_the_lines_of_a_file_are_texts(tmp_path):

@@ -7,12 +7,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import sounds
-import stand_ins
 import torch
 import transformers
-from fixtures import write_tsv
-from selection import long_table
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 import adapterhub as ah
@@ -25,6 +21,9 @@ from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.speech_recognition import letter_ids
+from tests.kit import sounds, stand_ins
+from tests.kit.fixtures import write_tsv
+from tests.kit.selection import long_table
 
 TASK = parse_task("speech-recognition")
 ENGLISH = parse_task("speech-recognition(language=en, new_tokens=12)")

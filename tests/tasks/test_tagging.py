@@ -6,7 +6,6 @@ import json
 
 import datasets
 import pytest
-from task_rows import read_error, words_of
 from transformers import BertTokenizerFast
 
 from adapterhub.data.options import DataOptions
@@ -14,6 +13,7 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.encoding import IGNORED
 from adapterhub.tasks.tagging import Sentence, entities
+from tests.kit.task_rows import read_error, words_of
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
 

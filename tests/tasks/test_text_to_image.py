@@ -15,7 +15,6 @@ from PIL import Image, ImageDraw
 pytest.importorskip("diffusers")
 
 import diffusers
-import pipelines
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import parts_of
@@ -25,6 +24,7 @@ from adapterhub.errors import BackboneError, ConfigError, DataError
 from adapterhub.loop.engine import Engine
 from adapterhub.tasks.common.encoding import Setting
 from adapterhub.tasks.text_to_image import TextToImage
+from tests.kit import pipelines
 
 MAKES = [kind for kind in pipelines.KINDS if kind != "DiTPipeline"]
 FLOW = ("StableDiffusion3Pipeline", "FluxPipeline")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures import WORDS, word_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
 from adapterhub.training.run import run
+from tests.kit.fixtures import WORDS, word_tokenizer
 
 STREAMED = {
     "masked-lm": ("bert", "masked-lm"),

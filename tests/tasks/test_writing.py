@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny_models
 import torch
-from fixtures import write_json_lines
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +15,8 @@ from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.serving.generation.detokenize import TextPieces
 from adapterhub.serving.generation.request import GeneratedToken
 from adapterhub.tasks.common.language_models import WrittenPieces, cleans_up, written_text
+from tests.kit import tiny_models
+from tests.kit.fixtures import write_json_lines
 
 TEXTS = (
     "it is paris .",

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from streamed import streamed_recipe, write_shards
 from torch import Tensor, nn
 
 import adapterhub as ah
@@ -22,6 +20,8 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import calibration
 from adapterhub.training import run as running
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.streamed import streamed_recipe, write_shards
 
 SITES = {
     "bert": ["attn.q", "attn.v", "ffn.down"],

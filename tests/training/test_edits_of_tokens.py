@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from task_cases import pairs
-from training_runs import final_bytes
 
 import adapterhub as ah
 from adapterhub.backbones.end_tokens import learned_tokens
@@ -20,6 +17,9 @@ from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import reporter_for
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
+from tests.kit import tiny_models
+from tests.kit.task_cases import pairs
+from tests.kit.training_runs import final_bytes
 
 METHODS = ("loreft(rank=2)", "alora(rank=2)")
 

@@ -8,9 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fixtures import word_tokenizer, write_json_lines
-from streamed import write_shards
-from task_cases import CASES
 
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
@@ -22,6 +19,9 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.training import stream as streams
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream import open_examples, stream_rows
+from tests.kit.fixtures import word_tokenizer, write_json_lines
+from tests.kit.streamed import write_shards
+from tests.kit.task_cases import CASES
 
 ANSWERED = [
     {"question": "what", "context": "so it was", "answers": {"text": ["so"], "answer_start": [0]}}

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 import yaml
-from fixtures import word_tokenizer
-from selection import long_table
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import attach
@@ -28,6 +25,9 @@ from adapterhub.training.loading import KernelChoice, can_compute, choose_kernel
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import run
 from adapterhub.training.run_data import read_data
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.selection import long_table
 
 USUAL = Kernels("fp32", SDPA)
 

@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from selection import cases_of
-from task_cases import CASES
-from tiny_models import FULL_MATRIX
-from training_runs import final_bytes
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
@@ -23,6 +19,10 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import BackboneLoader, SharedLoader
 from adapterhub.training.run import run
+from tests.kit.selection import cases_of
+from tests.kit.task_cases import CASES
+from tests.kit.tiny_models import FULL_MATRIX
+from tests.kit.training_runs import final_bytes
 
 FUSED = "adapterfusion"  # is built from adapters that are attached
 SPECS = {name: list(dump_methods([m.example()])) for name, m in METHODS.items() if name != FUSED}

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from mixed_tasks import HEADS, mixed_recipe, write_tasks
-from training_runs import final_bytes, lines
 
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import load_backbone
@@ -30,6 +28,8 @@ from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.task_mixture import MixedRows, mixed_order
+from tests.kit.mixed_tasks import HEADS, mixed_recipe, write_tasks
+from tests.kit.training_runs import final_bytes, lines
 
 
 @pytest.fixture(scope="module")

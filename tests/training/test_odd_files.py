@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from odd_files import ODD_FILES, OddFile
 
 from adapterhub.errors import DataError
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run_data import read_data
+from tests.kit.odd_files import ODD_FILES, OddFile
 
 
 @pytest.mark.parametrize("odd", ODD_FILES, ids=lambda odd: odd.name)

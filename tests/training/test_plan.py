@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
 import transformers
-from fixtures import write_tsv
-from selection import long_table
 
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE
 from adapterhub.recipe.recipe import read
 from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import PreparedRun, prepare
+from tests.kit import tiny_models
+from tests.kit.fixtures import write_tsv
+from tests.kit.selection import long_table
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fresh_process import run_commands
+
+from tests.kit.fresh_process import run_commands
 
 ROWS = "text\tlabel\n" + "good film\tyes\nbad film\tno\n" * 4
 FILES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 
 from adapterhub.adapters.activation import virtual_tokens
@@ -14,6 +13,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.loading import make_ready
 from adapterhub.training.prepare import prepare
+from tests.kit import tiny_models
 
 
 @pytest.fixture

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fixtures import write_json_lines
-from mixed_tasks import HEADS, mixed_recipe
-from task_cases import CASES
 
 from adapterhub.cli.train import print_rows
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.training import loading
 from adapterhub.training.plan import preview_rows
+from tests.kit.fixtures import write_json_lines
+from tests.kit.mixed_tasks import HEADS, mixed_recipe
+from tests.kit.task_cases import CASES
 
 LEARNED = {
     "classification": {"label": "neg (class 0)"},

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.config.options import from_dict, resumed_as, to_dict
@@ -28,6 +27,7 @@ from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.recipe.options import RunOptions, TaskOptions, TrainOptions
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
+from tests.kit.selection import long_table
 
 CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
 
@@ -60,7 +60,7 @@ WORDS = (
 @pytest.fixture(scope="module")
 def stopped(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A run that was stopped after step 4 of 6, and the same one that was not, in `whole`."""
-    from fixtures import sentences, write_tsv
+    from tests.kit.fixtures import sentences, write_tsv
 
     folder = tmp_path_factory.mktemp("stopped")
     rows = sentences(64)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import lines
 
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.loop.report import Reporter, reporter_for
@@ -16,6 +15,7 @@ from adapterhub.pages.run_files import recorded_words
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
 from adapterhub.training.run import run
+from tests.kit.training_runs import lines
 
 
 @pytest.fixture

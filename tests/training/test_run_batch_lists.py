@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from streamed import streamed_recipe, write_shards
 
 from adapterhub.loop.engine import LazyBatches
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -16,6 +15,7 @@ from adapterhub.training.run import (
     first_batches,
 )
 from adapterhub.training.stream import StreamBatches
+from tests.kit.streamed import streamed_recipe, write_shards
 
 
 def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> PreparedRun:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import predictions, run_folder
 
 from adapterhub.loop.report import Evaluated, Timing
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 from adapterhub.training import run
 from adapterhub.training.run import LatestPredictions, RunPage
+from tests.kit.run_folders import predictions, run_folder
 
 ROWS = predictions("classes").rows
 

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import refused
-from fixtures import WORDS
 
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import OutputError
 from adapterhub.loop.checkpoint import folder_of
 from adapterhub.recipe.sweep import read_staged
 from adapterhub.training.run_stages import check_stages
+from tests.kit.command_line import refused
+from tests.kit.fixtures import WORDS
 
 QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from selection import part_of
-from training_runs import Ticks
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.processes import Stopped
@@ -18,6 +16,8 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run import run, run_several
+from tests.kit.selection import part_of
+from tests.kit.training_runs import Ticks
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ import threading
 import time
 from pathlib import Path
 
-import fixtures
 import pytest
 import torch
 import transformers
-import warm
 
 from adapterhub.recipe.recipe import read
+from tests.kit import fixtures, warm
 
 SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 99}
 LAYERS, MB = 16, 1 << 20

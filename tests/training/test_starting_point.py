@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import write_tsv
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, MismatchError, TrainingError
@@ -16,6 +15,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare, starting_point
 from adapterhub.training.run import run
+from tests.kit.fixtures import write_tsv
 
 
 class Notes(Reporter):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from selection import ALL
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, MismatchError, TrainingError
@@ -19,6 +18,7 @@ from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare, run_origins
 from adapterhub.training.run import run
+from tests.kit.selection import ALL
 
 
 class Notes(Reporter):

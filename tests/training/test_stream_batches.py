@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from fixtures import sentences, write_tsv
 from safetensors.torch import load_file
-from streamed import streamed_recipe, write_shards
-from training_runs import final_bytes
 from transformers import AutoTokenizer
 
 from adapterhub.errors import ConfigError
@@ -29,6 +25,10 @@ from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import run
 from adapterhub.training.stream import StreamBatches, StreamedRows
+from tests.kit import tiny_models
+from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.streamed import streamed_recipe, write_shards
+from tests.kit.training_runs import final_bytes
 
 
 @pytest.fixture

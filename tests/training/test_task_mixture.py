@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures import word_tokenizer
-from tiny_models import model as tiny_model
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.task_mixture import MixedRows, TaskMixture, TaskRows, TaskSwitch
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.tiny_models import model as tiny_model
 
 SETTING = Setting(word_tokenizer("<s>", "</s>"), 16, ("neg", "pos"))
 

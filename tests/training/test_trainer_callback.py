@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 from accelerate.utils import memory
-from matrix import example
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -16,6 +14,8 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, TrainingError
 from adapterhub.files.native import Saved
 from adapterhub.training.trainer_callback import TrainerCallback, _unwrapped
+from tests.kit import tiny_models
+from tests.kit.matrix import example
 
 # What save_pretrained writes, and warns of: tests/adapters/test_model_methods.py.
 pytestmark = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")

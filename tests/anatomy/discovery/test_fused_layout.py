@@ -5,13 +5,13 @@ from __future__ import annotations
 import every_type
 import pytest
 import torch
-from selection import long_table
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.discovery.roles import fused_layout
+from tests.kit.selection import long_table
 
 
 class Attention(nn.Module):

@@ -7,11 +7,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from matrix import AT_EMBEDDINGS, OF_TEXTS, example
-from selection import long_table
 from transformers import AutoConfig
 
 import adapterhub as ah
@@ -20,6 +17,9 @@ from adapterhub.anatomy.build import build_anatomy
 from adapterhub.anatomy.discovery import discover
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import AT_EMBEDDINGS, OF_TEXTS, example
+from tests.kit.selection import long_table
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import every_type
 import pytest
-import tiny_models
 import torch
 import transformers
-from selection import long_table
 from torch import nn
 from transformers import AutoConfig
 
 import adapterhub as ah
 from adapterhub.anatomy.discovery.row import discovered_stack
 from adapterhub.errors import SiteError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tiny_models
-
 import adapterhub as ah
 from adapterhub.anatomy.families import decoders, rows_of
+from tests.kit import tiny_models
 
 TYPES = [model_type for row in rows_of(decoders) for model_type in row.model_types]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from adapterhub.files.schema import name_problems
+from tests.kit import tiny_models
 
 
 def logits(model, **options):

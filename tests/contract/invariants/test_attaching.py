@@ -6,14 +6,14 @@ import copy
 import pickle
 
 import pytest
-import tiny_models
 import torch
-from matrix import example, one_of_each_signature
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import example, one_of_each_signature
+from tests.kit.selection import long_table
 
 
 def logits(model):

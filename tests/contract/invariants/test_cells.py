@@ -16,12 +16,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import selection
-import tiny_models
 import torch
-from device_uses import META, HostUses, uses_of_the_host
-from fixtures import train
-from matrix import (
+
+import adapterhub as ah
+from adapterhub.adapters.state import find_state
+from adapterhub.backbones.compare import TOLERANCE
+from adapterhub.errors import AttachError, MergeError, SiteError
+from adapterhub.merging.merge import blockers
+from adapterhub.methods import METHODS
+from adapterhub.methods.common.ops import cayley
+from tests.kit import selection, tiny_models
+from tests.kit.device_uses import META, HostUses, uses_of_the_host
+from tests.kit.fixtures import train
+from tests.kit.matrix import (
     ALL_CELLS,
     CELLS,
     EVERY_METHOD_ON,
@@ -36,15 +43,7 @@ from matrix import (
     mergeable,
     representatives,
 )
-from observed import differences, observed
-
-import adapterhub as ah
-from adapterhub.adapters.state import find_state
-from adapterhub.backbones.compare import TOLERANCE
-from adapterhub.errors import AttachError, MergeError, SiteError
-from adapterhub.merging.merge import blockers
-from adapterhub.methods import METHODS
-from adapterhub.methods.common.ops import cayley
+from tests.kit.observed import differences, observed
 
 INVARIANTS: list[Callable[[Cell], None]] = []
 
@@ -494,7 +493,7 @@ def is_on_meta(cell: Cell) -> bool:
 
 @invariant
 def a_pass_stays_on_its_device(cell: Cell) -> None:
-    """No tensor of the host, no copy and no wait for a value (tests/helpers/device_uses.py)."""
+    """No tensor of the host, no copy and no wait for a value (tests/kit/device_uses.py)."""
     if not is_on_meta(cell):
         return
     task, uses = bare_on_meta(cell.architecture)

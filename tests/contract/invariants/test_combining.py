@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from peft.utils import merge_utils
 
@@ -17,6 +16,7 @@ from adapterhub.merging.combine import (
     low_rank,
     trim,
 )
+from tests.kit import tiny_models
 
 SEED = 7
 

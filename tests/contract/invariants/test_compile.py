@@ -5,17 +5,17 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-import tiny_models
 import torch
 from functorch.compile import make_boxed_func
-from matrix import ALL_CELLS, OF_TEXTS, REFUSED, example, representatives
-from selection import ALL, cases_of, long_table, part_of
 from torch._dynamo.backends.common import aot_autograd
 from transformers import StaticCache
 
 import adapterhub as ah
 from adapterhub.hooks.token_positions import _RECORD
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import ALL_CELLS, OF_TEXTS, REFUSED, example, representatives
+from tests.kit.selection import ALL, cases_of, long_table, part_of
 
 # The full matrix also compiles an encoder.
 COMPILED = ("bert", "llama") if tiny_models.FULL_MATRIX else ("llama",)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
 
 
 def logits(model, **options):

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny_models
-from matrix import METHODS, example
 from safetensors.torch import load_file
-from selection import long_table
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.matrix import METHODS, example
+from tests.kit.selection import long_table
 
 _COMPONENTS = "computed from the weight, and another decomposition may have other signs"
 FIXED: dict[str, tuple[str, str]] = {

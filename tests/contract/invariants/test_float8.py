@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import float8
 import pytest
-import tiny_models
 import torch
 import transformers
-from matrix import REFUSED, example
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.backbones import weights
 from adapterhub.errors import ConfigError, MergeError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import float8, tiny_models
+from tests.kit.matrix import REFUSED, example
+from tests.kit.selection import long_table
 
 METHOD_NAMES = [m for m in sorted(METHODS) if (m, "llama") not in REFUSED and m != "head"]
 TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}

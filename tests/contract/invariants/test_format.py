@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
@@ -20,6 +19,7 @@ from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import dump_methods, parse_methods, restore_methods
+from tests.kit import tiny_models
 
 OPTIONS_V1 = Path(__file__).parents[2] / "golden" / "options_v1.json"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.native import Saved
+from tests.kit import tiny_models
 
 HEADS = sorted(name for name, row in TASK_MODELS.items() if row.has_head)
 READS = {"image-classification": "vit", "audio-classification": "wav2vec2"}

@@ -6,12 +6,12 @@ import copy
 import pickle
 
 import pytest
-import tiny_models
 import torch
-from fixtures import train
 from safetensors.torch import load_file
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.fixtures import train
 
 INFERENCE_FORMS = {
     "prefix(length=4, reparametrize=True, middle=6)": "prefix(length=4)",

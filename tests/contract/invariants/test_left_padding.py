@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 
 import pytest
-import tiny_models
 import torch
 import transformers
 from transformers import AutoConfig
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family, Stack
+from tests.kit import tiny_models
 
 PADS = 3
 _MAMBA = {"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4, "mamba_d_head": 8}

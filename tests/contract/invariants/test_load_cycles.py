@@ -7,12 +7,11 @@ import os
 import weakref
 
 import pytest
-import selection
-import tiny_models
 import torch
 from transformers import AttentionInterface
 
 import adapterhub as ah
+from tests.kit import selection, tiny_models
 
 pytestmark = pytest.mark.usefixtures("settled")
 

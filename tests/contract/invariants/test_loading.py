@@ -7,9 +7,7 @@ import dataclasses
 import types
 
 import pytest
-import tiny_models
 import torch
-from matrix import REFUSED, example
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,6 +17,8 @@ from adapterhub.backbones import checkpoint
 from adapterhub.errors import MismatchError, OutputError
 from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import REFUSED, example
 
 
 def logits(model):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 
 import pytest
-import tiny_models
 import torch
 from transformers import DynamicCache, StaticCache
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
+from tests.kit import tiny_models
 
 METHODS = ("prompt(length=4)", "prefix(length=4)", "prefix(length=4, positions=true)")
 NAME, NEW = "adapter", 5

@@ -9,11 +9,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
-from fixtures import word_tokenizer
-from matrix import ALL_CELLS, REFUSED, example, mergeable
-from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -24,6 +20,10 @@ from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.site_module import OutputModule
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.matrix import ALL_CELLS, REFUSED, example, mergeable
+from tests.kit.selection import long_table
 
 
 def logits(model, **options):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from matrix import example
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, SiteError
 from adapterhub.loop.engine import recompute
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import example
 
 HALF = {
     "model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu",

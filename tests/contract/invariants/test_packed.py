@@ -7,11 +7,8 @@ import json
 from unittest.mock import patch
 
 import pytest
-import tiny_models
 import torch
-from matrix import REFUSED, attached_once, example
 from safetensors.torch import save_file
-from selection import long_table
 from torch import nn
 
 import adapterhub as ah
@@ -20,6 +17,9 @@ from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones import weights
 from adapterhub.errors import BackboneError, MergeError, SiteError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import REFUSED, attached_once, example
+from tests.kit.selection import long_table
 
 GROUP = 16
 TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}

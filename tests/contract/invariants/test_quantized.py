@@ -10,11 +10,7 @@ import weakref
 from importlib.util import find_spec
 
 import pytest
-import tiny_models
 import torch
-from fixtures import train
-from matrix import REFUSED, example, one_of_each_signature
-from selection import long_table
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
@@ -29,6 +25,10 @@ from adapterhub.loop.engine import recompute
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.spec import parse_methods
+from tests.kit import tiny_models
+from tests.kit.fixtures import train
+from tests.kit.matrix import REFUSED, example, one_of_each_signature
+from tests.kit.selection import long_table
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 import every_type
-import recent_architectures as recent
 import sweep_cells
-import tiny_models
-from selection import long_table
+
+from tests.kit import recent_architectures as recent
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 TYPES = recent.TYPES if tiny_models.FULL_MATRIX else recent.CORE
 CELLS = [(method, t) for t in TYPES for method in recent.METHODS]

@@ -7,14 +7,14 @@ test_cells.py.
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from fixtures import word_tokenizer
-from matrix import attach_smaller, example
 from transformers import AutoModelForMaskedLM, BertTokenizerFast
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.matrix import attach_smaller, example
 
 
 def logits(model, **inputs):

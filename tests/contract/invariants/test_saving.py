@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import selection
-import tiny_models
 import torch
-from matrix import CELLS, example
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit import selection, tiny_models
+from tests.kit.matrix import CELLS, example
 
 # By default each method on an encoder, and one on each architecture.
 SAVED = [(m, a) for m, a in CELLS if a == "bert" or m == "lora" or selection.ALL]

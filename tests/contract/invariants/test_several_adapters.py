@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix import example
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import example
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["attach", "activate", "detach", "none"]), st.integers(0, 2)),

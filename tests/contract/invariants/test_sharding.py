@@ -7,16 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 import torch.distributed as dist
-import warm
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import is_sharded
 from adapterhub.errors import AttachError
+from tests.kit import tiny_models, warm
 
 # Site modules, a prefix, and a method that trains the backbone's own parameters.
 CORE = [("lora", "llama"), ("prefix", "bert"), ("full", "bert")]

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from matrix import example, interactions
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.loop import checkpoint
@@ -20,6 +17,9 @@ from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
+from tests.kit.matrix import example, interactions
+from tests.kit.selection import long_table
 
 TAKING_PART = [
     name for name, method in METHODS.items() if method.takes_steps() or method.data_start

@@ -6,11 +6,7 @@ import math
 import os
 
 import pytest
-import tiny_models
 import torch
-from matrix import AT_EMBEDDINGS, OF_TEXTS, REFUSED, example, one_of_each_signature, representatives
-from selection import cases_of, long_table
-from task_cases import CASES
 
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.inference.open import open_adapter
@@ -22,6 +18,17 @@ from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.tasks.common.losses import model_inputs
 from adapterhub.training import run as running
+from tests.kit import tiny_models
+from tests.kit.matrix import (
+    AT_EMBEDDINGS,
+    OF_TEXTS,
+    REFUSED,
+    example,
+    one_of_each_signature,
+    representatives,
+)
+from tests.kit.selection import cases_of, long_table
+from tests.kit.task_cases import CASES
 
 STEPS = 16
 # A bottleneck, a low-rank update, and virtual tokens; all of the first, and of the others in turn.

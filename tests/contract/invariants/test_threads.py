@@ -10,17 +10,16 @@ from contextvars import copy_context
 from threading import Thread
 
 import pytest
-import selection
-import tiny_models
 import torch
-from fixtures import word_tokenizer
-from matrix import CELLS, example, one_of_each_signature
 from transformers import ContinuousBatchingConfig, PreTrainedModel, TextIteratorStreamer
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
+from tests.kit import selection, tiny_models
+from tests.kit.fixtures import word_tokenizer
+from tests.kit.matrix import CELLS, example, one_of_each_signature
 
 THREADS = 8
 # In all threads of one cell together; `make threads` runs 2,000.

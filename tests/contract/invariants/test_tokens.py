@@ -6,10 +6,8 @@ import copy
 from dataclasses import replace
 
 import pytest
-import tiny_models
 import torch
 import transformers
-from fixtures import WORDS, word_tokenizer
 from tokenizers import AddedToken
 
 import adapterhub as ah
@@ -17,6 +15,8 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.processor import remember_tokenizer
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
+from tests.kit import tiny_models
+from tests.kit.fixtures import WORDS, word_tokenizer
 
 NEW = ["<a>", "<b>"]
 BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the embedding's unused rows

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import peft
 import pytest
-import tiny_models
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 pytest.importorskip("trl", reason="needs its own environment: make trl")
 pytest.importorskip("trl.experimental.async_grpo")

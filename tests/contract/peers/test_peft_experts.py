@@ -12,14 +12,14 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from expert_models import expert_model, logits, redraw
 from safetensors.torch import load_file, save_file
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.peft.experts import unpacked
 from adapterhub.interchange.peft.files import TENSORS_FILE
+from tests.kit.expert_models import expert_model, logits, redraw
+from tests.kit.selection import long_table
 
 pytestmark = [
     # peft asks transformers for an attribute that it renames.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
 # peft copies any norm, and warns about classes that it does not list.

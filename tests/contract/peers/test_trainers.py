@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import tiny_models
 import torch
-from matrix import example, one_of_each_signature
-from selection import long_table
 from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.matrix import example, one_of_each_signature
+from tests.kit.selection import long_table
 
 # transformers renamed the option in 5.23.
 _NAMES = {f.name for f in dataclasses.fields(TrainingArguments)}

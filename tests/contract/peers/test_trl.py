@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny_models
 import torch
 from datasets import Dataset
-from matrix import REFUSED, example
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import REFUSED, example
 
 trl = pytest.importorskip("trl", reason="needs its own environment: make trl")
 # trl uses names that transformers 5.23 renamed.

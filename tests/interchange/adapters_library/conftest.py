@@ -6,10 +6,10 @@ import json
 import shutil
 
 import pytest
-from adapters_golden import GOLDEN, backbone
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
+from tests.kit.adapters_golden import GOLDEN, backbone
 
 
 @pytest.fixture

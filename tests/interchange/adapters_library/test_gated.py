@@ -6,15 +6,15 @@ import json
 import shutil
 
 import pytest
-from adapters_golden import (
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError
+from tests.kit.adapters_golden import (
     DECODING,
     GOLDEN,
     backbone,
     imported,
 )
-
-import adapterhub as ah
-from adapterhub.errors import MismatchError
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -8,7 +8,14 @@ import shutil
 
 import pytest
 import torch
-from adapters_golden import (
+from safetensors.torch import save_file
+from transformers.activations import ACT2FN
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, MergeError, MismatchError
+from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
+from adapterhub.interchange.checkpoint_files import read_tensor_file
+from tests.kit.adapters_golden import (
     AUTO,
     EXPECTED,
     GOLDEN,
@@ -22,14 +29,7 @@ from adapters_golden import (
     inputs,
     with_head,
 )
-from safetensors.torch import save_file
-from selection import long_table
-from transformers.activations import ACT2FN
-
-import adapterhub as ah
-from adapterhub.errors import AttachError, MergeError, MismatchError
-from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
-from adapterhub.interchange.checkpoint_files import read_tensor_file
+from tests.kit.selection import long_table
 
 POOLS = ("prefix_tunings", "shared_parameters")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from adapters_golden import (
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError
+from adapterhub.interchange.adapters_library.importer import adapters_checkpoint_info
+from tests.kit.adapters_golden import (
     CASES,
     COMPARED,
     EXPECTED,
@@ -14,11 +18,7 @@ from adapters_golden import (
     imported,
     inputs,
 )
-from selection import long_table
-
-import adapterhub as ah
-from adapterhub.errors import MismatchError
-from adapterhub.interchange.adapters_library.importer import adapters_checkpoint_info
+from tests.kit.selection import long_table
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -6,10 +6,10 @@ import json
 import shutil
 
 import pytest
-from adapters_golden import GOLDEN, backbone
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit.adapters_golden import GOLDEN, backbone
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 from adapterhub.anatomy.build import anatomy_of
@@ -18,6 +17,7 @@ from adapterhub.interchange.adapters_library.module_paths import (
     sublayer_at,
 )
 from adapterhub.interchange.translation import Translation
+from tests.kit import tiny_models
 
 
 @pytest.fixture(scope="module")

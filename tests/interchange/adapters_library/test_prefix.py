@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from adapters_golden import (
+
+from adapterhub.errors import MismatchError
+from tests.kit.adapters_golden import (
     EXPECTED,
     UNEVEN,
     backbone,
@@ -12,8 +14,6 @@ from adapters_golden import (
     imported,
     inputs,
 )
-
-from adapterhub.errors import MismatchError
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

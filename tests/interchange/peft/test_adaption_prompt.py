@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_export, compare_import, same_bits, trained  # noqa: E402
+from tests.kit.peft_reference import compare_export, compare_import, same_bits, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

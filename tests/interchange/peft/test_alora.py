@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from peft_reference import edit  # noqa: E402
+from tests.kit.peft_reference import edit  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

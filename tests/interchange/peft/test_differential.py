@@ -6,12 +6,12 @@ one model of each kind runs.
 
 from __future__ import annotations
 
-import interchange_table
 import pytest
-import tiny_models
-from interchange_table import DIRECTIONS, MASKS
-from peft_differential import KINDS, Differential, tasks
-from selection import long_table
+
+from tests.kit import interchange_table, tiny_models
+from tests.kit.interchange_table import DIRECTIONS, MASKS
+from tests.kit.peft_differential import KINDS, Differential, tasks
+from tests.kit.selection import long_table
 
 MODELS = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
 SOME = [

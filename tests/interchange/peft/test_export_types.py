@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tiny_models
 import torch
 
 from adapterhub.anatomy.build import anatomy_of
@@ -12,6 +11,7 @@ from adapterhub.interchange.peft.export_types import (
     exact_names,
     target_options,
 )
+from tests.kit import tiny_models
 
 
 def test_parts_are_added_up():

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from matrix import REFUSED as REFUSED_CELLS
-from matrix import example
-from selection import cases_of
 
 import adapterhub as ah
 from adapterhub.adapters.export import blocking
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.methods import METHODS
+from tests.kit import tiny_models
+from tests.kit.matrix import REFUSED as REFUSED_CELLS
+from tests.kit.matrix import example
+from tests.kit.selection import cases_of
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_export, core, outputs, same_bits  # noqa: E402
+from tests.kit.peft_reference import compare_export, core, outputs, same_bits  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -6,16 +6,16 @@ import os
 import pickle
 
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file
 
 import adapterhub as ah
 from adapterhub.errors import FileError, OutputError
 from adapterhub.interchange.peft import files
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from peft_reference import edit, edit_tensors, exported  # noqa: E402
+from tests.kit.peft_reference import edit, edit_tensors, exported  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

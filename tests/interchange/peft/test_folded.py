@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, linear_names, lora_config, outputs, trained  # noqa: E402
+from tests.kit.peft_reference import (  # noqa: E402
+    compare_import,
+    core,
+    linear_names,
+    lora_config,
+    outputs,
+    trained,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

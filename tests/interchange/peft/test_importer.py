@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, edit, edit_tensors, lora_config, outputs, trained  # noqa: E402
+from tests.kit.peft_reference import (  # noqa: E402
+    compare_import,
+    core,
+    edit,
+    edit_tensors,
+    lora_config,
+    outputs,
+    trained,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import ALL, long_table
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError, SiteError
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.importer import from_peft
+from tests.kit import tiny_models
+from tests.kit.selection import ALL, long_table
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_export, core, same_bits  # noqa: E402
+from tests.kit.peft_reference import compare_export, core, same_bits  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

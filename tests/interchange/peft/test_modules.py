@@ -7,12 +7,12 @@ import copy
 import peft
 import pytest
 import torch
-from plain_modules import GROUPED, KINDS, OTHERWISE, network
-from selection import long_table
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit.plain_modules import GROUPED, KINDS, OTHERWISE, network
+from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 2e-5

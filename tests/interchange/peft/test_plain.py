@@ -9,17 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
-from peft_differential import (  # noqa: E402
+import adapterhub as ah  # noqa: E402
+from adapterhub.errors import AdapterhubError, MismatchError  # noqa: E402
+from adapterhub.interchange.peft.plain import PLAIN  # noqa: E402
+from tests.kit.peft_differential import (  # noqa: E402
     PLAIN_KINDS,
     VARIANT_KINDS,
     Differential,
     new_model,
 )
-from selection import long_table  # noqa: E402
-
-import adapterhub as ah  # noqa: E402
-from adapterhub.errors import AdapterhubError, MismatchError  # noqa: E402
-from adapterhub.interchange.peft.plain import PLAIN  # noqa: E402
+from tests.kit.selection import long_table  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import peft
 import pytest
-import tiny_models
 import torch
-from peft_reference import KINDS, core, trained
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
+from tests.kit import tiny_models
+from tests.kit.peft_reference import KINDS, core, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

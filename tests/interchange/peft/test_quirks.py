@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import peft
 import pytest
-import tiny_models
 import torch
-from peft_reference import lora_config, outputs, trained
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.peft_reference import lora_config, outputs, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
-from peft_reference import core
 
 import adapterhub as ah
 from adapterhub.adapters.export import compare
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft.exporter import to_peft
+from tests.kit import tiny_models
+from tests.kit.peft_reference import core
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import FileError, MismatchError
 from adapterhub.interchange.peft import files, targets
 from adapterhub.interchange.peft.targets import Targets, ends_with, modules_of
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from peft_reference import edit, edit_tensors, lora_config, trained  # noqa: E402
+from tests.kit.peft_reference import edit, edit_tensors, lora_config, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

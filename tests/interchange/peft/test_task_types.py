@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import peft
 import pytest
-import tiny_models
 import torch
 import transformers
-from peft_differential import add_noise
-from peft_reference import core, edit
-from selection import long_table
 from transformers import AutoConfig, BertForNextSentencePrediction
 
 import adapterhub as ah
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import MismatchError
+from tests.kit import tiny_models
+from tests.kit.peft_differential import add_noise
+from tests.kit.peft_reference import core, edit
+from tests.kit.selection import long_table
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from peft_reference import linear_names, lora_config  # noqa: E402
+from tests.kit.peft_reference import linear_names, lora_config  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

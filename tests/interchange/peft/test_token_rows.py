@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from selection import long_table
 
 import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint
 from adapterhub.errors import MismatchError
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, edit, lora_config, outputs, trained  # noqa: E402
+from tests.kit.peft_reference import compare_import, core, edit, lora_config, outputs, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
 import adapterhub as ah
@@ -13,9 +12,10 @@ from adapterhub.interchange.peft import files
 from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.peft.updates import Update, read_updates
 from adapterhub.interchange.translation import Translation
+from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, linear_names, lora_config, trained  # noqa: E402
+from tests.kit.peft_reference import compare_import, core, linear_names, lora_config, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_service import NAMED, running, service_of, write_named
-from served import expected_answers
 
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.request import Service
+from tests.kit.http_service import NAMED, running, service_of, write_named
+from tests.kit.served import expected_answers
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ import re
 from importlib import resources
 
 import pytest
-from http_client import ask, predict
-from http_service import running
 from prometheus_client.parser import text_string_to_metric_families
-from served import EXAMPLES, TEXTS, write_adapter
 
 from adapterhub.errors import ConfigError
 from adapterhub.inference.open import AdapterSource
@@ -21,6 +18,9 @@ from adapterhub.serving.http.lifecycle import ENDPOINTS, served_endpoints
 from adapterhub.serving.http.request import Service
 from adapterhub.serving.options import ServeOptions, read_serve_options
 from adapterhub.web.tokens import TokenFile
+from tests.kit.http_client import ask, predict
+from tests.kit.http_service import running
+from tests.kit.served import EXAMPLES, TEXTS, write_adapter
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from http_load import Load
-from http_service import running, service_of
-from matrix import example
-from selection import cases_of
-from served import EXAMPLES, expected_answers, same_answer, write_adapter
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
 from adapterhub.serving import Engine
+from tests.kit.http_service import running, service_of
+from tests.kit.matrix import example
+from tests.kit.selection import cases_of
+from tests.kit.served import EXAMPLES, expected_answers, same_answer, write_adapter
 
 CLIENTS = 32
 REQUESTS = int(os.environ.get("ADAPTERHUB_REQUESTS", "600"))

@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from http_service import BACKBONE, NAMED, running, service_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from requests import Session, get, request
-from selection import ALL
-from served import TEXTS, TaskExample, same_answer, write_adapter
 
 from adapterhub.serving import Engine
 from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.tasks import TASKS, parse_task
+from tests.kit.http_service import BACKBONE, NAMED, running, service_of
+from tests.kit.selection import ALL
+from tests.kit.served import TEXTS, TaskExample, same_answer, write_adapter
 
 schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
 CASES = 200 if ALL else 4

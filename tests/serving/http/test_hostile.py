@@ -9,9 +9,6 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from http_client import ask, predict
-from http_service import running
-from served import EXAMPLES, TEXTS, write_adapter
 
 import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
@@ -19,6 +16,9 @@ from adapterhub.serving import Engine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.web.tokens import TokenFile
+from tests.kit.http_client import ask, predict
+from tests.kit.http_service import running
+from tests.kit.served import EXAMPLES, TEXTS, write_adapter
 
 TEXT = TEXTS[0]
 

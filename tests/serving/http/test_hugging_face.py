@@ -7,9 +7,10 @@ import math
 import huggingface_hub
 import pytest
 import requests
-from http_service import NAMED, PAIRS
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError
-from served import CONTEXT, TEXTS, same_answer
+
+from tests.kit.http_service import NAMED, PAIRS
+from tests.kit.served import CONTEXT, TEXTS, same_answer
 
 
 @pytest.fixture(autouse=True)

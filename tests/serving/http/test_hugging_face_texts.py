@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import huggingface_hub
 import pytest
-import translators
-from http_service import BACKBONE, running, service_of, write_wordy
 from huggingface_hub.errors import BadRequestError, ValidationError
 from requests import get, post
-from served import TEXTS, TaskExample, expected_answers, write_adapter
 
 from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
 from adapterhub.tasks import parse_task
+from tests.kit import translators
+from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
+from tests.kit.served import TEXTS, TaskExample, expected_answers, write_adapter
 
 MESSAGES = [{"role": "user", "content": TEXTS[0]}]
 TOKENS = 6

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from http_client import ask
-from http_service import running, service_of
-from served import TEXTS, TaskExample, write_adapter
 
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
+from tests.kit.http_client import ask
+from tests.kit.http_service import running, service_of
+from tests.kit.served import TEXTS, TaskExample, write_adapter
 
 CHAT = {"messages": [{"role": "user", "content": "a plot"}], "max_tokens": 4, "temperature": 0}
 TEXT = {"prompt": "a plot", "max_tokens": 4, "temperature": 0}

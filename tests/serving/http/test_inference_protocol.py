@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from http_service import NAMED
 from requests import get, post
-from served import CONTEXT, TEXTS, same_answer
+
+from tests.kit.http_service import NAMED
+from tests.kit.served import CONTEXT, TEXTS, same_answer
 
 triton = pytest.importorskip("tritonclient.http", reason='pip install "adapterhub[clients]"')
 from tritonclient.utils import InferenceServerException  # noqa: E402

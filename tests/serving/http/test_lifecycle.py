@@ -11,11 +11,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
-from http_client import ask, predict
-from http_service import started
-from served import EXAMPLES, TEXTS, write_adapter
 from starlette.responses import StreamingResponse
-from waiting import wait_until
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
@@ -27,6 +23,10 @@ from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web import connections
 from adapterhub.web.frame import Endpoint
 from adapterhub.web.tokens import TokenFile
+from tests.kit.http_client import ask, predict
+from tests.kit.http_service import started
+from tests.kit.served import EXAMPLES, TEXTS, write_adapter
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from http_service import BACKBONE, running, service_of, write_wordy
-from served import TEXTS, TaskExample
 
 from adapterhub.adapters.state import find_state
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine
+from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
+from tests.kit.served import TEXTS, TaskExample
 
 lm_eval = pytest.importorskip("lm_eval", reason='pip install "adapterhub[lm-eval]"')
 pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval and its dependencies

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from http_service import running, service_of
 from requests import get, post
-from served import TEXTS, expected_answers, same_answer, write_adapter
 
 import adapterhub as ah
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
 from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
+from tests.kit.http_service import running, service_of
+from tests.kit.served import TEXTS, expected_answers, same_answer, write_adapter
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from http_service import BACKBONE, NAMED
-from served import TEXTS, same_answer
+
+from tests.kit.http_service import BACKBONE, NAMED
+from tests.kit.served import TEXTS, same_answer
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 

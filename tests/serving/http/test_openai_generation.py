@@ -7,9 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from http_service import BACKBONE, running, service_of, write_wordy
-from served import TEXTS, TaskExample, expected_answers, write_adapter
-from written import SEQ2SEQ, written_alone
 
 from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import Saved
@@ -17,6 +14,9 @@ from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.errors import StoppedError
 from adapterhub.serving.http.request import AsyncGeneration
+from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
+from tests.kit.served import TEXTS, TaskExample, expected_answers, write_adapter
+from tests.kit.written import SEQ2SEQ, written_alone
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8

@@ -11,10 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
-from http_client import ask, predict
-from http_service import running, service_of, started
 from pydantic import ValidationError
-from served import TEXTS, TaskExample, busy, write_adapter
 
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine
@@ -22,6 +19,9 @@ from adapterhub.serving.http import request as services
 from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.serving.http.request import RequestLimits
 from adapterhub.serving.shared_backbone import ClassModel, SharedBody
+from tests.kit.http_client import ask, predict
+from tests.kit.http_service import running, service_of, started
+from tests.kit.served import TEXTS, TaskExample, busy, write_adapter
 
 QUEUE = 60  # tokens
 EXAMPLES = {

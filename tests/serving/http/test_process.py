@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from http.client import HTTPException
 
 import pytest
-from http_client import predict
-from served import EXAMPLES, TEXTS, write_adapter
 
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
+from tests.kit.http_client import predict
+from tests.kit.served import EXAMPLES, TEXTS, write_adapter
 
 pytestmark = [
     pytest.mark.apart,

@@ -14,13 +14,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-import tiny_models
 import torch
-from http_client import ask, predict
-from http_service import running
-from selection import ALL
-from served import TEXTS, busy, expected_answers, same_answer, write_adapter
-from waiting import wait_until
 
 import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
@@ -30,6 +24,12 @@ from adapterhub.serving.http import lifecycle
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.serving.shared_backbone import SharedBody
+from tests.kit import tiny_models
+from tests.kit.http_client import ask, predict
+from tests.kit.http_service import running
+from tests.kit.selection import ALL
+from tests.kit.served import TEXTS, busy, expected_answers, same_answer, write_adapter
+from tests.kit.waiting import wait_until
 
 TEXT = TEXTS[0]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from http_service import NAMED
 from requests import post
-from served import CONTEXT, TEXTS, same_answer
+
+from tests.kit.http_service import NAMED
+from tests.kit.served import CONTEXT, TEXTS, same_answer
 
 QUERY = "good film"
 DOCUMENTS = ["a plot", CONTEXT, "fine", "the actor was awful"]

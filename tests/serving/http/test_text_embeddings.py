@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from http_service import NAMED, PAIRS, running, service_of
 from requests import get, post
-from served import CONTEXT, TEXTS, TaskExample, expected_answers, same_answer, write_adapter
 
 from adapterhub.serving import Engine
+from tests.kit.http_service import NAMED, PAIRS, running, service_of
+from tests.kit.served import (
+    CONTEXT,
+    TEXTS,
+    TaskExample,
+    expected_answers,
+    same_answer,
+    write_adapter,
+)
 
 
 @pytest.fixture(scope="module")

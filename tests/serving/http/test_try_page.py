@@ -6,15 +6,24 @@ import json
 import time
 
 import pytest
-from browsers import AXE, MISSING, axe_findings, browser, overflow, press, shown_as, tab_to
-from http_service import BACKBONE, running, service_of
-from served import TEXTS, expected_answers
 from starlette.testclient import TestClient
 
 from adapterhub.serving.http import try_page
 from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.lifecycle import ENDPOINTS, make_app
 from adapterhub.web.tokens import TokenFile
+from tests.kit.browsers import (
+    AXE,
+    MISSING,
+    axe_findings,
+    browser,
+    overflow,
+    press,
+    shown_as,
+    tab_to,
+)
+from tests.kit.http_service import BACKBONE, running, service_of
+from tests.kit.served import TEXTS, expected_answers
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ALL = (*ENDPOINTS, *try_page.ENDPOINTS, *operations())

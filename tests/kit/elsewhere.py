@@ -13,14 +13,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import matrix
-import tiny_models
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import adapterhub as ah
+from tests.kit import matrix, tiny_models
 
 NAME = "elsewhere"
 # A tensor of the host may be copied, and index one of another device, as on a GPU.

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx2
-from commit_body import commit, create
 
 from adapterhub.hub.accounts import create_hub_token, create_namespace
 from adapterhub.hub.database import HubPlace
 from adapterhub.hub.state import create_hub, open_hub
+from tests.kit.commit_body import commit, create
 
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))"
 START = """

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tiny_models
-
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.inference.inputs import examples_of
 from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine
+from tests.kit import tiny_models
 
 TEXTS = (
     "the movie was good",

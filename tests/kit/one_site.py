@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import tiny_models
 import torch
 from torch import Tensor, nn
 
 import adapterhub as ah
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_bias, read_weight
+from tests.kit import tiny_models
 
 # A plain projection, a slice of a fused one, and one without bias.
 PROJECTIONS = {

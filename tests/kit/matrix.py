@@ -15,8 +15,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import selection
-import tiny_models
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
@@ -28,6 +26,7 @@ from adapterhub.methods.common import site_module
 from adapterhub.methods.common.base import Placement
 from adapterhub.methods.common.spec import parse_methods
 from adapterhub.methods.reft import StateMethod
+from tests.kit import selection, tiny_models
 
 # Its attention is built of `einsum`, which no prefix follows.
 WITHOUT_KEYS_AND_VALUES = ("xlnet",)

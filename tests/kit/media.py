@@ -6,12 +6,12 @@ import io
 from functools import partial
 from pathlib import Path
 
-import sounds
 import torch
 import transformers
-import vision_language
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from tests.kit import sounds, vision_language
 
 SIZE = 16  # pixels
 SIZES = {

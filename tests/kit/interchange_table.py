@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-import tiny_models
+from tests.kit import tiny_models
 
 FILE = Path(__file__).parents[2] / "docs/guides/interchange.md"
 PROPERTY = "differential"
@@ -31,7 +31,7 @@ def pytest_runtest_logreport(report):
 def pytest_sessionfinish(session):
     if not _results or not tiny_models.FULL_MATRIX or hasattr(session.config, "workerinput"):
         return
-    from peft_differential import KINDS, tasks  # imports peft
+    from tests.kit.peft_differential import KINDS, tasks  # imports peft
 
     models = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
     cells = {(k, *m, d, side) for k in KINDS for m in models for d in DIRECTIONS for side in MASKS}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import tiny_models
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.options import RunOptions
+from tests.kit import tiny_models
 
 WORDS = [
     "the",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fixtures import sentences, write_tsv
-
 from adapterhub.recipe.recipe import Recipe, read
+from tests.kit.fixtures import sentences, write_tsv
 
 HEADS = {"mood": ("neg", "pos"), "thing-2": ("actor", "end", "film"), "length": ()}
 

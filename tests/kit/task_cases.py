@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import media
-import sounds
-import vision_language
-from fixtures import sentences, write_json_lines, write_tsv
+from tests.kit import media, sounds, vision_language
+from tests.kit.fixtures import sentences, write_json_lines, write_tsv
 
 
 @dataclass

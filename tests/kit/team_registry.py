@@ -7,11 +7,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from copied_adapters import REFERENCE, numbered, write_adapters
-from signing import new_key
-
 from adapterhub.files.manifest import FoundationRef, from_json, to_json
 from adapterhub.registry.sign import sign
+from tests.kit.copied_adapters import REFERENCE, numbered, write_adapters
+from tests.kit.signing import new_key
 
 BACKBONE = "owner-0--backbone-0"
 HOSTILE = (

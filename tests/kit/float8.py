@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import word_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,6 +16,7 @@ from transformers.integrations import finegrained_fp8
 from transformers.integrations.finegrained_fp8 import FP8Linear
 
 import adapterhub as ah
+from tests.kit.fixtures import word_tokenizer
 
 BLOCK = (16, 8)
 LARGEST = torch.finfo(torch.float8_e4m3fn).max

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import tiny_models
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
+from tests.kit import tiny_models
 
 
 def outputs(model: PreTrainedModel, rows: int = 3) -> Tensor:

@@ -116,7 +116,7 @@ def save_whisper(folder: Path) -> None:
 
 def save_moonshine(folder: Path) -> None:
     """Save a tiny Moonshine, which reads samples and writes bytes."""
-    import stand_ins  # it imports this module
+    from tests.kit import stand_ins  # it imports this module
 
     tokenizer = stand_ins.byte_tokenizer("</s>")
     own = transformers.MoonshineConfig(

@@ -7,7 +7,6 @@ import json
 import signal
 from typing import Any
 
-import tiny_models
 import torch
 
 from adapterhub.adapters.model_methods import STRUCTURE_LOCK
@@ -16,6 +15,7 @@ from adapterhub.anatomy.backbone import CHILD, Backbone
 from adapterhub.hooks.composition import current_entry
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.site_module import init_is_skipped
+from tests.kit import tiny_models
 
 TEXT = "the movie <a> was <b> good <c><d> <own>"
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tiny_models
 from transformers import MBart50Tokenizer, MBartTokenizer, NllbTokenizer
+
+from tests.kit import tiny_models
 
 WORDS = ["the", "cat", "dog", "sleeps", "barks", "die", "katze", "der", "hund", "schläft", "bellt",
          "le", "chat", "dort"]  # fmt: skip

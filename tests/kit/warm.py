@@ -139,7 +139,7 @@ def _parent() -> _Parent:
 
 @cache
 def _hub() -> tuple[Any, str]:
-    import hub_server
+    from tests.kit import hub_server
 
     serving = hub_server.serving()
     atexit.register(serving.__exit__, None, None, None)

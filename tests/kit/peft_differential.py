@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
-import tiny_models
 import torch
-from interchange_table import DIRECTIONS, MASKS
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -27,6 +25,8 @@ from transformers.pytorch_utils import Conv1D
 import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError
+from tests.kit import tiny_models
+from tests.kit.interchange_table import DIRECTIONS, MASKS
 
 TOLERANCE = 2e-4  # of logits up to 10; PiSSA subtracts two large products
 LENGTH = 3

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
 from safetensors.torch import load_file
 
 from adapterhub import cli
+from tests.kit import warm
 
 
 def run_all(commands):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fixtures import WORDS, sentences
 
 from adapterhub.recipe.recipe import Recipe, read
+from tests.kit.fixtures import WORDS, sentences
 
 
 def write_shards(folder: Path, sizes: tuple[int, ...] = (20, 13, 31), rows: int = 5) -> str:

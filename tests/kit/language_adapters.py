@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import tiny_models
 import torch
-from fixtures import word_tokenizer
 from torch import Tensor
 
 import adapterhub as ah
+from tests.kit import tiny_models
+from tests.kit.fixtures import word_tokenizer
 
 
 def write_language_model(folder: Path, architecture: str, seed: int = 0) -> None:

@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import tiny_models
 
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
+from tests.kit import tiny_models
 
 FILE = Path(__file__).parents[2] / "docs/reference/support.md"
 ROWS = {"architecture": sorted(tiny_models.ARCHITECTURES), "task": sorted(TASKS)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import peft
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
+from tests.kit import tiny_models
 
 KINDS = {
     "classification": "SEQ_CLS",

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import web_servers
-from selection import ALL
 from sqlalchemy import URL, make_url
-from waiting import wait_until
 
 from adapterhub.hub.database import HubPlace
+from tests.kit import web_servers
+from tests.kit.selection import ALL
+from tests.kit.waiting import wait_until
 
 STATES = ["folder", "shared"] if ALL else ["folder"]
 """Where hubs of tests are; a fixture has them as parameters."""

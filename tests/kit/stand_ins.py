@@ -11,15 +11,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import hub_server
-import media
-import tiny_models
-import warm
-from fixtures import CHAT_TEMPLATE
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from adapterhub.backbones.find import PACKAGED, PackagedBackbone
+from tests.kit import hub_server, media, tiny_models, warm
+from tests.kit.fixtures import CHAT_TEMPLATE
 
 # Name: architecture and task.
 MODELS = {

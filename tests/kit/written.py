@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from served import TaskExample, write_adapter
 
 from adapterhub.inference.open import open_adapter
+from tests.kit.served import TaskExample, write_adapter
 
 CAUSAL = TaskExample("causal-lm", "causal-lm")
 SEQ2SEQ = TaskExample("seq2seq", "seq2seq")

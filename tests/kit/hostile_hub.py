@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import hub_server
+from tests.kit import hub_server
 
 Attack = Callable[[Any], bool]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fixtures import sentences, write_tsv
 
 from adapterhub.inference.open import AdapterSource
 from adapterhub.inference.table_job import TableJob
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
+from tests.kit.fixtures import sentences, write_tsv
 
 ROWS = 46
 LABELS: dict[str, Callable[[str, str], str]] = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import uvicorn
-from served import CONTEXT, EXAMPLES, TEXTS, TaskExample, expected_answers, write_adapter
 
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
@@ -22,6 +21,7 @@ from adapterhub.serving.http.lifecycle import ENDPOINTS, HttpServer, make_app, o
 from adapterhub.serving.http.request import Service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.frame import Endpoint
+from tests.kit.served import CONTEXT, EXAMPLES, TEXTS, TaskExample, expected_answers, write_adapter
 
 BACKBONE = "the-backbone"
 PAIRS = ((CONTEXT, "the movie was good"), ("a plot", "the end was poor"))

@@ -16,10 +16,6 @@ from typing import Any
 
 import httpx2
 import numpy as np
-import sample_adapters
-import signing
-from commit_body import lines
-from real_hub import RunningHub
 from safetensors.numpy import save
 from sqlalchemy import select
 
@@ -41,6 +37,9 @@ from adapterhub.hub.database import (
     versions,
 )
 from adapterhub.registry.version_files import beside_bytes
+from tests.kit import sample_adapters, signing
+from tests.kit.commit_body import lines
+from tests.kit.real_hub import RunningHub
 
 ROLES = ("root", "ada", "wil", "eve")
 _PLACES = ("acme", "ada", "wil", "eve")
