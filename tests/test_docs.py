@@ -100,8 +100,27 @@ def test_the_readme_quotes_the_short_comparison():
     assert table in text("README.md")
 
 
-def test_the_readme_is_short():
-    assert len(text("README.md").splitlines()) < 150
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_front_is_short(page):
+    assert len(text(page).splitlines()) <= 150
+
+
+def test_the_index_of_guides_has_the_groups_of_the_sidebar():
+    """Every guide has one line, in the group and order of the navigation."""
+    sidebar = re.search(
+        r"^  - Guides:\n(.*?)^  - \w", text("mkdocs.yml"), re.DOTALL | re.MULTILINE
+    )[1]
+    groups = re.findall(r"^ {6}- ([\w ]+):\n((?: {10}- .*\n)+)", sidebar, re.MULTILINE)
+    index = re.split(r"^## ", text("docs/guides/index.md"), flags=re.MULTILINE)[1:]
+    listed = {
+        part.partition("\n")[0]: re.findall(
+            r"^- \[[^]]+\]\(([\w-]+)\.md\): .*\.", part, re.MULTILINE
+        )
+        for part in index
+    }
+    assert listed == {name: re.findall(r"guides/([\w-]+)\.md", pages) for name, pages in groups}
+    names = {path.stem for path in (ROOT / "docs/guides").glob("*.md")} - {"index"}
+    assert sorted(sum(listed.values(), [])) == sorted(names)
 
 
 def test_paths_in_architecture_exist():
