@@ -120,7 +120,7 @@ def test_the_index_of_guides_has_the_groups_of_the_sidebar():
     }
     assert listed == {name: re.findall(r"guides/([\w-]+)\.md", pages) for name, pages in groups}
     names = {path.stem for path in (ROOT / "docs/guides").glob("*.md")} - {"index"}
-    assert sorted(sum(listed.values(), [])) == sorted(names)
+    assert sorted(name for part in listed.values() for name in part) == sorted(names)
 
 
 def test_paths_in_architecture_exist():
