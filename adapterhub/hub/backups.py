@@ -33,7 +33,6 @@ from adapterhub.hub.database import (
     namespaces,
     settings,
 )
-from adapterhub.hub.errors import BusyError, FullDiskError
 from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.state import (
     OF_PLACE,
@@ -46,6 +45,7 @@ from adapterhub.hub.state import (
     schema_revision,
     serving_alone,
 )
+from adapterhub.web.errors import BusyError, FullDiskError
 
 _AT_ONCE = 1_000  # rows
 

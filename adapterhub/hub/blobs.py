@@ -28,7 +28,7 @@ from typing import BinaryIO, TypeVar
 
 from adapterhub.config.user_folders import sync_file
 from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
-from adapterhub.hub.errors import FullDiskError, TooManyBytesError
+from adapterhub.web.errors import FullDiskError, TooManyBytesError
 
 MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as LFS files
 _PIECE = 1 << 20

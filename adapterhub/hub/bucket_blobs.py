@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, cast
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.blobs import Blobs, StagedBlob
-from adapterhub.hub.errors import UnreachedBucketError
 from adapterhub.registry.bucket import open_bucket, start_of_error
 from adapterhub.registry.reference import is_bucket
+from adapterhub.web.errors import UnreachedBucketError
 
 _PIECE = 4 << 20
 _BUFFER = 64 << 10

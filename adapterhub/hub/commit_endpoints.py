@@ -33,10 +33,10 @@ from adapterhub.hub.commits import (
 )
 from adapterhub.hub.content_policy import NamespaceRules, check_name_of_file
 from adapterhub.hub.database import received_reader
-from adapterhub.hub.errors import HubRefusal, TooManyBytesError
 from adapterhub.hub.gate import check_files, check_room
 from adapterhub.hub.request import REPOSITORY, HubCall, in_thread, json_answer, json_fields
 from adapterhub.hub.search_rows import refresh_listing
+from adapterhub.web.errors import HubRefusal, TooManyBytesError
 from adapterhub.web.frame import Endpoint
 
 MOST_LINE = 1 << 20

@@ -37,13 +37,13 @@ from adapterhub.hub.database import (
     repositories,
     trees,
 )
-from adapterhub.hub.errors import (
+from adapterhub.registry.reference import unportable
+from adapterhub.web.errors import (
     HubRefusal,
     MissingEntryError,
     MissingRevisionError,
     StaleParentError,
 )
-from adapterhub.registry.reference import unportable
 
 _MOST_FILES = 20_000
 MOST_PATH, _MOST_PART = 1024, 255

@@ -66,7 +66,7 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.types import TypeEngine
 
 from adapterhub.hub.blobs import Blobs, StagedBlob
-from adapterhub.hub.errors import BusyError, FullDiskError
+from adapterhub.web.errors import BusyError, FullDiskError
 
 _MOST_WORDS = 64  # that a prefix expands to
 _LONGEST, _MOST_BYTES = 500, 900_000  # characters of a term, bytes of all: a tsvector has limits

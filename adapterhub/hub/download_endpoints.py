@@ -20,8 +20,8 @@ from adapterhub.hub.accounts import READ
 from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.bucket_blobs import BlobBucket
 from adapterhub.hub.commits import commit_at, read_tree
-from adapterhub.hub.errors import HubRefusal, MissingEntryError
 from adapterhub.hub.request import HubCall, in_thread
+from adapterhub.web.errors import HubRefusal, MissingEntryError
 from adapterhub.web.frame import Endpoint
 
 _PIECE = 256 << 10

@@ -12,11 +12,11 @@ from adapterhub.hub.accounts import ADMIN, READ, WRITE
 from adapterhub.hub.commits import Tree, commit_at
 from adapterhub.hub.content_policy import signature_problem
 from adapterhub.hub.database import blobs, repositories, versions
-from adapterhub.hub.errors import DeniedError, HubRefusal
 from adapterhub.hub.repositories import delete_version, move_tag, versions_of
 from adapterhub.hub.request import OPEN, TOKEN, TYPE, HubCall, json_answer
 from adapterhub.hub.search_rows import refresh_listing
 from adapterhub.hub.state import audit_rows
+from adapterhub.web.errors import DeniedError, HubRefusal
 from adapterhub.web.frame import Endpoint
 
 _BODY = 64 << 10

@@ -33,10 +33,10 @@ from adapterhub.hub.content_policy import (
     signature_problem,
 )
 from adapterhub.hub.database import NewVersion, changes_of, commits, received_reader
-from adapterhub.hub.errors import DeniedError, HubRefusal, TakenError, TooManyBytesError
 from adapterhub.hub.repositories import HubRepository, repository_of_id
 from adapterhub.hub.state import Hub
 from adapterhub.registry.store import MOST_VERSIONS, is_version_folder
+from adapterhub.web.errors import DeniedError, HubRefusal, TakenError, TooManyBytesError
 
 MOST_SKIPPED = 1_000
 """Version numbers that an admin may skip, to copy a registry that has deleted some."""

@@ -24,10 +24,10 @@ from sqlalchemy import Connection, update
 from adapterhub.hub.accounts import Visitor
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.database import grants, now_text
-from adapterhub.hub.errors import RETRY_SECONDS, HubRefusal
 from adapterhub.hub.mirror_store import Copies
 from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.state import Hub
+from adapterhub.web.errors import RETRY_SECONDS, HubRefusal
 
 log = logging.getLogger("adapterhub.hub")
 

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from adapterhub.errors import ConfigError, FileError, NotPublishedError, RegistryError
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.errors import (
+from adapterhub.registry.hub_client import Expected, GatedError, HubClient, UnreachableError
+from adapterhub.registry.hub_reader import HubReader, Refs, RepositoryFiles
+from adapterhub.registry.tokens import VARIABLE, token_for
+from adapterhub.web.errors import (
     GatedUpstreamError,
     HubRefusal,
     LyingUpstreamError,
@@ -23,9 +26,6 @@ from adapterhub.hub.errors import (
     MissingRevisionError,
     UpstreamError,
 )
-from adapterhub.registry.hub_client import Expected, GatedError, HubClient, UnreachableError
-from adapterhub.registry.hub_reader import HubReader, Refs, RepositoryFiles
-from adapterhub.registry.tokens import VARIABLE, token_for
 
 ASK_SECONDS = 5.0  # for repository metadata: clients wait ten for the headers
 

@@ -52,14 +52,6 @@ from adapterhub.hub.database import (
     refs,
     repositories,
 )
-from adapterhub.hub.errors import (
-    DeniedError,
-    HubRefusal,
-    LyingUpstreamError,
-    MissingRepositoryError,
-    TooManyBytesError,
-    UpstreamError,
-)
 from adapterhub.hub.gate import changing
 from adapterhub.hub.gc import forget_blob, remove_files
 from adapterhub.hub.mirror_client import ASK_SECONDS, Upstream
@@ -72,6 +64,14 @@ from adapterhub.hub.repositories import (
 from adapterhub.hub.state import Hub
 from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.hub_reader import Refs, RepositoryFiles
+from adapterhub.web.errors import (
+    DeniedError,
+    HubRefusal,
+    LyingUpstreamError,
+    MissingRepositoryError,
+    TooManyBytesError,
+    UpstreamError,
+)
 
 REFS_SECONDS = 60.0  # between two requests for the upstream's refs
 _QUIET_SECONDS = 15.0  # before a failed upstream is contacted again

@@ -40,7 +40,6 @@ from adapterhub.hub.commits import (
     read_tree,
     refs_of,
 )
-from adapterhub.hub.errors import HubRefusal, MissingEntryError
 from adapterhub.hub.mirror_store import kept_tree
 from adapterhub.hub.repositories import versions_of
 from adapterhub.hub.request import OPEN, PAGE, HubCall, part_of_list, redirect
@@ -64,6 +63,7 @@ from adapterhub.pages.site_pages import (
 )
 from adapterhub.pages.versions import PublishedName, PublishedVersion
 from adapterhub.web.connections import is_own_form
+from adapterhub.web.errors import HubRefusal, MissingEntryError
 from adapterhub.web.frame import Endpoint, page_response
 
 _ON_A_PAGE = 50

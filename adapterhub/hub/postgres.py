@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from adapterhub.errors import ConfigError
 from adapterhub.hub.database import LOCK_SECONDS, Database
-from adapterhub.hub.errors import BusyError, FullDiskError
+from adapterhub.web.errors import BusyError, FullDiskError
 
 _COUNT = "UPDATE settings SET value = CAST(CAST(value AS bigint) + 1 AS text) WHERE key = 'writes'"
 _STATE = "SELECT CAST(value AS bigint) FROM settings WHERE key = 'writes'"

@@ -30,7 +30,6 @@ from adapterhub.hub.commits import (
     read_tree,
     refs_of,
 )
-from adapterhub.hub.errors import HubRefusal, MissingEntryError
 from adapterhub.hub.mirror_store import kept_tree, sum_of_sizes
 from adapterhub.hub.repositories import (
     MOST_METADATA,
@@ -49,6 +48,7 @@ from adapterhub.hub.request import (
     part_of_list,
 )
 from adapterhub.hub.search_rows import HubListing, HubQuery, listing_of, search_listings
+from adapterhub.web.errors import HubRefusal, MissingEntryError
 from adapterhub.web.frame import Endpoint
 
 _MOST_LISTED, _USUAL_LISTED = 1_000, 500

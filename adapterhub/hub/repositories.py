@@ -73,19 +73,19 @@ from adapterhub.hub.database import (
     retired,
     versions,
 )
-from adapterhub.hub.errors import (
-    DeniedError,
-    HubRefusal,
-    MissingRepositoryError,
-    MissingRevisionError,
-    TakenError,
-)
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES
 from adapterhub.registry.reference import NAME_RULE, is_name, is_version
 from adapterhub.registry.store import is_version_folder, version_number
 from adapterhub.registry.version_files import (
     MAX_YANKED_BYTES,
     YANKED_FILE,
+)
+from adapterhub.web.errors import (
+    DeniedError,
+    HubRefusal,
+    MissingRepositoryError,
+    MissingRevisionError,
+    TakenError,
 )
 
 ReadBlob = Callable[[str, int], bytes]

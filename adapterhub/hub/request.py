@@ -21,14 +21,14 @@ from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
 from adapterhub.hub.accounts import Visitor, namespace_of
 from adapterhub.hub.content_policy import NamespaceRules, parse_rules
-from adapterhub.hub.errors import (
-    HubRefusal,
-    MissingRepositoryError,
-)
 from adapterhub.hub.gate import CheckedFiles, changing
 from adapterhub.hub.repositories import HubRepository, find_repository, missing
 from adapterhub.hub.state import Hub
 from adapterhub.web.connections import client_address
+from adapterhub.web.errors import (
+    HubRefusal,
+    MissingRepositoryError,
+)
 from adapterhub.web.frame import Endpoint, WebCall, match_endpoint
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from adapterhub.files.shown_table import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.hub.commits import CommitRecord, Tree, branch_head, commit_at, read_tree
 from adapterhub.hub.database import facet_counts, facets, full_text_of, listings
-from adapterhub.hub.errors import HubRefusal
 from adapterhub.hub.repositories import (
     HubDescription,
     HubRepository,
@@ -40,6 +39,7 @@ from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, word_text
 from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
 from adapterhub.registry.version_files import SIGNATURES_FOLDER, entry_of, entry_of_row, row_of
+from adapterhub.web.errors import HubRefusal
 
 ORDERS = {
     "name": "l.name",

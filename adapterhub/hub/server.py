@@ -36,13 +36,6 @@ from adapterhub.hub.commit_endpoints import COMMITS
 from adapterhub.hub.commits import MAIN
 from adapterhub.hub.database import HubPlace
 from adapterhub.hub.download_endpoints import DOWNLOADS
-from adapterhub.hub.errors import (
-    DeniedError,
-    HubRefusal,
-    MissingRepositoryError,
-    UnknownTokenError,
-    refusal_of,
-)
 from adapterhub.hub.extensions import OWN
 from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.page_endpoints import PAGES, error_page
@@ -73,7 +66,17 @@ from adapterhub.web.connections import (
     limited_protocol,
     listen,
 )
-from adapterhub.web.frame import UNKNOWN, Endpoint, LimitError, SlowError, WebFrame, place_of
+from adapterhub.web.errors import (
+    DeniedError,
+    HubRefusal,
+    LimitError,
+    MissingRepositoryError,
+    SlowError,
+    UnknownTokenError,
+    hub_body,
+    refusal_of,
+)
+from adapterhub.web.frame import UNKNOWN, Endpoint, WebFrame, place_of
 from adapterhub.web.tokens import digest_of_token, is_token
 
 log = logging.getLogger("adapterhub.hub")
@@ -359,15 +362,7 @@ def raise_if_writing(call: HubCall) -> None:
 
 def refused(error: HubRefusal) -> Response:
     """Return the response for a refusal, with the headers that the Hub's clients read."""
-    said = one_line(str(error.problem), 2000)
-    message = said
-    if isinstance(error, UnknownTokenError):
-        # The Hub's clients use this text to tell a wrong token from a missing repository.
-        message = "Invalid credentials in Authorization header"
-    headers = {"x-error-message": message.encode("ascii", "replace").decode(), **error.headers}
-    if error.code:
-        headers["x-error-code"] = error.code
-    return json_answer({"error": said}, error.status, headers)
+    return json_answer(*hub_body(error))
 
 
 _WRITE_SECONDS = 60.0

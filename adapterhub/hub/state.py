@@ -43,7 +43,7 @@ from adapterhub.hub.database import (
     revision_in,
     settings,
 )
-from adapterhub.hub.errors import BusyError, HubRefusal
+from adapterhub.web.errors import BusyError, HubRefusal
 from adapterhub.web.tokens import digest_of_token, new_token
 
 BLOBS, WRITES = "blobs", "writes"

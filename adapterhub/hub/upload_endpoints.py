@@ -17,10 +17,10 @@ from adapterhub.hub.accounts import UPLOAD_SECONDS, WRITE, read_sealed, sealed_t
 from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged
 from adapterhub.hub.commits import grant, granted, promise
 from adapterhub.hub.database import changes_of
-from adapterhub.hub.errors import DeniedError, HubRefusal
 from adapterhub.hub.gate import check_room, quota_of
 from adapterhub.hub.repositories import repository_of_id
 from adapterhub.hub.request import OPEN, REPOSITORY, HubCall, in_thread, json_answer
+from adapterhub.web.errors import DeniedError, HubRefusal
 from adapterhub.web.frame import Endpoint
 
 PART_BYTES = 128 << 20

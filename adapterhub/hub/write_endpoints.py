@@ -16,7 +16,6 @@ from adapterhub.hub.commits import (
     write_commit,
 )
 from adapterhub.hub.content_policy import parse_rules
-from adapterhub.hub.errors import HubRefusal, TakenError
 from adapterhub.hub.gate import check_moved
 from adapterhub.hub.repositories import (
     check_ref_name,
@@ -33,6 +32,7 @@ from adapterhub.hub.repositories import (
 )
 from adapterhub.hub.request import REPOSITORY, TOKEN, HubCall, json_answer
 from adapterhub.hub.search_rows import refresh_listing, remove_listing
+from adapterhub.web.errors import HubRefusal, TakenError
 from adapterhub.web.frame import Endpoint
 
 _BODY = 1 << 20

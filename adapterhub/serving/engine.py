@@ -32,15 +32,7 @@ from adapterhub.serving.adapter_cache import (
     ServedModels,
     Source,
 )
-from adapterhub.serving.errors import (
-    DeadlineError,
-    OverloadedError,
-    StoppedError,
-    TooLargeError,
-    TooLongError,
-    is_out_of_memory,
-)
-from adapterhub.serving.generation.batched import TextRequest
+from adapterhub.serving.generation.batched import TextRequest, is_out_of_memory
 from adapterhub.serving.generation.detokenize import TextPieces
 from adapterhub.serving.generation.prompt import Prompt, encode_prompt
 from adapterhub.serving.generation.request import GenerationOptions, TextGeneration
@@ -57,6 +49,13 @@ from adapterhub.serving.shared_backbone import (
 )
 from adapterhub.tasks.common.base import NoPrediction
 from adapterhub.tasks.common.language_models import Writing
+from adapterhub.web.errors import (
+    DeadlineError,
+    OverloadedError,
+    StoppedError,
+    TooLargeError,
+    TooLongError,
+)
 
 T = TypeVar("T")
 LOOKED_AT = 512  # the oldest waiting requests from which a batch is chosen

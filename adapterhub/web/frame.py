@@ -34,7 +34,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapterhub.errors import ServingError
+from adapterhub.web.errors import LargeBodyError, SlowError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -55,26 +55,6 @@ _PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 _POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _WATCHED_AFTER = 0.02  # seconds
-
-
-class LimitError(ServingError):
-    """A request exceeds the server's limits on size."""
-
-
-class SlowError(ServingError):
-    """The body of a request did not arrive in time."""
-
-
-class LargeBodyError(LimitError):
-    """A request body is too large.
-
-    Attributes:
-        most: the maximum number of bytes.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        super().__init__("the body is too large", expected=f"at most {most:,} bytes")
 
 
 @dataclass(frozen=True)

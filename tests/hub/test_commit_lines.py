@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.commit_endpoints import CommitLines
 from adapterhub.hub.commits import CommitChange, changed_tree
-from adapterhub.hub.errors import HubRefusal, MissingEntryError, TooManyBytesError
+from adapterhub.web.errors import HubRefusal, MissingEntryError, TooManyBytesError
 from tests.kit import commit_body
 
 

@@ -29,7 +29,6 @@ from adapterhub.hub.backups import backup_hub
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.content_policy import NamespaceRules, rules_text
 from adapterhub.hub.database import KEEPING, grants, now_text
-from adapterhub.hub.errors import UpstreamError
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.server import HubApp, serve_hub
@@ -38,6 +37,7 @@ from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
+from adapterhub.web.errors import UpstreamError
 from tests.kit import hostile_hub as hostile
 from tests.kit import real_hub, sample_adapters
 from tests.kit.commit_body import commit, create, head, lines

@@ -12,14 +12,14 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import DataError, FileError, RegistryError
 from adapterhub.serving import Engine
-from adapterhub.serving.errors import (
+from adapterhub.serving.shared_backbone import SharedBody, by_kind
+from adapterhub.web.errors import (
     ComputationError,
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
 )
-from adapterhub.serving.shared_backbone import SharedBody, by_kind
 from tests.kit.served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
 

@@ -19,17 +19,17 @@ from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, GenerationOptions
-from adapterhub.serving.errors import (
+from adapterhub.serving.generation.continuous import ContinuousGenerator, PackedModel
+from adapterhub.serving.generation.paged import PAGE
+from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
+from adapterhub.tasks.common import language_models
+from adapterhub.web.errors import (
     ComputationError,
     DeadlineError,
     OverloadedError,
     StoppedError,
     TooLargeError,
 )
-from adapterhub.serving.generation.continuous import ContinuousGenerator, PackedModel
-from adapterhub.serving.generation.paged import PAGE
-from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
-from adapterhub.tasks.common import language_models
 from tests.kit import tiny_models
 from tests.kit.served import write_adapter
 from tests.kit.written import (

@@ -25,7 +25,6 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import route
 from adapterhub.adapters.state import find_state
 from adapterhub.errors import one_line
-from adapterhub.serving.errors import DeadlineError, TooLargeError, is_out_of_memory
 from adapterhub.serving.generation.detokenize import TextPieces, texts_of_tokens
 from adapterhub.serving.generation.paged import own_processors
 from adapterhub.serving.generation.prompt import EncodedPrompt
@@ -54,6 +53,7 @@ from adapterhub.serving.shared_backbone import (
 from adapterhub.tasks.common.encoding import pad
 from adapterhub.tasks.common.forward import on_device, without_gradients
 from adapterhub.tasks.common.language_models import head_apart, states_below, token_chunks
+from adapterhub.web.errors import DeadlineError, TooLargeError
 
 _PADDING = 0.5  # share of padding in a batch of prompts: generation takes most of the time
 _ROWS = 32  # most rows of a batch of `generate`
@@ -201,6 +201,13 @@ class TextGenerator(Protocol):
 
     def step(self) -> None:
         """Compute the next token of some texts, or a batch."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation has failed; on a CPU, only torch's message shows this."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def fail_alone(request: TextRequest, error: Exception) -> None:

@@ -30,12 +30,12 @@ from adapterhub.adapters.route import (
 )
 from adapterhub.backbones.compare import same
 from adapterhub.errors import ServingError, warn_user
-from adapterhub.serving.errors import TooLargeError
 from adapterhub.serving.generation.batched import TextRequest, fail_alone
 from adapterhub.serving.generation.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.generation.sampling import ChosenToken, choose_tokens
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
 from adapterhub.tasks.common.forward import without_gradients
+from adapterhub.web.errors import TooLargeError
 
 _TRIED = (5, 9)  # the lengths of the texts that a model and its adapters are tried on
 _TRIED_STEPS = 2

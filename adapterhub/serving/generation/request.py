@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 
 from adapterhub.errors import ConfigError
-from adapterhub.serving.errors import DeadlineError
+from adapterhub.web.errors import DeadlineError
 
 MOST_LOGPROBS = 20
 _MOST_STOPS = 16

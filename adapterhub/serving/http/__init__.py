@@ -1,6 +1,6 @@
 """Serve adapters over HTTP: the steps of a request, and one file for the API of each client.
 
-`lifecycle.py` implements the steps. An API is a list of endpoints that defines requests and
+`server.py` implements the steps. An API is a list of endpoints that defines requests and
 responses. It does not handle tokens, limits or metrics. Computation belongs in the engine.
 """
 

@@ -11,25 +11,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, islice
 
-from adapterhub.errors import ConfigError, ServingError, nearest, one_line
+from adapterhub.errors import ConfigError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.web.errors import UnknownAdapterError
 
 _LONGEST = 512  # characters of a name to look up
-_SHOWN = 100  # characters of a name quoted in an error
 _NEAR = 200  # names compared with an unknown name
-
-
-class UnknownAdapterError(ServingError):
-    """The adapter does not exist or is forbidden to this client; the message is the same."""
-
-    def __init__(self, model: str, known: Iterable[str]) -> None:
-        cut = one_line(model, _SHOWN)
-        near = nearest(cut, known)
-        super().__init__(
-            f"no adapter {cut!r} is served",
-            hint=" or ".join(near) if near else "GET /v1/models, which lists what is served",
-        )
 
 
 @dataclass

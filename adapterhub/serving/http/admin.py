@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from adapterhub.serving.http.errors import NotReadyError
 from adapterhub.serving.http.openapi import documentation, openapi
 from adapterhub.serving.http.request import AdapterFacts, Call
+from adapterhub.web.errors import NotReadyError
 from adapterhub.web.frame import Endpoint, page_response
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,9 +15,9 @@ from pydantic import BaseModel, FailFast, Field
 
 from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.serving.adapter_cache import BareBackbone
-from adapterhub.serving.http.errors import RequestError, WrongShapeError
 from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
 from adapterhub.tasks.common.language_models import written_text
+from adapterhub.web.errors import RequestError, WrongShapeError
 
 T = TypeVar("T")
 

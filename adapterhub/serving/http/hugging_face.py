@@ -22,7 +22,6 @@ from adapterhub.serving.http.common import (
     ranked_classes,
     wrong_shape,
 )
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import (
     FOR_ALL,
     InferenceRequest,
@@ -39,6 +38,7 @@ from adapterhub.serving.http.openai_generation import (
 from adapterhub.serving.http.request import AdapterFacts, Call, refuse_unless
 from adapterhub.serving.http.text_embeddings import EndpointInfo, endpoint_info
 from adapterhub.tasks.masked_lm import LISTED_FILLS
+from adapterhub.web.errors import RequestError
 from adapterhub.web.frame import Endpoint
 
 _ENTAILS = "entail"  # prefix of the label for entailment in natural language inference

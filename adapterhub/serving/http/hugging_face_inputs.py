@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from adapterhub.serving.http.errors import RequestError
+from adapterhub.web.errors import RequestError
 
 FOR_ALL = ("truncate", "truncation", "options", "user")
 """Parameters of all tasks; `options` controls queues and caches of the hosted service."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.hugging_face_inputs import FOR_ALL, InferenceRequest, inference_inputs
 from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, refuse_unless
 from adapterhub.serving.http.text_generation import (
@@ -17,6 +16,7 @@ from adapterhub.serving.http.text_generation import (
     stop_texts,
 )
 from adapterhub.tasks.common.languages import LANGUAGE_COLUMNS
+from adapterhub.web.errors import RequestError
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation.request import GeneratedText, GeneratedToken

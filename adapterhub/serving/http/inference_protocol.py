@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 
 from adapterhub import __version__
 from adapterhub.serving.http.common import Items
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.request import AdapterFacts, Call, refuse_unless
+from adapterhub.web.errors import RequestError
 from adapterhub.web.frame import Endpoint
 
 _HEAD_LENGTH = "inference-header-content-length"

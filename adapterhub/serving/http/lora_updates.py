@@ -9,8 +9,8 @@ from __future__ import annotations
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.request import Call, ClientRequest
+from adapterhub.web.errors import RequestError
 from adapterhub.web.frame import Endpoint
 
 

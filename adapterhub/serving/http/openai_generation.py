@@ -23,7 +23,6 @@ from adapterhub.serving.http.common import (
     now,
     usage_of,
 )
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.request import AdapterFacts, AsyncGeneration, Call, ClientRequest
 from adapterhub.serving.http.text_generation import (
     event_stream,
@@ -32,6 +31,7 @@ from adapterhub.serving.http.text_generation import (
     start_texts,
     stop_texts,
 )
+from adapterhub.web.errors import RequestError
 from adapterhub.web.frame import Endpoint
 
 if TYPE_CHECKING:

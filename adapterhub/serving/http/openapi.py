@@ -8,19 +8,47 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 from pydantic_core import PydanticUndefined
 
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
-from adapterhub.serving.http.errors import STATUSES, error_model
 from adapterhub.serving.http.request import AdapterFacts
+from adapterhub.web.errors import LIKE_OPENAI, STATUSES, HubRefusal
 from adapterhub.web.frame import Endpoint
 
 _SCHEMAS = "#/components/schemas/"
 _MOST_EXAMPLES = 20  # per path
+
+
+class ErrorFacts(BaseModel):
+    """What an error in the form of OpenAI says."""
+
+    message: str = Field(description="what is wrong, for people")
+    type: str = Field(description="invalid_request_error or server_error")
+    param: str | None = Field(None, description="the field that it is about")
+    code: str = Field(description="a word for programs")
+
+
+class OpenAIError(BaseModel):
+    """An error of a path of OpenAI, or of vLLM."""
+
+    error: ErrorFacts
+
+
+class PlainError(BaseModel):
+    """An error of any other path."""
+
+    error: str = Field(description="what is wrong, for people")
+    error_type: str = Field(description="a word of text-embeddings-inference's clients")
+    code: str = Field(description="a word for programs")
+
+
+def error_model(path: str) -> type[BaseModel]:
+    """Return the model of a path's errors."""
+    return OpenAIError if path.startswith(LIKE_OPENAI) else PlainError
 
 
 def openapi(
@@ -104,7 +132,9 @@ def _content(model: type[BaseModel] | None) -> dict[str, Any]:
 def _errors() -> dict[int, str]:
     """Return the names of errors by status code, sorted by code."""
     names: dict[int, list[str]] = {422: ["malformed"]}
-    for status in STATUSES.values():
+    for kind, status in STATUSES.items():
+        if issubclass(kind, HubRefusal):
+            continue
         known = names.setdefault(status.code, [])
         if status.name not in known:
             known.append(status.name)

@@ -41,18 +41,25 @@ from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.reference import is_name
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.engine import ServedFuture, ServingEngine
-from adapterhub.serving.errors import ComputationError, DeadlineError, OverloadedError
 from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration
 from adapterhub.serving.http.access import (
     AllowedAdapters,
-    UnknownAdapterError,
     kind_of_pattern,
     may_ask_for,
 )
-from adapterhub.serving.http.errors import RateError, RequestError, UnservableError
 from adapterhub.serving.http.metrics import ServerMetrics
 from adapterhub.serving.shared_backbone import ServedAdapter
-from adapterhub.web.frame import Endpoint, LimitError, WebCall
+from adapterhub.web.errors import (
+    ComputationError,
+    DeadlineError,
+    LimitError,
+    OverloadedError,
+    RateError,
+    RequestError,
+    UnknownAdapterError,
+    UnservableError,
+)
+from adapterhub.web.frame import Endpoint, WebCall
 from adapterhub.web.tokens import AccessToken, TokenFile
 
 if TYPE_CHECKING:

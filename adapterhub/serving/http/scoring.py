@@ -31,9 +31,9 @@ from adapterhub.serving.http.common import (
     ranked_classes,
     usage_of,
 )
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.openai_embeddings import in_base64
 from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest, Predicted
+from adapterhub.web.errors import RequestError
 from adapterhub.web.frame import Endpoint
 
 TextsOrPairs = TextsOrTokens | Items[Annotated[Items[str], Field(min_length=2, max_length=2)]]

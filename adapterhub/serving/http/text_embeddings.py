@@ -25,8 +25,8 @@ from adapterhub.serving.http.common import (
     listed_inputs,
     ranked_classes,
 )
-from adapterhub.serving.http.errors import RequestError
 from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
+from adapterhub.web.errors import RequestError
 from adapterhub.web.frame import Endpoint
 
 _LENGTH_1 = 1e-3  # tolerance for the norm of unit vectors

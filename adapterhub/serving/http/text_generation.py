@@ -10,9 +10,8 @@ from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError
 from adapterhub.serving.generation.request import GenerationOptions
-from adapterhub.serving.http.errors import RequestError, body_of, problem_of
 from adapterhub.serving.http.request import AsyncGeneration, Call
-from adapterhub.web.frame import LimitError
+from adapterhub.web.errors import LimitError, RequestError, body_of, problem_of
 
 if TYPE_CHECKING:
     from adapterhub.serving.generation.request import GeneratedText, Piece

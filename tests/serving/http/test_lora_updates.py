@@ -8,7 +8,7 @@ from requests import get, post
 import adapterhub as ah
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
-from adapterhub.serving.http.lifecycle import HttpServer
+from adapterhub.serving.http.server import HttpServer
 from adapterhub.serving.options import ServeOptions
 from tests.kit.http_service import running, service_of
 from tests.kit.served import TEXTS, expected_answers, same_answer, write_adapter

@@ -12,8 +12,8 @@ from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
-from adapterhub.serving.errors import StoppedError
 from adapterhub.serving.http.request import AsyncGeneration
+from adapterhub.web.errors import StoppedError
 from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
 from tests.kit.served import TEXTS, TaskExample, expected_answers, write_adapter
 from tests.kit.written import SEQ2SEQ, written_alone

@@ -20,7 +20,7 @@ import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
-from adapterhub.serving.http import lifecycle
+from adapterhub.serving.http import server as http_server
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.serving.shared_backbone import SharedBody
@@ -274,7 +274,7 @@ def test_a_body_without_a_length_is_limited_too(url):
 
 @pytest.mark.parametrize("begun", [b"", b'{"model": '])
 def test_a_body_that_does_not_come(url, begun, monkeypatch):
-    monkeypatch.setattr(lifecycle, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as client:
         head = b"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n"
         client.sendall(head + begun)

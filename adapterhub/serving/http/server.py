@@ -4,7 +4,7 @@ The server listens and reports that it is not ready while the named adapters are
 it stops being ready, finishes running requests, and exits. If the compute thread dies, the process
 exits with an error.
 
-One table in `errors.py` maps errors to responses.
+One table in `web/errors.py` maps errors to responses.
 """
 
 from __future__ import annotations
@@ -41,16 +41,6 @@ from adapterhub.registry.store import Query
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import operations
-from adapterhub.serving.http.errors import (
-    HeadError,
-    NoPathError,
-    NoTokenError,
-    NotReadyError,
-    Problem,
-    RefusedError,
-    body_of,
-    problem_of,
-)
 from adapterhub.serving.http.hugging_face import ENDPOINTS as HUGGING_FACE
 from adapterhub.serving.http.inference_protocol import ENDPOINTS as INFERENCE_PROTOCOL
 from adapterhub.serving.http.lora_updates import ENDPOINTS as LORA_UPDATES
@@ -70,6 +60,17 @@ from adapterhub.web.connections import (
     is_of_this_machine,
     limited_protocol,
     listen,
+)
+from adapterhub.web.errors import (
+    HeadError,
+    NoPathError,
+    NoTokenError,
+    NotReadyError,
+    Problem,
+    RefusedError,
+    body_of,
+    malformed,
+    problem_of,
 )
 from adapterhub.web.frame import SECURE_HEADERS, Endpoint, WebFrame, match_endpoint, place_of
 from adapterhub.web.tokens import TokenFile, default_token_file
@@ -169,7 +170,7 @@ class ServingApp(WebFrame[Call]):
         """Return an error in the format of a path's API."""
         if isinstance(error, NoPathError) and (other := self._other_path(request)):
             return other
-        problem = problem_of(error)
+        problem = problem_for(error)
         path = call.endpoint.path if call else request.method
         if not isinstance(error, AdapterhubError | ValidationError):
             log.error("%s: %s", path, place_of(error))
@@ -220,6 +221,11 @@ def rendered(answer: Answered) -> Response:
     if isinstance(answer, Response):
         return answer
     return Response(to_json(answer), media_type="application/json")
+
+
+def problem_for(error: Exception) -> Problem:
+    """Return an error in the form sent to a client; pydantic lists the errors of a body."""
+    return malformed(error.errors()) if isinstance(error, ValidationError) else problem_of(error)
 
 
 def error_response(problem: Problem, path: str) -> Response:

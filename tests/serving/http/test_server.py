@@ -16,8 +16,8 @@ from starlette.responses import StreamingResponse
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.serving.http import lifecycle
-from adapterhub.serving.http.lifecycle import HttpServer, check_all, open_service
+from adapterhub.serving.http import server as http_server
+from adapterhub.serving.http.server import HttpServer, check_all, open_service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web import connections
@@ -51,7 +51,7 @@ def test_named_adapters_are_loaded_and_each_length_is_warm(registry, tmp_path, b
             "tagging@v1",
             folder,
         }
-        assert server.service.engine.counts["answers"] == 2 * len(lifecycle._WARM_WORDS)
+        assert server.service.engine.counts["answers"] == 2 * len(http_server._WARM_WORDS)
         assert predict(url, "mine", TEXTS[0]).json["model"] == "mine"
         assert predict(url, "tags", TEXTS[0]).json["model"] == "tagging@v1"
         assert predict(url, "classification@v1", TEXTS[0]).status == 200
@@ -64,7 +64,7 @@ def test_all_that_the_registry_has_for_the_backbone(registry, backbone):
     with started(registry=str(registry), refresh="0.1s") as (url, server, _):
         assert server.service.allowed.names == ["classification", "reranking", "tagging"]
         assert [use.reference for use in server.service.engine.models()] == ["classification@v1"]
-        assert server.service.engine.counts["answers"] == len(lifecycle._WARM_WORDS)
+        assert server.service.engine.counts["answers"] == len(http_server._WARM_WORDS)
         assert predict(url, "tagging", TEXTS[0]).status == 200
         store = LocalRegistry(registry)
         before = predict(url, "classification", TEXTS[0]).json
@@ -157,7 +157,7 @@ def test_a_registry_of_several_backbones_needs_one_named(registry, tmp_path, bac
 
 
 def test_a_compute_thread_that_dies_ends_the_server(registry, monkeypatch):
-    monkeypatch.setattr(lifecycle, "_LAST_ANSWERS", 0.3)
+    monkeypatch.setattr(http_server, "_LAST_ANSWERS", 0.3)
     with started(adapters=("tagging",), registry=str(registry)) as (url, _, errors):
 
         def die(self, asked):
@@ -206,7 +206,7 @@ def streaming(registry, monkeypatch, **given):
         return StreamingResponse(pieces())
 
     endpoint = Endpoint("GET", "/stream", answer, summary="Send")
-    monkeypatch.setattr(lifecycle, "ENDPOINTS", (*lifecycle.ENDPOINTS, endpoint))
+    monkeypatch.setattr(http_server, "ENDPOINTS", (*http_server.ENDPOINTS, endpoint))
     with started(adapters=("tagging",), registry=str(registry), **given) as (url, _, _):
         yield url, sent
 
