@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 import adapterhub as ah
 from adapterhub.anatomy import anatomy_of
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.speed.activation_memory import LOGIT_BYTES, saved_bytes
 
 VOCABULARY, HEAD, SCALE = 128_256, 128, 16

@@ -17,7 +17,7 @@ import tables
 from held_methods import written
 
 from adapterhub.methods import METHODS, Method
-from adapterhub.methods.common.spec import describe
+from adapterhub.methods.common.base import describe
 from adapterhub.recipe.recipe import recipe_schema
 
 PACKAGE = Path(__file__).parents[1] / "adapterhub"

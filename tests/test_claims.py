@@ -39,7 +39,7 @@ from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.files.manifest import Manifest
 from adapterhub.loop.processes import launcher_shards
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import read_draft
 from adapterhub.speed import compiled_layers

@@ -27,7 +27,7 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, MismatchError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.options import Init
 from adapterhub.tasks import TASKS
 from tests.kit import tiny_models

@@ -22,7 +22,7 @@ LIGHT_MODULES = (
     "adapterhub.files.native",
     "adapterhub.hub.server",
     "adapterhub.inference.record",
-    "adapterhub.methods.common.spec",
+    "adapterhub.methods.common.base",
     "adapterhub.registry.hub",
     "adapterhub.registry.lockfile",
     "adapterhub.registry.search",

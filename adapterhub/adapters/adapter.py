@@ -79,9 +79,8 @@ from adapterhub.interchange.peft.export_types import ExportedModule, ExportSourc
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.files import peft_bytes, write_peft
 from adapterhub.interchange.peft.targets import modules_of
-from adapterhub.methods.common.base import Method
+from adapterhub.methods.common.base import Method, dump_methods, method_text, parse_methods
 from adapterhub.methods.common.site_module import EmbeddingModule, SiteModule
-from adapterhub.methods.common.spec import dump_methods, method_text, parse_methods
 from adapterhub.patch import Patch
 
 HEAD = "head"

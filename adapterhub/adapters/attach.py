@@ -52,12 +52,14 @@ from adapterhub.methods.common.base import (
     Method,
     Placement,
     PlanStep,
+    Spec,
     TrainedSource,
     Unfrozen,
+    restore_methods,
+    with_options,
 )
 from adapterhub.methods.common.projections import PartialSitesError
 from adapterhub.methods.common.site_module import SiteModule, undrawn
-from adapterhub.methods.common.spec import Spec, restore_methods, with_options
 
 _EMPTY: ContextVar[bool] = ContextVar("empty_copies", default=False)
 

@@ -38,7 +38,7 @@ from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, to_peft, try_peft
 from adapterhub.interchange.peft.files import PeftFiles, write_peft
-from adapterhub.methods.common.spec import Spec, parse_methods
+from adapterhub.methods.common.base import Spec, parse_methods
 from adapterhub.status import quiet_loading
 
 _TOKENS, _PADDING = 11, 4

@@ -53,8 +53,8 @@ from adapterhub.files.native import Foundation, Saved, check_foundations
 from adapterhub.files.tensors import tensor_info
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.translation import ImportedAdapter
+from adapterhub.methods.common.base import parse_methods, restore_methods
 from adapterhub.methods.common.site_module import skip_init
-from adapterhub.methods.common.spec import parse_methods, restore_methods
 
 
 def load_folder(

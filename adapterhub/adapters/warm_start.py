@@ -21,7 +21,7 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import Saved
 from adapterhub.hooks.head import activation_between
-from adapterhub.methods.common.spec import method_text, restore_methods
+from adapterhub.methods.common.base import method_text, restore_methods
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.loop.engine import NotFinite
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Reporter
-from adapterhub.methods.common.base import Method
-from adapterhub.methods.common.spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import Method, dump_methods, parse_methods
 from adapterhub.pages.row_scores import outcomes_of
 from adapterhub.recipe.output_folder import RECIPE
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe

@@ -17,7 +17,7 @@ from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, re
 from adapterhub.bench.study import Study, start_of
 from adapterhub.config.spec import seconds_of
 from adapterhub.errors import ConfigError
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.pages.row_scores import PredictionFile, RowScore, row_score
 from adapterhub.recipe.options import usual_steps
 

@@ -12,7 +12,7 @@ from adapterhub.config.spec import seconds_of
 from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
-from adapterhub.methods.common.spec import check_spec
+from adapterhub.methods.common.base import check_spec
 from adapterhub.recipe.output_folder import writing
 from adapterhub.recipe.recipe import Recipe, read_draft
 from adapterhub.tasks import parse_task

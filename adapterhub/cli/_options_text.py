@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from adapterhub.cli._format import say_text
 from adapterhub.config.options import WIDTH, OptionDoc, help_in_words, options_of, values_in_words
-from adapterhub.methods.common.spec import DescribedMethod
+from adapterhub.methods.common.base import DescribedMethod
 from adapterhub.tasks import Task
 from adapterhub.tasks.common.base import aliases_of
 

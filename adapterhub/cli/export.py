@@ -22,7 +22,7 @@ from adapterhub.errors import ConfigError, unknown
 from adapterhub.status import doing
 
 if TYPE_CHECKING:
-    from adapterhub.methods.common.spec import Spec
+    from adapterhub.methods.common.base import Spec
 
 _TARGETS = ("peft", "vllm")  # of --check
 

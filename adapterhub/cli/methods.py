@@ -12,7 +12,7 @@ from adapterhub.cli._options_text import method_options, print_options
 from adapterhub.config.options import options_of
 from adapterhub.errors import spelled_like
 from adapterhub.files.shown_table import ShownTable
-from adapterhub.methods.common.spec import DescribedMethod, described_method, described_methods
+from adapterhub.methods.common.base import DescribedMethod, described_method, described_methods
 
 
 @click.command("methods")

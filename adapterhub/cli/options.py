@@ -57,8 +57,7 @@ def _section(name: str) -> tuple[str, Sequence[OptionDoc]]:
     if path := NAMES.own_name(name):
         every = [option for group in _GROUPS for option in _group(group)]
         return path, [option for option in every if option.name == path]
-    from adapterhub.methods.common.base import METHOD_MEANINGS
-    from adapterhub.methods.common.spec import described_methods
+    from adapterhub.methods.common.base import METHOD_MEANINGS, described_methods
     from adapterhub.tasks import TASKS
     from adapterhub.tasks.common.base import resolve_alias
 

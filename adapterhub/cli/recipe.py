@@ -47,7 +47,7 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
     Raises:
         ConfigError: there are two methods or tasks, or a word that is nearly a name.
     """
-    from adapterhub.methods.common.spec import described_methods
+    from adapterhub.methods.common.base import described_methods
     from adapterhub.tasks import TASKS
 
     words = tuple(spelled_like(word, (*described_methods(), *TASKS)) for word in words)

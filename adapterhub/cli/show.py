@@ -132,7 +132,7 @@ def _task_text(manifest: Manifest) -> str:
 def methods_text(methods: Iterable[Mapping[str, Any]]) -> str:
     """Format the methods as typed, without default options and options without effect."""
     from adapterhub.config.options import is_neutral, options_of, to_dict
-    from adapterhub.methods.common.spec import described_methods
+    from adapterhub.methods.common.base import described_methods
 
     known = described_methods()
     texts = []

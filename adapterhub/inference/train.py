@@ -25,8 +25,7 @@ from adapterhub.files.atomic import replace_file
 from adapterhub.inference.inputs import items_of, plain_cell
 from adapterhub.inference.open import Predictor, open_adapter
 from adapterhub.loop.report import reporter_for
-from adapterhub.methods.common.base import Method
-from adapterhub.methods.common.spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import Method, dump_methods, parse_methods
 from adapterhub.recipe.output_folder import ROWS, check_output, new_output, resumed_by, writing
 from adapterhub.recipe.recipe import NAMES as OPTION_NAMES
 from adapterhub.recipe.recipe import layered, read

@@ -15,8 +15,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.methods.bitfit import BitFit
-from adapterhub.methods.common.base import Method, Unfrozen
-from adapterhub.methods.common.spec import dump_methods
+from adapterhub.methods.common.base import Method, Unfrozen, dump_methods
 from adapterhub.methods.head import Head
 from adapterhub.methods.norms import Norms
 from adapterhub.methods.selected_parameters import SelectedParameters

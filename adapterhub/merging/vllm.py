@@ -47,9 +47,9 @@ from adapterhub.interchange.peft.files import PeftFiles, write_peft
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, architecture_problems, try_vllm
 from adapterhub.merging.combine import combine
 from adapterhub.merging.merge import blockers
+from adapterhub.methods.common.base import Spec
 from adapterhub.methods.common.experts import ExpertsUpdate
 from adapterhub.methods.common.site_module import OutputModule
-from adapterhub.methods.common.spec import Spec
 from adapterhub.status import doing
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")

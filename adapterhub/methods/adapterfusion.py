@@ -33,10 +33,16 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods.common.base import Method, Placement, TrainedSource, register_method
+from adapterhub.methods.common.base import (
+    Method,
+    Placement,
+    TrainedSource,
+    dump_methods,
+    parse_methods,
+    register_method,
+)
 from adapterhub.methods.common.ops import cast
 from adapterhub.methods.common.site_module import OutputModule, SiteModule
-from adapterhub.methods.common.spec import dump_methods, parse_methods
 
 
 class FusionLayer(OutputModule):

@@ -33,8 +33,12 @@ from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_ov
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import replace_file
-from adapterhub.methods.common.base import METHODS
-from adapterhub.methods.common.spec import described_method, described_methods, spec_options
+from adapterhub.methods.common.base import (
+    METHODS,
+    described_method,
+    described_methods,
+    spec_options,
+)
 from adapterhub.recipe.options import TaskOptions, TrainOptions, check_task_names, parse_mixing
 from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.tasks import TASKS, parse_task

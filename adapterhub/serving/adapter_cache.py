@@ -57,8 +57,8 @@ from adapterhub.inference.open import (
     read_source,
 )
 from adapterhub.inference.record import TrainingRecord, task_and_kind
+from adapterhub.methods.common.base import restore_methods
 from adapterhub.methods.common.site_module import EmbeddingModule
-from adapterhub.methods.common.spec import restore_methods
 from adapterhub.registry.open_store import read_reference, registry_at, store_of
 from adapterhub.registry.pull import fetch_folder
 from adapterhub.registry.registry import Registry

@@ -33,8 +33,7 @@ from adapterhub.files.native import Foundation
 from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard
 from adapterhub.loop.trainee import epochs_needed, waiting_for_plateaus
-from adapterhub.methods.common.base import Method
-from adapterhub.methods.common.spec import dump_methods, parse_methods, restore_methods
+from adapterhub.methods.common.base import Method, dump_methods, parse_methods, restore_methods
 from adapterhub.recipe.options import RunOptions, run_options
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.open_store import read_reference, registry_at

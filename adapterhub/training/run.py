@@ -50,7 +50,7 @@ from adapterhub.loop.processes import (
 from adapterhub.loop.report import Evaluated, Reporter, Several, Timing, TrainingLine
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
-from adapterhub.methods.common.spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import dump_methods, parse_methods
 from adapterhub.pages.page import chosen_note, write_page
 from adapterhub.pages.row_scores import (
     PREDICTIONS,

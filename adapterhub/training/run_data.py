@@ -34,7 +34,7 @@ from adapterhub.errors import ConfigError, unknown
 from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.loop.processes import is_main, launcher_shards, process_count, readers
-from adapterhub.methods.common.spec import check_spec
+from adapterhub.methods.common.base import check_spec
 from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.pull import pull

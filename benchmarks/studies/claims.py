@@ -31,7 +31,7 @@ from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.bench.study import RECORDS, STUDY, Study, read_study, start_of
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods import Method
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.pages.row_scores import row_score
 from adapterhub.recipe.options import run_options, steps_per_epoch
 

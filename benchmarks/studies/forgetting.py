@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import adapterhub as ah
 from adapterhub.files.atomic import replace_file
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import read_draft
 from adapterhub.training.run_data import read_data
 

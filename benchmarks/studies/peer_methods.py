@@ -13,8 +13,7 @@ from typing import Any
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import SiteError
-from adapterhub.methods.common.base import Method
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import Method, parse_methods
 from adapterhub.methods.norms import norm_parameters
 
 Config = dict[str, Any]

@@ -23,7 +23,7 @@ from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import RECORDS, STUDY, read_study
 from adapterhub.cli._study import train_commands
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 
 DESCRIPTIONS = {
     "sst2": "Sentiment of a sentence, trained on SST-2 of GLUE.",

@@ -18,7 +18,7 @@ from adapterhub.anatomy.sites import number_ranges
 from adapterhub.config.options import options_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS, Method, Placement, Unfrozen
-from adapterhub.methods.common.spec import described_method
+from adapterhub.methods.common.base import described_method
 from reference import _backbones, _method_groups, _picture
 from reference._backbones import BERT, NAMED, Fit, anatomy, fit, named
 from reference._docstrings import Docstring, linked, parsed

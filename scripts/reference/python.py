@@ -14,7 +14,7 @@ import griffe
 import adapterhub
 from adapterhub import errors
 from adapterhub.config.options import options_of
-from adapterhub.methods.common.spec import described_methods
+from adapterhub.methods.common.base import described_methods
 from reference.markdown import entry, prose, sentence
 
 FOLDER = "reference/python"

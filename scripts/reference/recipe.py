@@ -10,7 +10,7 @@ from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.methods.common import base as method_names
-from adapterhub.methods.common.spec import described_methods
+from adapterhub.methods.common.base import described_methods
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import (
     ALIASES,

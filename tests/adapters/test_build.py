@@ -12,7 +12,7 @@ from adapterhub.adapters.attach import build_adapter
 from adapterhub.adapters.state import bare
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from tests.kit import tiny_models
 
 

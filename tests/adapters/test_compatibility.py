@@ -18,7 +18,7 @@ from adapterhub.adapters.state import backbone_fingerprint, get_state
 from adapterhub.anatomy.backbone import local_name
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
-from adapterhub.methods.common.spec import restore_methods
+from adapterhub.methods.common.base import restore_methods
 from tests.kit import tiny_models
 
 

@@ -15,7 +15,7 @@ from adapterhub.adapters.warm_start import start_from
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import restore_methods
+from adapterhub.methods.common.base import restore_methods
 from tests.kit import matrix, tiny_models
 from tests.kit.selection import ALL, long_table
 

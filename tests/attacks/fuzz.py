@@ -48,7 +48,7 @@ from adapterhub.files.native import CARD_FILE, Saved
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop import checkpoint
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe import recipe
 from adapterhub.tasks import parse_task
 

@@ -16,7 +16,7 @@ from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import from_json, to_json
 from adapterhub.files.native import Saved
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.tasks import parse_task
 from tests.kit.selection import ALL
 

@@ -10,7 +10,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import build_method
+from adapterhub.methods.common.base import build_method
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
 

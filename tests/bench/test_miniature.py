@@ -13,7 +13,7 @@ import pytest
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import meta_model
 from adapterhub.bench.study import read_study
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.tasks import parse_task
 
 

@@ -13,7 +13,7 @@ from adapterhub.backbones.load import meta_model
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import read_study
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT
 from tests.kit.selection import cases_of

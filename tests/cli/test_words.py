@@ -13,7 +13,7 @@ import adapterhub as ah
 from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, OTHER_FLAGS, OTHER_WORDS, group
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import spec_options
+from adapterhub.methods.common.base import spec_options
 from adapterhub.recipe.recipe import NAMES
 from adapterhub.tasks import TASKS, parse_task
 from tests.kit.fixtures import sentences, write_tsv

@@ -23,8 +23,7 @@ from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.common import site_module
-from adapterhub.methods.common.base import Placement
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import Placement, parse_methods
 from adapterhub.methods.reft import StateMethod
 from tests.kit import selection, tiny_models
 

@@ -11,8 +11,8 @@ import pytest
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common import spec
-from adapterhub.methods.common.spec import (
+from adapterhub.methods.common import base
+from adapterhub.methods.common.base import (
     check_spec,
     describe,
     described_method,
@@ -24,7 +24,7 @@ from adapterhub.methods.lora import LoRA
 
 def test_the_catalogue_is_up_to_date():
     current = {name: describe(method) for name, method in METHODS.items()}
-    assert spec.catalogue() == current, "run: make catalogue"
+    assert base.catalogue() == current, "run: make catalogue"
     assert len(current) > 20
     exports = catalogue.EXPORTS.read_text(encoding="utf-8")
     assert catalogue.exports(exports) == exports, "run: make catalogue"
@@ -39,8 +39,8 @@ def test_a_described_method_has_the_options_of_its_class():
 
 
 def test_a_method_in_a_file_that_the_catalogue_lacks_is_described_by_its_class(monkeypatch):
-    known = {name: facts for name, facts in spec.catalogue().items() if facts.module != "lora"}
-    monkeypatch.setattr(spec, "catalogue", lambda: known)
+    known = {name: facts for name, facts in base.catalogue().items() if facts.module != "lora"}
+    monkeypatch.setattr(base, "catalogue", lambda: known)
     assert described_methods()["lora"] == describe(LoRA)
 
 

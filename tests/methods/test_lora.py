@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import dump_methods, parse_methods
 from adapterhub.methods.lora import LoRA
 from tests.kit import tiny_models
 from tests.kit.one_site import PROJECTIONS, attach_at

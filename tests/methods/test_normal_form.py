@@ -11,7 +11,7 @@ import hashlib
 import json
 
 from adapterhub.config.options import to_dict
-from adapterhub.methods.common.spec import dump_methods, parse_methods
+from adapterhub.methods.common.base import dump_methods, parse_methods
 
 DIGESTS = {
     "adapterfusion": "f98b92284886",

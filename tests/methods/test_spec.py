@@ -15,8 +15,15 @@ import adapterhub as ah
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.base import ALIASES, METHOD_MEANINGS, option_names
-from adapterhub.methods.common.spec import dump_methods, method_text, parse_methods, with_options
+from adapterhub.methods.common.base import (
+    ALIASES,
+    METHOD_MEANINGS,
+    dump_methods,
+    method_text,
+    option_names,
+    parse_methods,
+    with_options,
+)
 from tests.kit import tiny_models
 from tests.kit.selection import ALL
 

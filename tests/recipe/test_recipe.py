@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adapterhub.errors import ConfigError
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import ALIASES, MEANINGS, NAMES, Recipe, read
 
 REQUIRED: dict[str, Any] = {"backbone": "a/b", "output": "out", "data": {"train": "t.tsv"}}

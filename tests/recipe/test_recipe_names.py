@@ -42,6 +42,6 @@ def test_what_a_meaning_says_to_type_is_accepted(meaning: str) -> None:
     assert NAMES.own_name(key) == key
     recipe = read_draft(None, [word])
     if key == "method":
-        from adapterhub.methods.common.spec import parse_methods
+        from adapterhub.methods.common.base import parse_methods
 
         assert parse_methods(recipe.method)  # type: ignore[arg-type]

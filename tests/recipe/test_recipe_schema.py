@@ -13,7 +13,7 @@ from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import dump_methods, method_text
+from adapterhub.methods.common.base import dump_methods, method_text
 from adapterhub.recipe.output_folder import SCHEMA
 from adapterhub.recipe.recipe import (
     SCHEMA_LINE,
@@ -90,7 +90,7 @@ def test_every_task_fits_in_each_syntax(name: str) -> None:
     ],
 )
 def test_what_it_refuses_train_refuses_too(data: dict[str, Any]) -> None:
-    from adapterhub.methods.common.spec import parse_methods
+    from adapterhub.methods.common.base import parse_methods
     from adapterhub.tasks import parse_task
 
     assert not fits(data)

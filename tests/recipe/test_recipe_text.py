@@ -14,7 +14,7 @@ from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import method_text, parse_methods
+from adapterhub.methods.common.base import method_text, parse_methods
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.recipe import Recipe, commented_recipe, read, read_draft
 from adapterhub.recipe.sweep import STAGES, read_staged

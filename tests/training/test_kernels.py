@@ -18,7 +18,7 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import TrainingError
 from adapterhub.loop import loop
 from adapterhub.loop.report import Reporter
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import KernelChoice, can_compute, choose_kernels, layer_shape

@@ -14,7 +14,7 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import TrainingError
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import dump_methods
+from adapterhub.methods.common.base import dump_methods
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import BackboneLoader, SharedLoader

@@ -18,7 +18,7 @@ from adapterhub.config.options import is_neutral, options_of
 from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import dump_methods, parse_methods, restore_methods
+from adapterhub.methods.common.base import dump_methods, parse_methods, restore_methods
 from tests.kit import tiny_models
 
 OPTIONS_V1 = Path(__file__).parents[2] / "golden" / "options_v1.json"

@@ -24,7 +24,7 @@ from adapterhub.inference.merged_checkpoint import write_checkpoint
 from adapterhub.loop.engine import recompute
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import parse_methods
+from adapterhub.methods.common.base import parse_methods
 from tests.kit import tiny_models
 from tests.kit.fixtures import train
 from tests.kit.matrix import REFUSED, example, one_of_each_signature

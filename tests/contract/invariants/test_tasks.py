@@ -13,7 +13,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.loop.engine import model_loss
 from adapterhub.loop.report import Reporter
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.spec import dump_methods
+from adapterhub.methods.common.base import dump_methods
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.tasks.common.losses import model_inputs
