@@ -102,7 +102,7 @@ def download(model: RealModel, folder: Path) -> Path:
 
 def from_gguf(place: Path, draft: Path) -> None:
     """Save what adapterhub itself makes of a GGUF file."""
-    from adapterhub.backbones.gguf import decode_gguf
+    from adapterhub.backbones.find import decode_gguf
 
     (file,) = place.glob("*.gguf")
     decode_gguf(file, draft)

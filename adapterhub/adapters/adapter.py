@@ -35,8 +35,8 @@ from adapterhub.anatomy.family_file import family_data
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.end_tokens import template_stops, text_stops, with_stops
+from adapterhub.backbones.find import remember_backbone
 from adapterhub.backbones.fingerprint import BackboneIdentity
-from adapterhub.backbones.local_folders import remember_backbone
 from adapterhub.backbones.processor import TokenizerSnapshot, processor_identity
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.errors import AttachError, ConfigError, OutputError, one_line

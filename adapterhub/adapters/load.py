@@ -34,7 +34,7 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.family import Family
 from adapterhub.anatomy.family_file import read_family, use_family
-from adapterhub.backbones.local_folders import remember_backbone
+from adapterhub.backbones.find import remember_backbone
 from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION, TASK_MODELS
 from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user

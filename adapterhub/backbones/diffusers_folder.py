@@ -22,9 +22,8 @@ from torch import nn
 
 from adapterhub.anatomy.backbone import is_pipeline, loadable_in
 from adapterhub.backbones.checkpoint import BROKEN
-from adapterhub.backbones.find import PACKAGED, is_local_name
-from adapterhub.backbones.gguf import is_gguf
-from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones.find import PACKAGED, is_gguf, is_local_name
+from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.backbones.quantized import quiet_bitsandbytes
 from adapterhub.backbones.torch_free_checks import (
     DIFFUSERS,

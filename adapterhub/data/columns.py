@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.data import column_names as names
-from adapterhub.data.column_names import numbers_rows, plain_name
 from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from adapterhub.data.options import DataOptions, separator_of
-from adapterhub.data.table import Table, first_few, is_template
+from adapterhub.data.table import Table, first_few, is_template, numbers_rows, plain_name
 from adapterhub.data.tables import BIO_TAG, keep_table, read_table
 from adapterhub.errors import DataError
 

@@ -26,9 +26,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapterhub.data.column_names import KNOWN, plain_name
+from adapterhub.data.column_names import KNOWN
 from adapterhub.data.options import PREDICT, DataOptions
-from adapterhub.data.table import Table, blank_note, first_few
+from adapterhub.data.table import Table, blank_note, first_few, plain_name
 from adapterhub.errors import DataError, not_fetched, read_problem
 
 # Longer marks come first: UTF-32's begins with UTF-16's.

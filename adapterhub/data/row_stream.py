@@ -109,8 +109,7 @@ def reading_hub(name: str, split: str, how: str) -> Iterator[None]:
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    from adapterhub.backbones.hub_guard import guarded_hub
-    from adapterhub.backbones.hub_network import proxy_advice
+    from adapterhub.backbones.hub_network import guarded_hub, proxy_advice
 
     try:
         with guarded_hub():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.user_folders import is_file
+from adapterhub.data.column_names import NEVER
 from adapterhub.errors import DataError, did_you_mean, one_line
 
 _MOST_LISTED = 10  # offenders listed in an error; the rest are counted
@@ -312,3 +313,14 @@ def _name(names: Sequence[str], number: Any) -> Any:
     if not isinstance(number, int) or number >= len(names):
         return number
     return None if number < 0 else names[number]
+
+
+def plain_name(name: str) -> str:
+    """Return a column name in lower case, without spaces and punctuation."""
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
+def numbers_rows(name: str) -> bool:
+    """Return whether a column of this name numbers, dates or locates rows."""
+    plain = plain_name(name)
+    return not plain or plain in NEVER or bool(re.search(r"(^|[\W_])(id|idx)$|Id$|ID$", name))

@@ -20,12 +20,11 @@ from adapterhub.data.chat_formats import (
     may_be_empty,
     messages_of,
 )
-from adapterhub.data.column_names import plain_name
 from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.dialogues import Dialogue, Messages, begins_with, behind, dialogue_of
 from adapterhub.data.examples import Grouped, parse_label, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
-from adapterhub.data.table import Table
+from adapterhub.data.table import Table, plain_name
 from adapterhub.data.tables import keep_table, read_table
 
 

@@ -75,7 +75,7 @@ def backbone_of_adapter(
 
 
 def _recorded(manifest: Manifest) -> str | None:
-    from adapterhub.backbones.local_folders import recorded_folder  # its room imports torch
+    from adapterhub.backbones.find import recorded_folder  # its room imports torch
 
     # Before the recipe: a relative path there may be another folder in this working directory.
     folder = recorded_folder(manifest.backbone.id)

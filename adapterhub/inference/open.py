@@ -39,7 +39,7 @@ from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks.common.base import NoPrediction
-from adapterhub.tasks.common.encoding import UNLIMITED, limit_of
+from adapterhub.tasks.common.batches import UNLIMITED, limit_of
 from adapterhub.tasks.common.infer_task import encode_whole, lost_of_each, lost_tokens, truncate
 from adapterhub.tasks.common.language_models import Writing, check_writes, streamed
 from adapterhub.tasks.embedding import Embedding

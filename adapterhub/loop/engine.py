@@ -74,8 +74,7 @@ from adapterhub.loop.sharding import clip_gradients, is_finite, reshard, share_s
 from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.methods.lora import LoRALayer
 from adapterhub.recipe.options import DEFAULT, RunOptions, TrainOptions, schedule, warmup_steps
-from adapterhub.tasks.common.forward import on_device
-from adapterhub.tasks.common.losses import Items, batch_labels, learned, model_inputs
+from adapterhub.tasks.common.batches import Items, batch_labels, learned, model_inputs, on_device
 
 _SWITCHES = ("gradient_checkpointing", "_gradient_checkpointing_func")  # of a layer
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterhub.errors import ConfigError, TrainingError
-from adapterhub.tasks.common.forward import Division, dividing
+from adapterhub.tasks.common.batches import Division, dividing
 
 if TYPE_CHECKING:
     import torch

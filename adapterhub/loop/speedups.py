@@ -20,7 +20,7 @@ from adapterhub.backbones.compare import same
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.loop.engine import Batch, Engine
 from adapterhub.status import doing
-from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.batches import model_inputs
 
 _SEED = 0
 Results: TypeAlias = Mapping[str, Tensor | None]

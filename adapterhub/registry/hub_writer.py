@@ -37,7 +37,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
 )
 
-from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.errors import BackboneError, ConfigError, RegistryError
 from adapterhub.files import schema
 from adapterhub.registry.hub_client import login_hint, network_hint

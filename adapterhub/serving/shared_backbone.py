@@ -54,10 +54,15 @@ from adapterhub.errors import (
 from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.open import Predictor
 from adapterhub.tasks import Encoded
-from adapterhub.tasks.common.encoding import Row, pad
-from adapterhub.tasks.common.forward import CPU_TOKENS, on_device, without_gradients
+from adapterhub.tasks.common.batches import (
+    CPU_TOKENS,
+    Row,
+    model_inputs,
+    on_device,
+    pad,
+    without_gradients,
+)
 from adapterhub.tasks.common.infer_task import lost_of_each
-from adapterhub.tasks.common.losses import model_inputs
 from adapterhub.tasks.common.shared_prefix import PrefixStore, keeping_prefix
 from adapterhub.web.errors import ComputationError
 

@@ -31,7 +31,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.backbone import device_of
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.loop.engine import recompute
-from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.batches import model_inputs
 
 LOGIT_BYTES = 12.5  # measured: transformers keeps two fp32 copies, and their gradient
 HEAP = 1.5  # measured with glibc: 1.5 with lora, 1.2 with full, for 16 and 64 rows of 64 tokens

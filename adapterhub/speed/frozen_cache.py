@@ -60,8 +60,7 @@ from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.frozen_encoders import FrozenEncoders
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded
-from adapterhub.tasks.common.encoding import Row
-from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.batches import Row, model_inputs
 
 # Inputs besides the weights that may affect the states of a row; other tensors are not recorded.
 ROW_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})

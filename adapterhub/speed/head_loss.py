@@ -33,7 +33,7 @@ from adapterhub.loop.speedups import Speedup, Trial, Undo
 from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import LOGIT_BYTES
 from adapterhub.tasks import Task
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.common.language_models import (
     few_tokens,
     logits_at_once,

@@ -18,7 +18,7 @@ from adapterhub.tasks.common.base import (
     parse_task,
     task_class,
 )
-from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.batches import Setting
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -17,7 +17,7 @@ from adapterhub.config.options import option
 from adapterhub.data.columns import WANTS
 from adapterhub.errors import ConfigError
 from adapterhub.tasks.common.base import Encoded, register_task
-from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.batches import Setting
 from adapterhub.tasks.common.media import MediaClassification, SoundTask
 
 

@@ -48,6 +48,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import read_table
 from adapterhub.errors import ConfigError, one_line
 from adapterhub.tasks.common.base import Encoded, Generated, Prediction, Task, register_task
+from adapterhub.tasks.common.batches import IGNORED, Row, Setting, limit_of, without_end
 from adapterhub.tasks.common.chat_template import (
     Span,
     answer_spans,
@@ -56,7 +57,6 @@ from adapterhub.tasks.common.chat_template import (
     marked_spans,
     unused_keys,
 )
-from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, limit_of, without_end
 from adapterhub.tasks.common.few_shot import (
     EXAMPLES_HELP,
     SEPARATOR,

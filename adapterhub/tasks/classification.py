@@ -28,9 +28,8 @@ from adapterhub.tasks.common.base import (
     one_row_each,
     register_task,
 )
+from adapterhub.tasks.common.batches import Passed, Setting, limit_of, rows_from_columns
 from adapterhub.tasks.common.class_weights import WeighsClasses
-from adapterhub.tasks.common.encoding import Setting, limit_of, rows_from_columns
-from adapterhub.tasks.common.forward import Passed
 from adapterhub.tasks.common.metrics import classification_metrics, regression_metrics
 
 

@@ -26,17 +26,22 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
-from adapterhub.tasks.common.encoding import Row, Setting, limit_of, pad, rows_from_columns
-from adapterhub.tasks.common.forward import Passed, each_row
-from adapterhub.tasks.common.losses import (
+from adapterhub.tasks.common.batches import (
     OF_LOSS,
     Items,
     Loss,
     PairLoss,
+    Passed,
+    Row,
+    Setting,
     batch_rows,
     cosent_loss,
     cosine_loss,
+    each_row,
+    limit_of,
     multiple_negatives_loss,
+    pad,
+    rows_from_columns,
     triplet_loss,
 )
 from adapterhub.tasks.common.metrics import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.data.columns import WANTS
 from adapterhub.data.media_formats import open_picture
 from adapterhub.tasks.common.base import register_task
-from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.batches import Setting
 from adapterhub.tasks.common.media import MediaClassification
 
 if TYPE_CHECKING:

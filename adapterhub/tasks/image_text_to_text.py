@@ -36,8 +36,8 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task
+from adapterhub.tasks.common.batches import IGNORED, Row, Setting, pad, without_end
 from adapterhub.tasks.common.chat_template import chat_text, without_blanks
-from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, pad, without_end
 from adapterhub.tasks.common.language_models import Generation, WritesTexts, generate
 from adapterhub.tasks.common.preview import learned_line, token_texts
 

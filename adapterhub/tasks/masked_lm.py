@@ -22,8 +22,7 @@ from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Prediction, register_task
-from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks.common.forward import Passed, each_row
+from adapterhub.tasks.common.batches import IGNORED, Passed, Row, Setting, each_row, limit_of
 from adapterhub.tasks.common.packing import Frame, around_text, word_starts
 from adapterhub.tasks.common.self_supervised import RawText
 

@@ -26,8 +26,7 @@ from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError, counted
 from adapterhub.tasks.classification import OfTexts, score_cells, score_columns
 from adapterhub.tasks.common.base import POOLING_HELP, Encoded, Pooling, Prediction, register_task
-from adapterhub.tasks.common.encoding import Row, Setting
-from adapterhub.tasks.common.forward import Passed
+from adapterhub.tasks.common.batches import Passed, Row, Setting
 from adapterhub.tasks.common.metrics import multi_label_metrics
 from adapterhub.tasks.common.preview import tokens_line
 

@@ -30,8 +30,7 @@ from adapterhub.tasks.common.base import (
     Task,
     register_task,
 )
-from adapterhub.tasks.common.encoding import Row, Setting, limit_of, pad, rows_from_columns
-from adapterhub.tasks.common.forward import Passed
+from adapterhub.tasks.common.batches import Passed, Row, Setting, limit_of, pad, rows_from_columns
 from adapterhub.tasks.common.metrics import tied_share
 from adapterhub.tasks.common.preview import tokens_line
 

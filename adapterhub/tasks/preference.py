@@ -26,17 +26,20 @@ from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks.causal_lm import CausalLM
 from adapterhub.tasks.common.base import Encoded, Prediction, register_task
-from adapterhub.tasks.common.encoding import IGNORED, Row, Setting
-from adapterhub.tasks.common.forward import Passed, each_row
-from adapterhub.tasks.common.language_models import Generation
-from adapterhub.tasks.common.losses import (
+from adapterhub.tasks.common.batches import (
+    IGNORED,
     OF_LOSS,
     Loss,
+    Passed,
+    Row,
+    Setting,
     dpo_loss,
+    each_row,
     ipo_loss,
     orpo_loss,
     response_log_probabilities,
 )
+from adapterhub.tasks.common.language_models import Generation
 from adapterhub.tasks.common.preference_pairs import Compared, OfComparisons
 
 if TYPE_CHECKING:

@@ -31,9 +31,16 @@ from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, counted
 from adapterhub.tasks.classification import OfTexts, OneClass, best_of
 from adapterhub.tasks.common.base import Encoded, Prediction, one_row_each, register_task
-from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, cut_text, without_end
+from adapterhub.tasks.common.batches import (
+    IGNORED,
+    Passed,
+    Row,
+    Setting,
+    cut_text,
+    each_row,
+    without_end,
+)
 from adapterhub.tasks.common.few_shot import SHOTS_HELP, FewShot, Shot, text_room
-from adapterhub.tasks.common.forward import Passed, each_row
 from adapterhub.tasks.common.shared_prefix import SharedPrefix, answer_scores, shared_prefix
 
 if TYPE_CHECKING:

@@ -28,9 +28,16 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_text
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
-from adapterhub.tasks.common.encoding import Row, Setting, cut_text, limit_of
-from adapterhub.tasks.common.forward import Passed, each_row
-from adapterhub.tasks.common.losses import Loss, span_loss
+from adapterhub.tasks.common.batches import (
+    Loss,
+    Passed,
+    Row,
+    Setting,
+    cut_text,
+    each_row,
+    limit_of,
+    span_loss,
+)
 from adapterhub.tasks.common.metrics import answer_metrics
 from adapterhub.tasks.common.preview import tokens_line
 

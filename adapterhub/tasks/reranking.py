@@ -23,8 +23,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks.classification import Number, Regression
 from adapterhub.tasks.common.base import Encoded, Prediction, register_task
-from adapterhub.tasks.common.forward import Passed
-from adapterhub.tasks.common.losses import Loss, relevance_loss
+from adapterhub.tasks.common.batches import Loss, Passed, relevance_loss
 from adapterhub.tasks.common.metrics import RANKING_METRICS, ranked_gains, ranking_metrics
 from adapterhub.tasks.embedding import text_number
 

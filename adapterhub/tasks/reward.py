@@ -21,9 +21,7 @@ from adapterhub.data.text_pairs import Comparison, read_comparisons
 from adapterhub.errors import DataError
 from adapterhub.tasks.classification import Number
 from adapterhub.tasks.common.base import POOLING_HELP, Encoded, Pooling, Prediction, register_task
-from adapterhub.tasks.common.encoding import Row, Setting
-from adapterhub.tasks.common.forward import Passed, each_row
-from adapterhub.tasks.common.losses import Loss, bradley_terry_loss
+from adapterhub.tasks.common.batches import Loss, Passed, Row, Setting, bradley_terry_loss, each_row
 from adapterhub.tasks.common.preference_pairs import Compared, OfComparisons
 
 if TYPE_CHECKING:

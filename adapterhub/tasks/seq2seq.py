@@ -24,7 +24,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel, read_table
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task
-from adapterhub.tasks.common.encoding import (
+from adapterhub.tasks.common.batches import (
     Row,
     Setting,
     cut_text,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks.common.base import register_task
-from adapterhub.tasks.common.encoding import Row, Setting, limit_of
+from adapterhub.tasks.common.batches import Row, Setting, limit_of
 from adapterhub.tasks.common.packing import Frame
 from adapterhub.tasks.common.self_supervised import RestoredText
 

@@ -30,13 +30,17 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Encoded, Generated, Prediction, one_row_each, register_task
-from adapterhub.tasks.common.encoding import UNLIMITED, Row, Setting, pad
-from adapterhub.tasks.common.forward import (
+from adapterhub.tasks.common.batches import (
+    UNLIMITED,
+    Items,
     Passed,
+    Row,
+    Setting,
+    batch_rows,
     each_row,
+    pad,
 )
 from adapterhub.tasks.common.language_models import Generation, generate, text_outcome
-from adapterhub.tasks.common.losses import Items, batch_rows
 from adapterhub.tasks.common.media import SoundTask
 from adapterhub.tasks.common.metrics import transcription_metrics, word_errors
 from adapterhub.tasks.common.preview import tokens_line

@@ -31,9 +31,16 @@ from adapterhub.data.tables import metadata_file
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.status import counting
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each, register_task
-from adapterhub.tasks.common.encoding import Row, Setting
-from adapterhub.tasks.common.forward import Passed, each_row
-from adapterhub.tasks.common.losses import OF_LOSS, Items, Loss, batch_rows
+from adapterhub.tasks.common.batches import (
+    OF_LOSS,
+    Items,
+    Loss,
+    Passed,
+    Row,
+    Setting,
+    batch_rows,
+    each_row,
+)
 from adapterhub.tasks.common.media import MediaTask
 
 if TYPE_CHECKING:

@@ -60,9 +60,7 @@ from adapterhub.methods.pissa import PiSSALayer, leading
 from adapterhub.patch import Patch
 from adapterhub.recipe.options import Init
 from adapterhub.status import MODEL_LOCK, doing
-from adapterhub.tasks.common.encoding import IGNORED
-from adapterhub.tasks.common.forward import on_device
-from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.batches import IGNORED, model_inputs, on_device
 
 ROWS = 256  # rows read per run
 _RHO = 2  # maximum rank of a site after eva-ranks, relative to before; 2 in the paper

@@ -47,7 +47,7 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.speed.frozen_cache import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task, parse_task
-from adapterhub.tasks.common.encoding import limit_of
+from adapterhub.tasks.common.batches import limit_of
 from adapterhub.tasks.common.infer_task import (
     LostTokens,
     encode_whole,

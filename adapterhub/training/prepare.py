@@ -43,7 +43,7 @@ from adapterhub.speed.compiled_layers import check_installed
 from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
-from adapterhub.tasks.common.losses import Loss, corrected_loss
+from adapterhub.tasks.common.batches import Loss, corrected_loss
 from adapterhub.training.loading import (
     BackboneLoader,
     FittedRows,

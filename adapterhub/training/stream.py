@@ -40,7 +40,7 @@ from adapterhub.errors import DataError
 from adapterhub.recipe.options import RunOptions
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
-from adapterhub.tasks.common.encoding import Row
+from adapterhub.tasks.common.batches import Row
 
 if TYPE_CHECKING:
     from adapterhub.loop.engine import Batch

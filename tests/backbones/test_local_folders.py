@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.backbones import local_folders
-from adapterhub.backbones.local_folders import recorded_folder, remember_folder
+from adapterhub.backbones import find
+from adapterhub.backbones.find import recorded_folder, remember_folder
 from adapterhub.config.user_folders import state_folder
 
 NAME = "bert--0123456789ab"
@@ -65,7 +65,7 @@ def test_a_state_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 
 
 def test_the_oldest_go_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_folders, "MOST_FOLDERS", 3)
+    monkeypatch.setattr(find, "MOST_FOLDERS", 3)
     for number in range(5):
         remember_folder(f"n{number}--0123456789ab", tmp_path)
         os.utime(max(records(), key=lambda p: p.stat().st_mtime_ns), ns=(number, number))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.data.column_names import KNOWN, NEVER, numbers_rows, plain_name
+from adapterhub.data.column_names import KNOWN, NEVER
+from adapterhub.data.table import numbers_rows, plain_name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from adapterhub.tasks.common.forward import Division, dividing
+from adapterhub.tasks.common.batches import Division, dividing
 
 
 def in_processes(count, compute, *, in_step=False):

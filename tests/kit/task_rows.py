@@ -9,7 +9,7 @@ import pytest
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import parse_task
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 
 
 def words_of(tokenizer, ids: list[int]) -> list[str]:

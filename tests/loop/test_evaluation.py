@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.loop import processes
 from adapterhub.loop.processes import divided_evaluation
-from adapterhub.tasks.common.forward import in_step, results
+from adapterhub.tasks.common.batches import in_step, results
 
 
 def test_a_single_process_computes_all_batches() -> None:

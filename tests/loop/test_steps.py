@@ -16,7 +16,7 @@ from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks.common import language_models
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import training_session
 from tests.kit.fixtures import write_json_lines

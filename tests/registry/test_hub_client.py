@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HTTPError
 
-from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub_client import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.serving import Engine
 from tests.kit.served import EXAMPLES, TaskExample, busy, write_adapter

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import adapterhub as ah
-from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.backbones.find import remember_folder
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.files.native import Saved
 from adapterhub.ray_cluster import connect_ray, import_serve

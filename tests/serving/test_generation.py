@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.backbones.find import remember_folder
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter

@@ -14,8 +14,7 @@ from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
 from adapterhub.tasks.common.base import Encoded
-from adapterhub.tasks.common.encoding import cut_text, in_order, pad
-from adapterhub.tasks.common.forward import by_length
+from adapterhub.tasks.common.batches import by_length, cut_text, in_order, pad
 from tests.kit.fixtures import word_tokenizer
 
 STEPS = ["example", "row", "prediction", "metrics"]

@@ -14,7 +14,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.base import Generated
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.loading import make_ready
 from tests.kit import tiny_models
 from tests.kit.fixtures import sentences, word_tokenizer, write_json_lines

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adapterhub.tasks.common.losses import (
+from adapterhub.tasks.common.batches import (
     cosent_loss,
     cosine_loss,
     multiple_negatives_loss,

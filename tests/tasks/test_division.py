@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.tasks.common.forward import in_step, results
+from adapterhub.tasks.common.batches import in_step, results
 from tests.kit.divided import in_processes
 
 

@@ -9,8 +9,8 @@ import transformers
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Encoded, Setting, parse_task
-from adapterhub.tasks.common import forward
-from adapterhub.tasks.common.forward import by_length, on_device, rows_at_once
+from adapterhub.tasks.common import batches
+from adapterhub.tasks.common.batches import by_length, on_device, rows_at_once
 from tests.kit import media
 from tests.kit.divided import in_processes
 from tests.kit.task_cases import CASES
@@ -62,7 +62,7 @@ def test_the_largest_batch_is_known():
 def test_smaller_batches_evaluate_to_the_same(name, backbones, tmp_path, monkeypatch):
     task, model, data = case(name, backbones, tmp_path)
     whole = task.evaluate(model, data, 64)
-    monkeypatch.setattr(forward, "CPU_TOKENS", 32)
+    monkeypatch.setattr(batches, "CPU_TOKENS", 32)
     assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)
 
 

@@ -18,7 +18,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
-from adapterhub.tasks.common.losses import next_token_loss
+from adapterhub.tasks.common.batches import next_token_loss
 from adapterhub.tasks.image_text_to_text import TOKENS
 from tests.kit import media, vision_language
 from tests.kit.fixtures import write_json_lines

@@ -8,8 +8,7 @@ import transformers
 from transformers import AutoConfig
 
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.tasks.common.encoding import IGNORED
-from adapterhub.tasks.common.losses import next_token_loss
+from adapterhub.tasks.common.batches import IGNORED, next_token_loss
 from tests.kit import tiny_models
 from tests.kit.tiny_models import MATRIX
 

@@ -11,7 +11,7 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from tests.kit.fixtures import word_tokenizer
 from tests.kit.task_rows import read_error
 

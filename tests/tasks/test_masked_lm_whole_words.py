@@ -12,7 +12,7 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import open_stream
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.common.packing import word_starts
 
 TEXT = "unbelievable films, unbelievable plots"

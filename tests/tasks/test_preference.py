@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.losses import orpo_loss
+from adapterhub.tasks.common.batches import orpo_loss
 from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
 from tests.kit import tiny_models
 from tests.kit.fixtures import word_tokenizer, write_json_lines

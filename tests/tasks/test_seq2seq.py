@@ -11,7 +11,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from tests.kit.fixtures import word_tokenizer
 from tests.kit.task_rows import read_error, words_of
 

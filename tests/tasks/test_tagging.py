@@ -11,7 +11,7 @@ from transformers import BertTokenizerFast
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.encoding import IGNORED
+from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.tagging import Sentence, entities
 from tests.kit.task_rows import read_error, words_of
 

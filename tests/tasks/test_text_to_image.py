@@ -22,7 +22,7 @@ from adapterhub.backbones import diffusion
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import BackboneError, ConfigError, DataError
 from adapterhub.loop.engine import Engine
-from adapterhub.tasks.common.encoding import Setting
+from adapterhub.tasks.common.batches import Setting
 from adapterhub.tasks.text_to_image import TextToImage
 from tests.kit import pipelines
 

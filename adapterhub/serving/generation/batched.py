@@ -50,8 +50,7 @@ from adapterhub.serving.shared_backbone import (
     choose_batch,
     numbers_not_finite,
 )
-from adapterhub.tasks.common.encoding import pad
-from adapterhub.tasks.common.forward import on_device, without_gradients
+from adapterhub.tasks.common.batches import on_device, pad, without_gradients
 from adapterhub.tasks.common.language_models import head_apart, states_below, token_chunks
 from adapterhub.web.errors import DeadlineError, TooLargeError
 

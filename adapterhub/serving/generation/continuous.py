@@ -34,7 +34,7 @@ from adapterhub.serving.generation.batched import TextRequest, fail_alone
 from adapterhub.serving.generation.paged import PagedRow, PagedSteps, own_processors, paged_problem
 from adapterhub.serving.generation.sampling import ChosenToken, choose_tokens
 from adapterhub.serving.shared_backbone import ClassModel, ServedAdapter
-from adapterhub.tasks.common.forward import without_gradients
+from adapterhub.tasks.common.batches import without_gradients
 from adapterhub.web.errors import TooLargeError
 
 _TRIED = (5, 9)  # the lengths of the texts that a model and its adapters are tried on

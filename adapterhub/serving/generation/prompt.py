@@ -13,7 +13,7 @@ from adapterhub.inference.open import Predictor
 from adapterhub.serving.generation.request import GenerationOptions
 from adapterhub.serving.shared_backbone import ServedAdapter, refuse_half_characters
 from adapterhub.tasks import Setting
-from adapterhub.tasks.common.encoding import Row
+from adapterhub.tasks.common.batches import Row
 from adapterhub.tasks.common.language_models import Generation, Writing
 from adapterhub.tasks.common.languages import LANGUAGE_COLUMNS, LanguageError
 

@@ -21,9 +21,17 @@ from adapterhub.data.examples import Example, content_of, plain_key
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, unknown
-from adapterhub.tasks.common.encoding import Row, Setting, limit_of, pad
-from adapterhub.tasks.common.forward import Passed, each_row
-from adapterhub.tasks.common.losses import Items, Loss, batch_labels
+from adapterhub.tasks.common.batches import (
+    Items,
+    Loss,
+    Passed,
+    Row,
+    Setting,
+    batch_labels,
+    each_row,
+    limit_of,
+    pad,
+)
 from adapterhub.tasks.common.packing import Frame, Windows, stream_tokens
 from adapterhub.tasks.common.preview import learned_line, tokens_line
 

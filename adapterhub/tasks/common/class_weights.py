@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, DataError, did_you_mean
 from adapterhub.tasks.common.base import Encoded, Task
-from adapterhub.tasks.common.encoding import IGNORED
-from adapterhub.tasks.common.losses import Items, Loss
+from adapterhub.tasks.common.batches import IGNORED, Items, Loss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from typing import Any
 
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks.common.base import Task
-from adapterhub.tasks.common.encoding import Setting, limit_of
+from adapterhub.tasks.common.batches import Setting, limit_of
 
 Shot = tuple[str, ...]
 """The texts of an example, and its answer."""

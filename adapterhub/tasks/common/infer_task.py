@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.data import column_names as names
 from adapterhub.data.chat_formats import CHAT_COLUMNS, recognize_format
-from adapterhub.data.column_names import plain_name
 from adapterhub.data.columns import ColumnProfile, choice_families, profile_of, switches
 from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from adapterhub.data.options import DataOptions, separator_of
-from adapterhub.data.table import Table, first_few
+from adapterhub.data.table import Table, first_few, plain_name
 from adapterhub.errors import AdapterhubError, DataError
 from adapterhub.status import counting
 from adapterhub.tasks.common.base import Encoded, Task
-from adapterhub.tasks.common.encoding import Row, Setting
+from adapterhub.tasks.common.batches import Row, Setting
 
 if TYPE_CHECKING:
     from numpy import int64

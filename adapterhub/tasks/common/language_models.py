@@ -21,19 +21,24 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, showing
 from adapterhub.tasks.common.base import Encoded, Generated, Prediction, Task
-from adapterhub.tasks.common.encoding import IGNORED, Row, Setting, in_order, pad
-from adapterhub.tasks.common.forward import (
+from adapterhub.tasks.common.batches import (
+    IGNORED,
     Passed,
+    Row,
+    Setting,
     by_length,
     each_batch,
+    in_order,
     in_step,
+    model_inputs,
+    next_token_loss,
     on_device,
+    pad,
     results,
     rows_at_once,
     without_gradients,
 )
 from adapterhub.tasks.common.languages import LANGUAGE_COLUMNS, Pair, language_ids
-from adapterhub.tasks.common.losses import model_inputs, next_token_loss
 from adapterhub.tasks.common.metrics import GENERATION_METRICS, answer_metrics, generation_metrics
 from adapterhub.tasks.common.packing import Windows
 from adapterhub.tasks.common.preview import tokens_line

@@ -12,7 +12,7 @@ from adapterhub.data.media_formats import Sound, open_sound
 from adapterhub.data.options import DataOptions, name_labels
 from adapterhub.tasks.classification import HasClasses
 from adapterhub.tasks.common.base import Encoded, Task, one_row_each
-from adapterhub.tasks.common.encoding import Row, Setting
+from adapterhub.tasks.common.batches import Row, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,8 +29,7 @@ from adapterhub.tasks.causal_lm import (
     unused_note,
 )
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, one_row_each
-from adapterhub.tasks.common.encoding import Row, Setting, pad
-from adapterhub.tasks.common.losses import Items, batch_rows
+from adapterhub.tasks.common.batches import Items, Row, Setting, batch_rows, pad
 from adapterhub.tasks.common.metrics import TIE_DIGITS
 from adapterhub.tasks.common.preview import learned_line
 

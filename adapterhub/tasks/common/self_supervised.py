@@ -10,7 +10,7 @@ from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks.common.base import Encoded, Prediction
-from adapterhub.tasks.common.encoding import Row, Setting, limit_of
+from adapterhub.tasks.common.batches import Row, Setting, limit_of
 from adapterhub.tasks.common.language_models import LearnsTokens, WritesTargets, generate
 
 if TYPE_CHECKING:

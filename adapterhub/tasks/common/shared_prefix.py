@@ -22,15 +22,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.tasks.common.encoding import IGNORED, Row
-from adapterhub.tasks.common.forward import (
+from adapterhub.tasks.common.batches import (
     CPU_TOKENS,
+    IGNORED,
     Passed,
+    Row,
     each_row,
     in_step,
+    model_inputs,
     without_gradients,
 )
-from adapterhub.tasks.common.losses import model_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor

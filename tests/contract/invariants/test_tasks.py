@@ -16,7 +16,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import dump_methods
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
-from adapterhub.tasks.common.losses import model_inputs
+from adapterhub.tasks.common.batches import model_inputs
 from adapterhub.training import run as running
 from tests.kit import tiny_models
 from tests.kit.matrix import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adapterhub.adapters.state import find_state
-from adapterhub.backbones.local_folders import remember_folder
+from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine
