@@ -17,7 +17,7 @@ from adapterhub.adapters.state import ModelState, find_state, new_state
 from adapterhub.anatomy.backbone import DTYPES, Backbone, device_of, local_name
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.checkpoint import HEAD_PART
-from adapterhub.backbones.find import find_backbone, is_local_name
+from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     ModelIdentities,
@@ -27,7 +27,7 @@ from adapterhub.backbones.fingerprint import (
 from adapterhub.backbones.processor import TokenizerSnapshot, processor_identity
 from adapterhub.backbones.quantized import DECODED
 from adapterhub.backbones.sentence_modules import modules_of_model
-from adapterhub.config.user_folders import expanded, is_folder, is_there
+from adapterhub.config.user_folders import expanded, is_folder, is_local_name, is_there
 from adapterhub.errors import BackboneError, MismatchError, counted
 from adapterhub.files.manifest import Manifest, TensorInfo
 from adapterhub.hooks.head import layered_head

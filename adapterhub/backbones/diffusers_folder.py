@@ -22,7 +22,7 @@ from torch import nn
 
 from adapterhub.anatomy.backbone import is_pipeline, loadable_in
 from adapterhub.backbones.checkpoint import BROKEN
-from adapterhub.backbones.find import PACKAGED, is_gguf, is_local_name
+from adapterhub.backbones.find import PACKAGED, is_gguf
 from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.backbones.quantized import quiet_bitsandbytes
 from adapterhub.backbones.torch_free_checks import (
@@ -31,7 +31,7 @@ from adapterhub.backbones.torch_free_checks import (
     holds_diffusers,
     require,
 )
-from adapterhub.config.user_folders import is_there
+from adapterhub.config.user_folders import is_local_name, is_there
 from adapterhub.errors import BackboneError, did_you_mean
 from adapterhub.status import MODEL_LOCK, quiet_loading
 

@@ -16,7 +16,7 @@ from adapterhub.anatomy.backbone import DTYPES, Backbone
 from adapterhub.anatomy.family_file import FamilySource, read_family, use_family
 from adapterhub.backbones.checkpoint import BROKEN, stored_quantization
 from adapterhub.backbones.diffusion import load_pipeline
-from adapterhub.backbones.find import PACKAGED, find_backbone, is_gguf, is_local_name, not_found
+from adapterhub.backbones.find import PACKAGED, find_backbone, is_gguf, not_found
 from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.backbones.layer_timing import without_slow_bf16
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
@@ -46,7 +46,7 @@ from adapterhub.backbones.task_models import (
 )
 from adapterhub.backbones.tensor_parallel import loading_by_plan
 from adapterhub.backbones.torch_free_checks import dtype_name
-from adapterhub.config.user_folders import is_file
+from adapterhub.config.user_folders import is_file, is_local_name
 from adapterhub.errors import BackboneError, ConfigError, unknown
 from adapterhub.patch import Patch
 from adapterhub.status import MODEL_LOCK, quiet_loading
