@@ -49,8 +49,7 @@ from adapterhub.files.manifest import (
     with_head,
     without_heads,
 )
-from adapterhub.files.native import Foundation, Saved, check_foundations
-from adapterhub.files.tensors import tensor_info
+from adapterhub.files.native import Foundation, Saved, check_foundations, tensor_info
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods.common.base import parse_methods, restore_methods

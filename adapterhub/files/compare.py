@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from adapterhub.files.manifest import Manifest, TensorInfo
-from adapterhub.files.native import Saved
-from adapterhub.files.tensors import TensorFile
+from adapterhub.files.native import Saved, TensorFile
 
 # Long, or compared by value; the method is in `methods`, with all its options.
 _LEFT_OUT = ("tensors", "files", "backbone.identity", "training.recipe.method")

@@ -20,9 +20,14 @@ from adapterhub.config.options import to_dict
 from adapterhub.errors import AdapterhubError, FileError, one_line
 from adapterhub.files import schema
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import BESIDE_FILE, BESIDE_SIGNATURE, MANIFEST_FILE, SIGNATURE_FILE
+from adapterhub.files.native import (
+    BESIDE_FILE,
+    BESIDE_SIGNATURE,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    TENSORS_FILE,
+)
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
-from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.commits import Tree, path_problem_of
 from adapterhub.interchange.adapters_library.files import HEAD_CONFIG_FILE

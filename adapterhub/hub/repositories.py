@@ -33,8 +33,8 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
+    TENSORS_FILE,
 )
-from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.hub.accounts import (
     ADMIN,
     MIRROR,

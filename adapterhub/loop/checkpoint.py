@@ -53,7 +53,7 @@ from adapterhub.files.atomic import (
     staging,
     sync_files,
 )
-from adapterhub.files.tensors import TENSORS_FILE, is_same_tensor
+from adapterhub.files.native import TENSORS_FILE, is_same_tensor
 from adapterhub.loop.processes import (
     everyone_s,
     from_main,

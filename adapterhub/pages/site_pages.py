@@ -10,9 +10,8 @@ from typing import Any
 from adapterhub.errors import one_line
 from adapterhub.files.card import built_from, own_text, started_from
 from adapterhub.files.compare import differing_fields, field_row, value_text
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE
 from adapterhub.files.shown_table import ShownTable, TableCell, score_text
-from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import Leaderboard
 from adapterhub.pages.page import Tile, framed_page, number_text

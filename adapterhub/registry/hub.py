@@ -44,6 +44,7 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
+    TENSORS_FILE,
     Saved,
 )
 from adapterhub.files.signature import (
@@ -52,7 +53,6 @@ from adapterhub.files.signature import (
     parse_signatures,
     signatures_to_json,
 )
-from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.registry.foreign import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,

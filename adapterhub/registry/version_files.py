@@ -57,11 +57,11 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
+    TENSORS_FILE,
     Saved,
 )
 from adapterhub.files.schema import CRLF, with_lf
 from adapterhub.files.signature import Signature, parse_signatures, signatures_to_json
-from adapterhub.files.tensors import TENSORS_FILE
 from adapterhub.registry.reference import TAG, TAG_RULE, folder_of_id, is_backbone_folder, is_name
 from adapterhub.registry.store import (
     DATE_FORMAT,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.tensors import (
+from adapterhub.files.native import (
     TENSORS_FILE,
     checked_copies,
     is_same_tensor,
@@ -17,7 +17,7 @@ from adapterhub.files.tensors import (
     tensor_bytes,
     verified_tensors,
 )
-from adapterhub.files.tensors import tensor_info as info_of
+from adapterhub.files.native import tensor_info as info_of
 from tests.kit.sample_adapters import IDENTITY
 
 BACKBONE = BackboneRef("a/b", None, "fp", "bert", identity=IDENTITY)
