@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapterhub.files.native import MANIFEST_FILE, Saved
-from adapterhub.registry.open_store import registry_at
+from adapterhub.registry.local import registry_at
 from adapterhub.registry.store import Publication
 from tests.kit import sample_adapters
 

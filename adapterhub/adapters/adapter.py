@@ -49,6 +49,7 @@ from adapterhub.files.manifest import (
     HeadRecord,
     Manifest,
     TaskHead,
+    first_id,
 )
 from adapterhub.files.native import (
     Foundation,
@@ -63,7 +64,7 @@ from adapterhub.hooks.composition import Composition, ModelScope, adapter_names
 from adapterhub.hooks.head import HeadPooling, activation_between
 from adapterhub.hooks.keyvalue import follow_padding
 from adapterhub.hooks.layer_output import input_slot, keep_training, layer_slot, mix_slot
-from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id, row_slot
+from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, row_slot
 from adapterhub.hooks.own_weight import held_weight_slot
 from adapterhub.hooks.precision import (
     fp32_parameter,

@@ -29,10 +29,8 @@ from adapterhub.backbones.quantized import DECODED
 from adapterhub.backbones.sentence_modules import modules_of_model
 from adapterhub.config.user_folders import expanded, is_folder, is_local_name, is_there
 from adapterhub.errors import BackboneError, MismatchError, counted
-from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.files.manifest import Manifest, TensorInfo, first_id
 from adapterhub.hooks.head import layered_head
-from adapterhub.hooks.new_tokens import first_id
-from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import ImportedAdapter
 from adapterhub.methods.common.base import Method
 from adapterhub.methods.common.generated import place_limits
@@ -234,7 +232,7 @@ def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState)
             offenders=[f"its methods have {needed} numbers on this model, its file {declared}"],
             expected="a file with the tensors of its methods",
         )
-    if manifest.nbytes > (most := most_bytes(state.anatomy)):
+    if manifest.nbytes > (most := state.anatomy.most_bytes()):
         raise MismatchError(
             f"the adapter {manifest.name!r} does not fit this model",
             offenders=[f"its tensors have {manifest.nbytes} bytes"],

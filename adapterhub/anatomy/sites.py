@@ -259,6 +259,10 @@ class Site:
         return "encoder" if self.role in ("cross.k", "cross.v") else self.stack
 
 
+_BYTES_PER_PARAMETER = 16  # by the backbone: all weights twice, in fp64; adapters are far smaller
+_LEAST_BYTES = 64 << 20  # for any file: heads and tokens of a tiny backbone
+
+
 @dataclass(frozen=True)
 class Anatomy:
     """The sites of one model.
@@ -300,6 +304,11 @@ class Anatomy:
     def depth(self, stack: str) -> int:
         """Count the layers of a stack."""
         return len(self.layers[stack])
+
+    def most_bytes(self) -> int:
+        """Return the largest size of a file of tensors that an adapter may have."""
+        parameters = sum(parameter.numel() for parameter in self.parameters().values())
+        return parameters * _BYTES_PER_PARAMETER + _LEAST_BYTES
 
     def select(
         self,

@@ -31,7 +31,7 @@ def command(
     Its number is not used again. Who has pinned or copied it keeps only their own copy. On the
     Hugging Face Hub, use its web page.
     """
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import registry_at
     from adapterhub.registry.tag_yank_delete import deletable, delete
 
     parsed = deletable(reference)

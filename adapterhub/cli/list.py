@@ -77,7 +77,7 @@ def command(
 
 def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
     """Explain why nothing matches in a local registry."""
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import registry_at
     from adapterhub.registry.search import why_empty
     from adapterhub.registry.store import Query
 

@@ -26,7 +26,7 @@ def command() -> None:
 @as_json_option
 def verify_registry(registry: str | None, as_json: bool) -> None:
     """Check all files, links and names, and list the problems."""
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import registry_at
 
     store = registry_at(registry)
     problems = store.verify()
@@ -43,7 +43,7 @@ def verify_registry(registry: str | None, as_json: bool) -> None:
 @as_json_option
 def index(registry: str | None, as_json: bool) -> None:
     """Write index.json anew, which searches read, from the folders."""
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import registry_at
 
     store = registry_at(registry)
     names = store.index()
@@ -110,7 +110,7 @@ def write_pages(
     """Write pages to look at a registry in a browser, for any web server or none."""
     from adapterhub.cli._site import command_of, study_boards
     from adapterhub.pages.site import SiteOptions, write_site
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import registry_at
 
     boards = [board for folder in studies for board in study_boards(Path(folder))]
     options = SiteOptions(title, address or registry, boards, command_of)
@@ -130,8 +130,7 @@ def _folder(location: str | None) -> LocalRegistry:
     Raises:
         ConfigError: the registry is remote, where interrupted writers leave no files.
     """
-    from adapterhub.registry.local import LocalRegistry
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import LocalRegistry, registry_at
 
     store = registry_at(location)
     if isinstance(store, LocalRegistry):

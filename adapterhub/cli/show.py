@@ -20,8 +20,7 @@ from adapterhub.files.shown_table import ERRORS, recorded_errors
 if TYPE_CHECKING:
     from adapterhub.files.manifest import Manifest
     from adapterhub.files.native import Saved
-    from adapterhub.registry.reference import Reference
-    from adapterhub.registry.store import Entry
+    from adapterhub.registry.store import Entry, Reference
 
 _WIDTH = 12  # characters of the names of facts
 _WIDEST = 100  # characters of a line, also on a wide terminal
@@ -46,11 +45,11 @@ def command(
 
     REFERENCE is a run folder, an adapter folder or a published name.
     """
-    from adapterhub.files.card import built_from, started_from
+    from adapterhub.files.card import built_from, read_card, started_from
     from adapterhub.files.manifest import heads_text, to_json
-    from adapterhub.files.native import chain_text, read_card
-    from adapterhub.registry.open_store import read_reference, store_of
-    from adapterhub.registry.pull import pull_verified
+    from adapterhub.files.native import chain_text
+    from adapterhub.registry.local import store_of
+    from adapterhub.registry.pull import pull_verified, read_reference
     from adapterhub.registry.version_files import name_to_publish
 
     parsed = read_reference(reference, registry)

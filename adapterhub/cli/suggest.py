@@ -118,7 +118,7 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
     """Return the named adapters, or the registry's adapters for the backbone."""
     from adapterhub.backbones.fingerprint import fingerprint
     from adapterhub.bench.suggest import Candidate
-    from adapterhub.registry.open_store import registry_at
+    from adapterhub.registry.local import registry_at
     from adapterhub.registry.pull import pull_verified
     from adapterhub.registry.store import Query
 

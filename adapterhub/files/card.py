@@ -14,11 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from adapterhub._version import __version__
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
-from adapterhub.errors import ConfigError, one_line
+from adapterhub.errors import ConfigError, OutputError, one_line
+from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.manifest import Manifest, heads_text, with_head
 from adapterhub.files.shown_table import (
     ERRORS,
@@ -31,6 +33,8 @@ from adapterhub.files.shown_table import (
     score_text,
 )
 
+CARD_FILE = "README.md"
+MAX_CARD_BYTES = 1 << 20
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"
 _MOST_LABELS = 20
@@ -382,3 +386,29 @@ def _methods(manifest: Manifest) -> tuple[str, ...]:
 def _cut(labels: Sequence[str]) -> str:
     more = len(labels) - _MOST_LABELS
     return ", ".join(labels[:_MOST_LABELS]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_card(folder: Path) -> str:
+    """Read the card of the adapter in `folder`; "" if it is missing or not a regular file."""
+    try:
+        data = read_file(folder / CARD_FILE, 1, MAX_CARD_BYTES, None)
+    except UnreadableError:  # a card is optional
+        return ""
+    return data.decode("utf-8", "replace")
+
+
+def card_bytes(card: str) -> bytes:
+    """Encode a card as UTF-8 with Unix line ends.
+
+    Raises:
+        OutputError: the card is too large.
+    """
+    text = card.replace("\r\n", "\n").rstrip("\n") + "\n"
+    data = text.encode("utf-8", errors="replace")
+    if len(data) <= MAX_CARD_BYTES:
+        return data
+    raise OutputError(
+        f"the card has {len(data)} bytes",
+        expected=f"at most {MAX_CARD_BYTES} bytes",
+        hint="link to long tables instead of pasting them",
+    )

@@ -208,6 +208,11 @@ class NewToken:
     rstrip: bool = False
 
 
+def first_id(tokens: tuple[NewToken, ...]) -> int | None:
+    """Return the lowest id of new tokens; None without tokens."""
+    return min((token.id for token in tokens), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class FoundationRef:
     """An adapter that this one was trained on, and is active above.

@@ -61,7 +61,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,12 +83,14 @@ from adapterhub.files.atomic import (
     staging,
     write_files,
 )
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, card_bytes
 from adapterhub.files.card import card as card_of
 from adapterhub.files.manifest import (
     DTYPE_BYTES,
     MAX_HEADER_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_TENSOR_BYTES,
+    MAX_TENSOR_FILE_BYTES,
     FoundationRef,
     Manifest,
     TensorInfo,
@@ -99,8 +101,8 @@ from adapterhub.files.manifest import (
 )
 from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import parse_object, shorten, show
+from adapterhub.files.signature import MAX_SIGNATURE_BYTES, Signature, parse_signatures
 from adapterhub.files.signature import SIGNATURE_FILE as SIGNATURE_FILE
-from adapterhub.files.signature import Signature, read_signatures
 
 if TYPE_CHECKING:
     import torch
@@ -437,8 +439,6 @@ def verified_tensors(file: TensorFile) -> dict[str, torch.Tensor]:
 
 
 MANIFEST_FILE = "adapter.json"
-CARD_FILE = "README.md"
-MAX_CARD_BYTES = 1 << 20
 
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
@@ -688,6 +688,42 @@ class Saved:
             write_files(target, {**files, TENSORS_FILE: file.pieces()})
 
 
+def read_signatures(folder: Path) -> tuple[Signature, ...]:
+    """Read the signatures next to an adapter's manifest; empty if the file does not exist.
+
+    Raises:
+        FileError: the file is a link, too large, or not valid.
+    """
+    path = folder / SIGNATURE_FILE
+    try:
+        data = read_file(path, 1, MAX_SIGNATURE_BYTES, None)
+    except UnreadableError as error:
+        if str(error) == "missing":
+            return ()
+        raise FileError(f"{path}: {error}", expected="a small regular file") from None
+    return parse_signatures(data, str(path))
+
+
+def published_texts(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Read the existing files of these names; of tensor files, only the text.
+
+    Raises:
+        FileError: one is a link, not a regular file, or larger than any published file.
+    """
+    texts = {}
+    for name in (name for name in names if os.path.lexists(folder / name)):
+        is_binary = name.endswith(".safetensors")
+        most = MAX_TENSOR_FILE_BYTES if is_binary else MAX_CARD_BYTES
+        try:
+            with open_regular(folder / name, 0, most) as file:
+                start = file.read(8)
+                size = int.from_bytes(start, "little") if is_binary else most
+                texts[name] = start + file.read(min(size, MAX_HEADER_BYTES))
+        except UnreadableError as error:
+            raise FileError(f"{folder / name}: {error}", expected="a regular file") from None
+    return texts
+
+
 def _complete(manifest: Manifest, folder: Path) -> Manifest:
     """Refuse the manifest of an adapter that was not saved."""
     problems = []
@@ -801,32 +837,6 @@ def _write_copy(target: Path, foundation: Foundation) -> None:
             expected=f"a manifest with sha256 {saved.digest}, and its tensors",
             hint="load the adapter again",
         ) from None
-
-
-def read_card(folder: Path) -> str:
-    """Read the card of the adapter in `folder`; "" if it is missing or not a regular file."""
-    try:
-        data = read_file(folder / CARD_FILE, 1, MAX_CARD_BYTES, None)
-    except UnreadableError:  # a card is optional
-        return ""
-    return data.decode("utf-8", "replace")
-
-
-def card_bytes(card: str) -> bytes:
-    """Encode a card as UTF-8 with Unix line ends.
-
-    Raises:
-        OutputError: the card is too large.
-    """
-    text = card.replace("\r\n", "\n").rstrip("\n") + "\n"
-    data = text.encode("utf-8", errors="replace")
-    if len(data) <= MAX_CARD_BYTES:
-        return data
-    raise OutputError(
-        f"the card has {len(data)} bytes",
-        expected=f"at most {MAX_CARD_BYTES} bytes",
-        hint="link to long tables instead of pasting them",
-    )
 
 
 def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) -> Manifest:

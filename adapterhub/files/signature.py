@@ -379,19 +379,3 @@ def parse_signatures(data: bytes, source: str = SIGNATURE_FILE) -> tuple[Signatu
             hint="pull the adapter again; delete the file if nobody is to check who signed",
         )
     return tuple(each.parsed() for each in file.signatures)
-
-
-def read_signatures(folder: Path) -> tuple[Signature, ...]:
-    """Read the signatures next to an adapter's manifest; empty if the file does not exist.
-
-    Raises:
-        FileError: the file is a link, too large, or not valid.
-    """
-    path = folder / SIGNATURE_FILE
-    try:
-        data = read_file(path, 1, MAX_SIGNATURE_BYTES, None)
-    except UnreadableError as error:
-        if str(error) == "missing":
-            return ()
-        raise FileError(f"{path}: {error}", expected="a small regular file") from None
-    return parse_signatures(data, str(path))

@@ -223,11 +223,6 @@ def tokens_of(snapshot: TokenizerSnapshot | None) -> tuple[NewToken, ...]:
     )
 
 
-def first_id(tokens: tuple[NewToken, ...]) -> int | None:
-    """Return the lowest id of new tokens; None without tokens."""
-    return min((token.id for token in tokens), default=None)
-
-
 def add_new_tokens(snapshot: TokenizerSnapshot, tokens: tuple[NewToken, ...]) -> None:
     """Add the new tokens of an adapter to a tokenizer.
 

@@ -27,7 +27,7 @@ from sqlalchemy import Connection, CursorResult, Row, delete, func, insert, sele
 
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.hub.database import members, namespaces, now_text, repositories, sessions, tokens
-from adapterhub.registry.reference import NAME_RULE, is_name
+from adapterhub.registry.store import NAME_RULE, is_name
 from adapterhub.web.errors import DeniedError
 from adapterhub.web.tokens import digest_of_token, is_token, new_token
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, cast
 from adapterhub.errors import ConfigError
 from adapterhub.hub.blobs import Blobs, StagedBlob
 from adapterhub.registry.bucket import open_bucket, start_of_error
-from adapterhub.registry.reference import is_bucket
+from adapterhub.registry.store import is_bucket
 from adapterhub.web.errors import UnreachedBucketError
 
 _PIECE = 4 << 20

@@ -37,7 +37,7 @@ from adapterhub.hub.database import (
     repositories,
     trees,
 )
-from adapterhub.registry.reference import unportable
+from adapterhub.registry.store import unportable
 from adapterhub.web.errors import (
     HubRefusal,
     MissingEntryError,

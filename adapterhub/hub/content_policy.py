@@ -32,8 +32,8 @@ from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.commits import Tree, path_problem_of
 from adapterhub.interchange.adapters_library.files import HEAD_CONFIG_FILE
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES
-from adapterhub.registry.reference import Reference
 from adapterhub.registry.secrets import findings
+from adapterhub.registry.store import Reference
 from adapterhub.registry.trust import SignedSubject, Trust, checked_signatures
 from adapterhub.registry.version_files import parse_beside
 from adapterhub.web.errors import HubRefusal

@@ -20,7 +20,8 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, sel
 
 from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import ConfigError
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
+from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.hub.accounts import Owner, find_owner, mirror_namespace
 from adapterhub.hub.blobs import BlobInfo, StagedBlob, discard_staged
 from adapterhub.hub.commits import (

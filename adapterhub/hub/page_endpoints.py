@@ -16,8 +16,7 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from adapterhub.errors import one_line
-from adapterhub.files.card import own_text
-from adapterhub.files.native import CARD_FILE, MAX_CARD_BYTES
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, own_text
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.hub.accounts import (
     COOKIE,

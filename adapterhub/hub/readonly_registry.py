@@ -35,8 +35,7 @@ from adapterhub.hub.repositories import (
 from adapterhub.hub.search_rows import refresh_listing, remove_listing
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.reference import INDEX_FILE
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import INDEX_FILE, Entry
 from adapterhub.registry.version_files import PUBLISHED, YANKED_FILE, Contents
 
 VIEW_OWNER = "registry"

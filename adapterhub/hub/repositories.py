@@ -24,14 +24,12 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from adapterhub.backbones.hub_network import is_commit
 from adapterhub.errors import AdapterhubError, one_line, printable
 from adapterhub.files import schema
-from adapterhub.files.card import split_card
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, split_card
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json
 from adapterhub.files.native import (
     BESIDE_FILE,
     BESIDE_SIGNATURE,
-    CARD_FILE,
     MANIFEST_FILE,
-    MAX_CARD_BYTES,
     SIGNATURE_FILE,
     TENSORS_FILE,
 )
@@ -74,8 +72,13 @@ from adapterhub.hub.database import (
     versions,
 )
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES
-from adapterhub.registry.reference import NAME_RULE, is_name, is_version
-from adapterhub.registry.store import is_version_folder, version_number
+from adapterhub.registry.store import (
+    NAME_RULE,
+    is_name,
+    is_version,
+    is_version_folder,
+    version_number,
+)
 from adapterhub.registry.version_files import (
     MAX_YANKED_BYTES,
     YANKED_FILE,

@@ -16,8 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, Integer, bindparam, delete, insert, select, text
 
 from adapterhub.errors import AdapterhubError
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES, SIGNATURE_FILE
+from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.shown_table import ScoreError
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES, parse_signatures
 from adapterhub.hub.commits import CommitRecord, Tree, branch_head, commit_at, read_tree
@@ -35,8 +36,7 @@ from adapterhub.pages.rows import FIELDS, ListedVersion
 from adapterhub.pages.run_files import lower_is_better
 from adapterhub.pages.versions import MainScore, PublishedVersion, version_to_show
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
-from adapterhub.registry.reference import Reference
-from adapterhub.registry.store import Entry, word_text
+from adapterhub.registry.store import Entry, Reference, word_text
 from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
 from adapterhub.registry.version_files import SIGNATURES_FOLDER, entry_of, entry_of_row, row_of
 from adapterhub.web.errors import HubRefusal

@@ -24,8 +24,6 @@ from adapterhub.files.schema import shorten, show
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from adapterhub.anatomy.sites import Anatomy
-
 
 def any_value(path: str, value: object) -> list[str]:
     """Accept every value."""
@@ -105,14 +103,6 @@ def config_problems(
 
 
 MAX_TENSOR_BYTES = 64 << 30
-_BYTES_PER_PARAMETER = 16  # by the backbone: all weights twice, in fp64; adapters are far smaller
-_LEAST_BYTES = 64 << 20  # for any file: heads and tokens of a tiny backbone
-
-
-def most_bytes(anatomy: Anatomy) -> int:
-    """Return the largest size of a file of tensors that an adapter of a backbone may have."""
-    parameters = sum(parameter.numel() for parameter in anatomy.parameters().values())
-    return min(parameters * _BYTES_PER_PARAMETER + _LEAST_BYTES, MAX_TENSOR_BYTES)
 
 
 def read_tensor_file(
@@ -144,7 +134,7 @@ def read_tensor_file(
             hint="allow_pickle (--allow-pickle) opens it with torch's weights_only loader",
         )
     try:
-        data = read_file(folder / name, 1, most, None)
+        data = read_file(folder / name, 1, min(most, MAX_TENSOR_BYTES), None)
         tensors = _load_pickle(data) if is_pickle else load(data)
     except (UnreadableError, safetensors.SafetensorError) as error:
         raise FileError(

@@ -35,7 +35,7 @@ from adapterhub.errors import BackboneError, FileError, MismatchError, OutputErr
 from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.schema import shorten
-from adapterhub.interchange.checkpoint_files import most_bytes, read_tensor_file
+from adapterhub.interchange.checkpoint_files import read_tensor_file
 from adapterhub.interchange.kohya_lora import is_of_scripts, read_scripts
 from adapterhub.interchange.peft.export_types import ExportSource
 from adapterhub.interchange.peft.exporter import try_peft
@@ -121,7 +121,7 @@ def import_diffusers(
             f"{file.name} is a LoRA of a pipeline of diffusers",
             expected="load(pipe, FOLDER), with the pipeline itself",
         )
-    stored = read_tensor_file(folder, file.name, "", most=most_bytes(anatomy), places=(".alpha",))
+    stored = read_tensor_file(folder, file.name, "", most=anatomy.most_bytes(), places=(".alpha",))
     tensors, alphas = _converted(stored, parts, file.name)
     config = _config(tensors, alphas, _recorded(file, parts), parts)
     imported = from_peft(PeftFiles("LORA", config, tensors), anatomy, folder.name)

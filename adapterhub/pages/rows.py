@@ -19,8 +19,7 @@ from adapterhub.pages.versions import (
     datasets_of,
     topics_of,
 )
-from adapterhub.registry.reference import folder_of_id, unportable
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import Entry, folder_of_id, unportable
 
 _TITLES = ("adapter", "backbone", "task", "method", "score", "trained", "size", "published", "tags")
 _MOST_TEXT = 160  # characters of a description covered by the search

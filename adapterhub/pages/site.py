@@ -51,9 +51,8 @@ from adapterhub.pages.site_pages import (
     problems_page,
 )
 from adapterhub.pages.versions import PublishedName, PublishedVersion, datasets_of, read_published
-from adapterhub.registry.reference import folder_of_id
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import Entry, folder_of_id
 from adapterhub.registry.version_files import Contents
 
 _FRONT, _ROWS, _BOARDS, _DATASETS, _PROBLEMS = (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterhub.errors import one_line
-from adapterhub.files.card import built_from, own_text, started_from
+from adapterhub.files.card import CARD_FILE, built_from, own_text, started_from
 from adapterhub.files.compare import differing_fields, field_row, value_text
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE
+from adapterhub.files.native import MANIFEST_FILE, TENSORS_FILE
 from adapterhub.files.shown_table import ShownTable, TableCell, score_text
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import Leaderboard

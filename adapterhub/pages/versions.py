@@ -14,12 +14,12 @@ from functools import cache, partial
 
 from adapterhub.config.options import from_file
 from adapterhub.errors import AdapterhubError, FileError
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, MAX_CARD_BYTES
+from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.files.shown_table import ERRORS, ScoreError, recorded_errors
-from adapterhub.registry.reference import Reference
 from adapterhub.registry.registry import Registry, line_of
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import Entry, Reference
 from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
 from adapterhub.registry.version_files import Contents
 

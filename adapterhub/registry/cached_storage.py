@@ -17,15 +17,9 @@ from tempfile import TemporaryDirectory
 from adapterhub.config.user_folders import user_folder
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import (
-    CARD_FILE,
-    MANIFEST_FILE,
-    MAX_CARD_BYTES,
-    SIGNATURE_FILE,
-    TENSORS_FILE,
-    Saved,
-)
+from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, TENSORS_FILE, Saved
 from adapterhub.files.signature import MAX_SIGNATURE_BYTES
 from adapterhub.registry.store import Storage, Stored
 from adapterhub.registry.version_files import check_digest, copy_adapter, is_intact

@@ -14,10 +14,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
-from adapterhub.registry.open_store import registry_at, store_of
-from adapterhub.registry.reference import NAME_RULE, is_name, parse_reference
+from adapterhub.registry.local import registry_at, store_of
 from adapterhub.registry.registry import Registry, line_of
-from adapterhub.registry.store import Entry, Publication, Store, version_number
+from adapterhub.registry.store import (
+    NAME_RULE,
+    Entry,
+    Publication,
+    Store,
+    is_name,
+    parse_reference,
+    version_number,
+)
 
 if TYPE_CHECKING:
     from adapterhub.registry.hub import HubStore

@@ -16,9 +16,8 @@ from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.registry.cached_storage import RemoteStorage
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
-from adapterhub.registry.reference import INDEX_FILE, is_loopback
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Stored, version_number
+from adapterhub.registry.store import INDEX_FILE, Stored, is_loopback, version_number
 from adapterhub.registry.tokens import token_for
 from adapterhub.registry.version_files import (
     MAX_INDEX_BYTES,

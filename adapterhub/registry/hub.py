@@ -32,6 +32,7 @@ from adapterhub.errors import (
 )
 from adapterhub.files import schema
 from adapterhub.files.atomic import sync_files
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.manifest import (
     MAX_HEADER_BYTES,
     MAX_MANIFEST_BYTES,
@@ -40,12 +41,11 @@ from adapterhub.files.manifest import (
 )
 from adapterhub.files.native import (
     BESIDE,
-    CARD_FILE,
     MANIFEST_FILE,
-    MAX_CARD_BYTES,
     SIGNATURE_FILE,
     TENSORS_FILE,
     Saved,
+    published_texts,
 )
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
@@ -69,12 +69,12 @@ from adapterhub.registry.hub_reader import (
     Refs,
 )
 from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
-from adapterhub.registry.reference import check_tags
-from adapterhub.registry.secrets import published_texts, refuse_leaks
+from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import (
     Entry,
     Publication,
     Query,
+    check_tags,
     choose_version,
     filter_entries,
     free_version,

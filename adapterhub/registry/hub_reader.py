@@ -46,8 +46,7 @@ from adapterhub.registry.hub_client import (
     UnreachableError,
     login_hint,
 )
-from adapterhub.registry.reference import is_repository, is_version
-from adapterhub.registry.store import version_number
+from adapterhub.registry.store import is_repository, is_version, version_number
 from adapterhub.registry.version_files import MAX_YANKED_BYTES, YANKED_FILE
 
 MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches

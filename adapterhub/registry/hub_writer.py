@@ -41,8 +41,7 @@ from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.errors import BackboneError, ConfigError, RegistryError
 from adapterhub.files import schema
 from adapterhub.registry.hub_client import login_hint, network_hint
-from adapterhub.registry.reference import DEFAULT_HUB
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import DEFAULT_HUB, Entry
 from adapterhub.registry.tokens import echoes
 
 _MOST_CHARACTERS = 300  # maximum length of a message from the server

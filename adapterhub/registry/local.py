@@ -26,7 +26,7 @@ from typing import Any
 from filelock import FileLock
 
 from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import FileError, OutputError, RegistryError, did_you_mean
+from adapterhub.errors import ConfigError, FileError, OutputError, RegistryError, did_you_mean
 from adapterhub.files.atomic import (
     UnreadableError,
     explained,
@@ -34,13 +34,18 @@ from adapterhub.files.atomic import (
     read_file,
     replace_file,
 )
-from adapterhub.files.native import Saved, read_card
-from adapterhub.registry.reference import is_backbone_folder, is_name
+from adapterhub.files.card import read_card
+from adapterhub.files.native import Saved
 from adapterhub.registry.registry import Registry, line_of
 from adapterhub.registry.store import (
     ConflictError,
+    Reference,
     Storage,
+    Store,
     Stored,
+    is_backbone_folder,
+    is_bucket,
+    is_name,
     is_version_folder,
     word_text,
 )
@@ -427,3 +432,42 @@ def _refuse_other_case(path: Path) -> None:
             f"{path.name!r} differs from the published {alike[0]!r} only in case",
             hint=f"publish it as {alike[0]!r}, or under another name",
         )
+
+
+def registry_at(location: str | Path | None) -> Registry:
+    """Open a user's own registry: a folder, a bucket, or a web server's folder.
+
+    None is `$ADAPTERHUB_REGISTRY` or, by default, the folder in the user's data.
+
+    Raises:
+        ConfigError: the library for buckets is missing, or the URL is not valid.
+    """
+    named = location if location is not None else os.environ.get("ADAPTERHUB_REGISTRY")
+    if is_bucket(named):
+        from adapterhub.registry.bucket import Bucket
+
+        return Registry(Bucket(str(named)))
+    if str(named).startswith(("https://", "http://")):
+        from adapterhub.registry.http_storage import WebsiteRegistry  # httpx2 is slow to import
+
+        return WebsiteRegistry(str(named))
+    return LocalRegistry(location)
+
+
+def store_of(
+    reference: Reference, registry: str | Path | None = None, *, allow_pickle: bool = False
+) -> Store:
+    """Open the store that a reference points into.
+
+    `allow_pickle` accepts other libraries' adapters as pickles.
+
+    Raises:
+        ConfigError: the reference is a folder.
+    """
+    if reference.kind == "local":
+        return registry_at(registry)
+    if reference.kind == "folder":
+        raise ConfigError(f"{reference} is a folder, not a published adapter")
+    from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
+
+    return HubStore(endpoint=reference.host, allow_pickle=allow_pickle)

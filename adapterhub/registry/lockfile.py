@@ -36,18 +36,18 @@ from adapterhub.files.atomic import UnreadableError, explained, read_file, repla
 from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import Foundation, Saved, all_below, copy_problems, write_copies
 from adapterhub.files.signature import PublicKey, key_problems
-from adapterhub.registry.local import LocalRegistry, default_root
-from adapterhub.registry.open_store import registry_at, store_of
+from adapterhub.registry.local import LocalRegistry, default_root, registry_at, store_of
 from adapterhub.registry.pull import Origins, check_copy, fetch
-from adapterhub.registry.reference import (
+from adapterhub.registry.store import (
     DEFAULT_HUB,
     NAME_RULE,
     Reference,
+    Store,
     check_name,
     is_name,
     parse_reference,
+    version_number,
 )
-from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.version_files import copy_adapter
 
 LOCK_FILE = "adapterhub.lock"

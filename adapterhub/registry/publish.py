@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from adapterhub.errors import ConfigError, RegistryError, SignatureError, warn_user
-from adapterhub.files import native
-from adapterhub.files.card import InPeft, card
+from adapterhub.files.card import CARD_FILE, InPeft, card, card_bytes, read_card
 from adapterhub.files.manifest import (
     FoundationRef,
     Manifest,
@@ -49,12 +48,18 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.interchange.peft.files import CONFIG_FILE, kind_of_config, peft_bytes
-from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.open_store import registry_at, store_of
+from adapterhub.registry.local import LocalRegistry, registry_at, store_of
 from adapterhub.registry.pull import fetch
-from adapterhub.registry.reference import Reference, is_name, parse_reference
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Entry, Publication, Query, Store
+from adapterhub.registry.store import (
+    Entry,
+    Publication,
+    Query,
+    Reference,
+    Store,
+    is_name,
+    parse_reference,
+)
 from adapterhub.registry.trust import same_name
 from adapterhub.registry.version_files import (
     PUBLISHED,
@@ -301,12 +306,12 @@ def prepared_folder(
     if published == manifest and peft is None and is_own_name and not has_others:
         yield saved
         return
-    text = card(published, native.read_card(saved.folder), reference=reference, peft=peft)
+    text = card(published, read_card(saved.folder), reference=reference, peft=peft)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         files = {
-            native.MANIFEST_FILE: to_json(published),
-            native.CARD_FILE: native.card_bytes(text),
+            MANIFEST_FILE: to_json(published),
+            CARD_FILE: card_bytes(text),
             **(beside or {}),
         }
         saved.copy_to(folder, files)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapterhub.config.user_folders import expanded, is_file
+from adapterhub.config.user_folders import expanded, is_file, is_folder
 from adapterhub.errors import (
     AdapterhubError,
     FileError,
@@ -37,20 +37,24 @@ from adapterhub.files.native import (
     Foundation,
     Saved,
     copy_of,
+    read_signatures,
     write_copies,
 )
-from adapterhub.files.signature import (
-    MAX_SIGNATURES,
-    Signature,
-    read_signatures,
-    signatures_to_json,
-)
+from adapterhub.files.signature import MAX_SIGNATURES, Signature, signatures_to_json
 from adapterhub.interchange.pipeline_files import is_diffusers
 from adapterhub.registry.foreign import CONFIG_FILE, copy_foreign
-from adapterhub.registry.open_store import read_reference, registry_at, store_of
-from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.registry.local import registry_at, store_of
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Entry, Store, version_number
+from adapterhub.registry.store import (
+    Entry,
+    Reference,
+    Store,
+    holds_adapter,
+    is_name,
+    is_remote,
+    parse_reference,
+    version_number,
+)
 from adapterhub.registry.trust import (
     CheckedSignature,
     SignedSubject,
@@ -66,6 +70,71 @@ if TYPE_CHECKING:
     from torch import nn
 
     from adapterhub.adapters.adapter import Adapter
+
+
+def read_reference(
+    location: str | Path | Reference,
+    registry: str | Path | None = None,
+    *,
+    signed: bool = False,
+) -> Reference:
+    """Parse a path or a reference; an existing folder may be written without a leading ./.
+
+    A bare name is the folder of that name in the working directory if it contains an adapter.
+    Otherwise it is in the local registry; if the registry lacks it, the error lists the contents of
+    the folder. It is always in the registry
+
+     - with a version or a tag (`name@v1`), or if the registry is named (`--registry`);
+     - if signatures are required: a stranger's folder must not stand for the published adapter.
+
+    Lock files name published versions only, and hubs are never folders. `signed` tells that the
+    caller requires a signature.
+
+    Raises:
+        ConfigError: a text that has none of the four forms.
+    """
+    if isinstance(location, Reference):
+        return location
+    if isinstance(location, Path):
+        return Reference("folder", str(location))
+    # A folder in the current one never stands for a hub: a stranger's project may have hf:a/b.
+    if not is_remote(location) and is_folder(location):
+        if "/" in location or os.sep in location:
+            return Reference("folder", location)
+        if registry is None and "@" not in location and _is_folder(location, signed):
+            return Reference("folder", f"./{location}")
+    return parse_reference(location)
+
+
+def named_reference(text: str, registry: str | Path | None = None) -> tuple[str, Reference]:
+    """Parse `NAME=ADAPTER` or `ADAPTER`, whose name is then "".
+
+    A folder whose path contains a `=`, such as a sweep's, is an ADAPTER.
+
+    Raises:
+        ConfigError: the adapter is not a reference.
+    """
+    name, equals, rest = text.partition("=")
+    if not equals or is_folder(text) or "/" in name or "\\" in name:
+        return "", read_reference(text, registry)
+    return name, read_reference(rest, registry)
+
+
+def _is_folder(name: str, signed: bool) -> bool:
+    """Return whether a bare name stands for the existing folder of that name."""
+    folder = Path(name)
+    if not is_name(name):  # such as "my run", which is not valid in a registry
+        return True
+    published = registry_at(None).has(name)
+    if not holds_adapter(folder):
+        return not published  # raises the error of a folder without an adapter
+    if current_trust(signed=signed).required:
+        return False
+    if published:
+        warn_user(
+            f"{name!r} is the folder ./{name} here; write {name}@VERSION for the published one"
+        )
+    return True
 
 
 def pull(

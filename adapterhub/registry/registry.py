@@ -43,24 +43,12 @@ from adapterhub.files.native import (
     SIGNATURE_FILE,
     Saved,
     find_adapter,
+    published_texts,
 )
-from adapterhub.files.signature import (
-    MAX_SIGNATURE_BYTES,
-    Signature,
-    parse_signatures,
-)
-from adapterhub.registry.reference import (
-    INDEX_FILE,
-    backbone_folder,
-    check_name,
-    check_tags,
-    folder_of_id,
-    is_backbone_folder,
-    is_name,
-    nearby_adapters,
-)
-from adapterhub.registry.secrets import published_texts, refuse_leaks
+from adapterhub.files.signature import MAX_SIGNATURE_BYTES, Signature, parse_signatures
+from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import (
+    INDEX_FILE,
     ConflictError,
     Entry,
     Publication,
@@ -68,11 +56,18 @@ from adapterhub.registry.store import (
     Storage,
     Store,
     Stored,
+    backbone_folder,
+    check_name,
+    check_tags,
     choose_version,
     filter_entries,
+    folder_of_id,
     free_version,
+    is_backbone_folder,
     is_fingerprint,
+    is_name,
     is_version_folder,
+    nearby_adapters,
     version_number,
     word_text,
 )

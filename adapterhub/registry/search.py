@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.registry.open_store import registry_at, store_of
-from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.store import SORTS, Entry, Query, Store
+from adapterhub.registry.local import registry_at, store_of
+from adapterhub.registry.store import SORTS, Entry, Query, Reference, Store, parse_reference
 
 _ALL = 1_000_000  # more than a registry contains
 _MOST_CHOICES = 8  # listed values of a field

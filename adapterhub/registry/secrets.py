@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from adapterhub.errors import FileError, one_line
-from adapterhub.files.atomic import UnreadableError, open_regular
-from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_TENSOR_FILE_BYTES
-from adapterhub.files.native import MAX_CARD_BYTES, SIGNATURE_FILE
+from adapterhub.files.native import SIGNATURE_FILE
 from adapterhub.files.schema import shorten
 
 _BINARY = (".safetensors",)
@@ -199,26 +195,6 @@ def findings(files: Mapping[str, bytes]) -> list[Finding]:
         # Numbers of 64 bytes sometimes look like a key; their form is checked elsewhere.
         if not (name == SIGNATURE_FILE and _SIGNATURE.fullmatch(place))
     ]
-
-
-def published_texts(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Read the existing files of these names; of tensor files, only the text.
-
-    Raises:
-        FileError: one is a link, not a regular file, or larger than any published file.
-    """
-    texts = {}
-    for name in (name for name in names if os.path.lexists(folder / name)):
-        is_binary = name.endswith(_BINARY)
-        most = MAX_TENSOR_FILE_BYTES if is_binary else MAX_CARD_BYTES
-        try:
-            with open_regular(folder / name, 0, most) as file:
-                start = file.read(8)
-                size = int.from_bytes(start, "little") if is_binary else most
-                texts[name] = start + file.read(min(size, MAX_HEADER_BYTES))
-        except UnreadableError as error:
-            raise FileError(f"{folder / name}: {error}", expected="a regular file") from None
-    return texts
 
 
 def _in_file(data: bytes) -> Iterator[tuple[str, str]]:

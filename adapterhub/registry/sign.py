@@ -10,10 +10,7 @@ from pathlib import Path
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import explained, replace_file
-from adapterhub.files.native import (
-    SIGNATURE_FILE,
-    Saved,
-)
+from adapterhub.files.native import SIGNATURE_FILE, Saved
 from adapterhub.files.signature import (
     PrivateKey,
     Signature,
@@ -21,10 +18,9 @@ from adapterhub.files.signature import (
     read_private_key,
     sign_statement,
 )
-from adapterhub.registry.open_store import read_reference, store_of
-from adapterhub.registry.pull import published_signatures
-from adapterhub.registry.reference import Reference
-from adapterhub.registry.store import Entry, version_number
+from adapterhub.registry.local import store_of
+from adapterhub.registry.pull import published_signatures, read_reference
+from adapterhub.registry.store import Entry, Reference, version_number
 from adapterhub.registry.trust import (
     CheckedSignature,
     SignedSubject,

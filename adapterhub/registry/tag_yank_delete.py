@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapterhub.errors import ConfigError, RegistryError, printable, unknown
+from adapterhub.registry.local import registry_at, store_of
 from adapterhub.registry.lockfile import LOCK_FILE, read_lock
-from adapterhub.registry.open_store import registry_at, store_of
-from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Entry, Store, version_number
+from adapterhub.registry.store import Entry, Reference, Store, parse_reference, version_number
 
 
 def tag(

@@ -25,8 +25,7 @@ from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.signature import PublicKey, Signature, Statement, key_problems
-from adapterhub.registry.reference import Reference
-from adapterhub.registry.store import version_number
+from adapterhub.registry.store import Reference, version_number
 
 TRUST_VARIABLE, REQUIRE_VARIABLE = "ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"
 _MOST_KEYS = 1_000

@@ -47,26 +47,23 @@ from adapterhub.files.atomic import (
     staging,
     write_files,
 )
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.manifest import (
     MAX_TENSOR_FILE_BYTES,
     from_json,
 )
-from adapterhub.files.native import (
-    BESIDE_FILE,
-    CARD_FILE,
-    MANIFEST_FILE,
-    MAX_CARD_BYTES,
-    SIGNATURE_FILE,
-    TENSORS_FILE,
-    Saved,
-)
+from adapterhub.files.native import BESIDE_FILE, MANIFEST_FILE, SIGNATURE_FILE, TENSORS_FILE, Saved
 from adapterhub.files.schema import CRLF, with_lf
 from adapterhub.files.signature import Signature, parse_signatures, signatures_to_json
-from adapterhub.registry.reference import TAG, TAG_RULE, folder_of_id, is_backbone_folder, is_name
 from adapterhub.registry.store import (
     DATE_FORMAT,
     MOST_VERSIONS,
+    TAG,
+    TAG_RULE,
     Entry,
+    folder_of_id,
+    is_backbone_folder,
+    is_name,
     is_version_folder,
     version_number,
 )

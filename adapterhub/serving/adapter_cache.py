@@ -59,8 +59,8 @@ from adapterhub.inference.open import (
 from adapterhub.inference.record import TrainingRecord, task_and_kind
 from adapterhub.methods.common.base import restore_methods
 from adapterhub.methods.common.site_module import EmbeddingModule
-from adapterhub.registry.open_store import read_reference, registry_at, store_of
-from adapterhub.registry.pull import fetch_folder
+from adapterhub.registry.local import registry_at, store_of
+from adapterhub.registry.pull import fetch_folder, read_reference
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, choose_version
 from adapterhub.serving.shared_backbone import (

@@ -18,7 +18,7 @@ from adapterhub.files.schema import canonical_json
 from adapterhub.interchange.peft.files import read_config
 from adapterhub.merging.vllm import in_vllm
 from adapterhub.registry.pull import Fetched, pull_verified
-from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.registry.store import Reference, parse_reference
 from adapterhub.serving.http.access import AllowedAdapters
 
 _MOST_BYTES = 64 << 30  # of all LoRAs in the cache: vLLM reads a LoRA again after evicting it

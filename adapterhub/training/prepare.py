@@ -36,9 +36,9 @@ from adapterhub.loop.trainee import epochs_needed, waiting_for_plateaus
 from adapterhub.methods.common.base import Method, dump_methods, parse_methods, restore_methods
 from adapterhub.recipe.options import RunOptions, run_options
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.registry.open_store import read_reference, registry_at
-from adapterhub.registry.pull import foundation_of, pull_verified
-from adapterhub.registry.reference import Reference
+from adapterhub.registry.local import registry_at
+from adapterhub.registry.pull import foundation_of, pull_verified, read_reference
+from adapterhub.registry.store import Reference
 from adapterhub.speed.compiled_layers import check_installed
 from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun
 from adapterhub.status import doing

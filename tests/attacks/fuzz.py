@@ -44,7 +44,8 @@ import adapterhub as ah
 from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
-from adapterhub.files.native import CARD_FILE, Saved
+from adapterhub.files.card import CARD_FILE
+from adapterhub.files.native import Saved
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop import checkpoint
 from adapterhub.methods import METHODS

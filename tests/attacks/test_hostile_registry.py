@@ -30,8 +30,7 @@ from adapterhub.registry import local, lockfile
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.pull import pull
-from adapterhub.registry.reference import parse_reference
-from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.store import Publication, Query, parse_reference
 from tests.kit import sample_adapters
 from tests.kit.selection import cases_of, long_table
 

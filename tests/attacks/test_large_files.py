@@ -20,11 +20,10 @@ from test_hostile_registry import limited, sparse
 
 from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.native import Saved, write_adapter
+from adapterhub.files.native import Saved, published_texts, write_adapter
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.secrets import published_texts
 from adapterhub.registry.store import Publication
 from tests.kit import sample_adapters
 from tests.kit.selection import long_table

@@ -23,14 +23,8 @@ from adapterhub.errors import (
     RegistryError,
     SignatureError,
 )
-from adapterhub.files.native import SIGNATURE_FILE, Saved
-from adapterhub.files.signature import (
-    Statement,
-    base64_text,
-    read_signatures,
-    sign_statement,
-    signatures_to_json,
-)
+from adapterhub.files.native import SIGNATURE_FILE, Saved, read_signatures
+from adapterhub.files.signature import Statement, base64_text, sign_statement, signatures_to_json
 from adapterhub.inference.open import load_for_merging, open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.registry.local import LocalRegistry

@@ -18,7 +18,7 @@ from adapterhub.data.tables import read_table
 from adapterhub.errors import AdapterhubError
 from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import read
-from adapterhub.registry.open_store import named_reference
+from adapterhub.registry.pull import named_reference
 from tests.kit.command_line import refused
 from tests.kit.fixtures import json_lines, sentences, write_tsv
 from tests.kit.selection import long_table

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import atomic as folder_module
-from adapterhub.files import native
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, read_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit.sample_adapters import IDENTITY
@@ -298,7 +298,7 @@ def test_written_tensors_are_read_back_equal(tmp_path: Path) -> None:
 def test_a_card_has_unix_line_ends(tmp_path: Path) -> None:
     write_adapter(tmp_path / "a", MANIFEST, TENSORS, card="# höflich\r\nmore")
     assert (tmp_path / "a" / "README.md").read_bytes() == "# höflich\nmore\n".encode()
-    assert "card" in writing(tmp_path / "b", card="x" * (native.MAX_CARD_BYTES + 1))
+    assert "card" in writing(tmp_path / "b", card="x" * (MAX_CARD_BYTES + 1))
 
 
 def test_one_error_lists_everything_that_cannot_be_saved(tmp_path: Path) -> None:
@@ -521,9 +521,9 @@ def test_any_name_round_trips_or_is_refused(
 def test_a_card_is_read_if_it_is_a_regular_file(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     write_adapter(folder, MANIFEST, TENSORS, card="# Größe\n")
-    assert native.read_card(folder) == "# Größe\n"
-    card = folder / native.CARD_FILE
+    assert read_card(folder) == "# Größe\n"
+    card = folder / CARD_FILE
     card.rename(tmp_path / "card")
-    assert native.read_card(folder) == ""
+    assert read_card(folder) == ""
     card.symlink_to(tmp_path / "card")
-    assert native.read_card(folder) == ""
+    assert read_card(folder) == ""

@@ -9,14 +9,13 @@ from random import Random
 import pytest
 
 from adapterhub.errors import FileError, OutputError
-from adapterhub.files.native import Saved, write_adapter
+from adapterhub.files.native import Saved, read_signatures, write_adapter
 from adapterhub.files.schema import canonical_json
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     MAX_SIGNATURES,
     Statement,
     parse_signatures,
-    read_signatures,
     sign_statement,
     signatures_to_json,
 )

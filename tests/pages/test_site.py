@@ -25,7 +25,7 @@ from adapterhub.pages.leaderboards import (
     pareto_front,
 )
 from adapterhub.pages.site import SiteOptions, write_site
-from adapterhub.registry.open_store import registry_at
+from adapterhub.registry.local import registry_at
 from tests.kit.copied_adapters import write_adapters
 from tests.kit.selection import ALL
 from tests.kit.team_registry import BACKBONE, CARD, digest, write_team

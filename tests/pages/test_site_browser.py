@@ -10,7 +10,7 @@ import pytest
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.rows import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
-from adapterhub.registry.open_store import registry_at
+from adapterhub.registry.local import registry_at
 from tests.kit.browsers import (
     AXE,
     MISSING,

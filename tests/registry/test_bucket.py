@@ -10,9 +10,8 @@ import pytest
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.bucket import Bucket
-from adapterhub.registry.reference import is_bucket
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import ConflictError, Publication
+from adapterhub.registry.store import ConflictError, Publication, is_bucket
 from tests.kit import sample_adapters
 
 memory = pytest.importorskip("obstore.store").MemoryStore

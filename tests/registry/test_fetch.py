@@ -7,12 +7,11 @@ import time
 import pytest
 
 from adapterhub.errors import RegistryError, SignatureError
-from adapterhub.files.native import Saved
-from adapterhub.files.signature import Statement, read_signatures, sign_statement
+from adapterhub.files.native import Saved, read_signatures
+from adapterhub.files.signature import Statement, sign_statement
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.pull import check_copy, fetch, fetch_folder
-from adapterhub.registry.reference import parse_reference
-from adapterhub.registry.store import Publication
+from adapterhub.registry.store import Publication, parse_reference
 from adapterhub.registry.trust import trust_key
 from tests.kit import sample_adapters, signing
 

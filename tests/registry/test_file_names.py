@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import RegistryError
-from adapterhub.registry.reference import (
+from adapterhub.registry.store import (
     backbone_folder,
     folder_of_id,
     is_backbone_folder,

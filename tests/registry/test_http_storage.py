@@ -9,8 +9,7 @@ import pytest
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.registry import hub_client
 from adapterhub.registry.http_storage import WebsiteRegistry
-from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.open_store import registry_at
+from adapterhub.registry.local import LocalRegistry, registry_at
 from adapterhub.registry.store import Publication, Query
 from tests.kit import sample_adapters, web_servers
 

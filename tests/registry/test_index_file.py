@@ -14,9 +14,15 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.signature import Statement, sign_statement
 from adapterhub.registry import version_files
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.reference import check_name, is_backbone_folder
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import ConflictError, Entry, Publication, Query
+from adapterhub.registry.store import (
+    ConflictError,
+    Entry,
+    Publication,
+    Query,
+    check_name,
+    is_backbone_folder,
+)
 from adapterhub.registry.version_files import (
     entry_of_row,
     index_bytes,

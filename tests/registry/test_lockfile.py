@@ -24,8 +24,7 @@ from adapterhub.registry.lockfile import (
     write_lock,
 )
 from adapterhub.registry.pull import pull
-from adapterhub.registry.reference import parse_reference
-from adapterhub.registry.store import Publication
+from adapterhub.registry.store import Publication, parse_reference
 from tests.kit import sample_adapters
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.registry import version_files
-from adapterhub.registry.reference import check_tags
+from adapterhub.registry.store import check_tags
 from adapterhub.registry.version_files import Names, names_bytes, parse_names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapterhub.registry.reference import holds_adapter, nearby_adapters
+from adapterhub.registry.store import holds_adapter, nearby_adapters
 from tests.kit import sample_adapters
 
 

@@ -9,11 +9,10 @@ import pytest
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.open_store import read_reference, store_of
+from adapterhub.registry.local import LocalRegistry, store_of
 from adapterhub.registry.publish import publish
-from adapterhub.registry.pull import pull
-from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.registry.pull import pull, read_reference
+from adapterhub.registry.store import Reference, parse_reference
 from tests.kit import sample_adapters, signing
 
 

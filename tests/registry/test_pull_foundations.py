@@ -17,7 +17,7 @@ from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
 from adapterhub.registry.pull import Origins, foundation_of, pull_verified
-from adapterhub.registry.reference import Reference
+from adapterhub.registry.store import Reference
 from tests.kit import stacked, tiny_models
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError
-from adapterhub.registry.reference import Reference, is_name, parse_reference
+from adapterhub.registry.store import Reference, is_name, parse_reference
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(is_name)
 VERSIONS = st.none() | NAMES

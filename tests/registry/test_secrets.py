@@ -16,8 +16,8 @@ import adapterhub as ah
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.native import write_adapter
-from adapterhub.registry.secrets import findings, published_texts, refuse_leaks
+from adapterhub.files.native import published_texts, write_adapter
+from adapterhub.registry.secrets import findings, refuse_leaks
 from tests.kit import sample_adapters
 
 ALPHABET = string.ascii_letters + string.digits

@@ -6,8 +6,8 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.native import SIGNATURE_FILE, Saved
-from adapterhub.files.signature import Statement, read_signatures
+from adapterhub.files.native import SIGNATURE_FILE, Saved, read_signatures
+from adapterhub.files.signature import Statement
 from tests.kit import sample_adapters, signing
 
 

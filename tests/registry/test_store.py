@@ -12,13 +12,8 @@ from dataclasses import replace
 import pytest
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
-from adapterhub.files.native import Saved
-from adapterhub.files.signature import (
-    Statement,
-    read_signatures,
-    sign_statement,
-    signatures_to_json,
-)
+from adapterhub.files.native import Saved, read_signatures
+from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
 from adapterhub.registry import registry, version_files
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.http_storage import WebsiteRegistry

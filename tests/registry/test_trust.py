@@ -10,7 +10,7 @@ import pytest
 from adapterhub.errors import ConfigError, FileError, SignatureError
 from adapterhub.files.signature import Statement, sign_statement
 from adapterhub.registry import trust
-from adapterhub.registry.reference import parse_reference
+from adapterhub.registry.store import parse_reference
 from adapterhub.registry.trust import (
     SignedSubject,
     Trust,

@@ -7,8 +7,8 @@ import pytest
 import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
-from adapterhub.registry.reference import Reference
 from adapterhub.registry.sign import signatures_beside
+from adapterhub.registry.store import Reference
 from adapterhub.registry.trust import trust_key
 from tests.kit import sample_adapters, signing
 from tests.kit.hub_server import Repository

@@ -45,7 +45,6 @@ from adapterhub.interchange.adapters_library.methods import (
 )
 from adapterhub.interchange.adapters_library.module_paths import RemainingTensors
 from adapterhub.interchange.adapters_library.states import import_reft
-from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.translation import HEAD, CheckpointInfo, ImportedAdapter, Translation
 
 # Model types with tests that compare the results with `adapters`. For other types, `adapters` uses
@@ -73,7 +72,7 @@ def import_adapters(
         FileError: the files are damaged, or have options that are not supported.
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
-    most = most_bytes(anatomy)
+    most = anatomy.most_bytes()
     files = read_adapters(folder, allow_pickle=allow_pickle, head=head, most=most)
     return from_adapters(files, anatomy)
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.interchange.checkpoint_files import most_bytes
 from adapterhub.interchange.peft.adaption_prompt import import_adaption_prompt
 from adapterhub.interchange.peft.files import (
     TASK_TYPES,
@@ -47,7 +46,7 @@ def import_peft(
         FileError: the files are damaged, or have options that are not supported.
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
-    files = read_peft(folder, allow_pickle=allow_pickle, most=most_bytes(anatomy))
+    files = read_peft(folder, allow_pickle=allow_pickle, most=anatomy.most_bytes())
     if not head:
         files = _without_missing_heads(files, anatomy)
     imported = from_peft(files, anatomy, folder.name)

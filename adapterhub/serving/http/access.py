@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 from adapterhub.errors import ConfigError
 from adapterhub.inference.open import AdapterSource
-from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.registry.store import Reference, parse_reference
 from adapterhub.web.errors import UnknownAdapterError
 
 _LONGEST = 512  # characters of a name to look up

@@ -38,7 +38,7 @@ from adapterhub.errors import (
     warn_user,
 )
 from adapterhub.inference.open import AdapterSource
-from adapterhub.registry.reference import is_name
+from adapterhub.registry.store import is_name
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.engine import ServedFuture, ServingEngine
 from adapterhub.serving.generation.request import GeneratedText, Piece, TextGeneration

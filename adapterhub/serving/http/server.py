@@ -35,9 +35,9 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.config.user_folders import is_folder
 from adapterhub.errors import AdapterhubError, ConfigError, RegistryError, ServingError, warn_user
 from adapterhub.inference.open import AdapterSource, Predictor
-from adapterhub.registry.open_store import named_reference, registry_at
-from adapterhub.registry.reference import NAME_RULE, Reference, is_name
-from adapterhub.registry.store import Query
+from adapterhub.registry.local import registry_at
+from adapterhub.registry.pull import named_reference
+from adapterhub.registry.store import NAME_RULE, Query, Reference, is_name
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import operations
