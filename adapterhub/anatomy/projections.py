@@ -32,7 +32,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -110,7 +110,7 @@ def weights_read(module: nn.Module) -> set[str]:
     Calls of the module's methods are followed. Reading only a weight's dtype or the like does not
     count.
     """
-    found = (f"{path}.".partition(".weight.") for path in _read(module, "forward", frozenset()))
+    found = (f"{path}.".partition(".weight.") for path in _read(module))
     return {owner for owner, at, rest in found if at and rest.partition(".")[0] not in _FACTS}
 
 
@@ -159,7 +159,7 @@ def _names_in(call: ast.Call) -> set[str]:
 
 def definition_of(module: nn.Module, method: str) -> ast.FunctionDef | None:
     """Return the definition of a method of a module's class, or None without its source."""
-    return _definition(_method(module, method))
+    return _definition(_method(type(module), method))
 
 
 def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
@@ -171,11 +171,11 @@ def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
 def _own_methods(module: nn.Module) -> Iterator[Callable[..., Any] | None]:
     classes = type(module).__mro__
     own = classes[: classes.index(nn.Module)]
-    return (_method(module, name) for name in {n: None for c in own for n in vars(c)})
+    return (_method(type(module), name) for name in {n: None for c in own for n in vars(c)})
 
 
-def _method(module: nn.Module, name: str) -> Callable[..., Any] | None:
-    method = getattr(type(module), name, None)
+def _method(cls: type[nn.Module], name: str) -> Callable[..., Any] | None:
+    method = getattr(cls, name, None)
     return inspect.unwrap(method) if inspect.isfunction(method) else None
 
 
@@ -192,17 +192,21 @@ def _definition(method: Callable[..., Any] | None) -> ast.FunctionDef | None:
 
 def _used(module: nn.Module) -> Iterator[str]:
     submodules = {path for path, _ in module.named_modules()}
-    return (path for path in _read(module, "forward", frozenset()) if path in submodules)
+    return (path for path in _read(module) if path in submodules)
 
 
-def _read(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
-    """Yield the attributes that a method reads from `self`, as dotted paths.
+def _read(module: nn.Module) -> tuple[str, ...]:
+    """List the attributes that a module's forward reads from `self`, as dotted paths.
 
     Functions that receive `self` are followed. So are names for an attribute, as in
     `q = self.q_proj`, and arguments that pass it on.
     """
-    function = _method(module, method)
-    yield from _read_in(module, function, [("",)], {}, followed)
+    return _read_by(type(module), _method(type(module), "forward"))
+
+
+@lru_cache(1024)  # a model has few classes, and is read for each attachment
+def _read_by(cls: type[nn.Module], forward: Callable[..., Any] | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_read_in(cls, forward, [("",)], {}, frozenset())))
 
 
 # The paths that a name refers to; "" is the module itself.
@@ -210,19 +214,19 @@ _Names = dict[str, tuple[str, ...]]
 
 
 def _read_in(
-    module: nn.Module,
+    cls: type[nn.Module],
     function: Callable[..., Any] | None,
     places: Sequence[tuple[str, ...]],
     named: _Names,
     followed: frozenset[str],
 ) -> Iterator[str]:
-    """Yield the attributes of a module that a function reads, given the paths of its arguments."""
+    """Yield the attributes of a class that a function reads, given the paths of its arguments."""
     definition = _definition(function)
     if function is None or definition is None or function.__qualname__ in followed:
         return
     parameters = [each.arg for each in definition.args.args]
     names = {n: paths for n, paths in zip(parameters, places, strict=False) if paths} | named
-    reader = _Reader(module, function, names, followed | {function.__qualname__})
+    reader = _Reader(cls, function, names, followed | {function.__qualname__})
     for statement in definition.body:
         yield from reader.attributes(statement)
 
@@ -232,20 +236,20 @@ class _Reader:
 
     def __init__(
         self,
-        module: nn.Module,
+        cls: type[nn.Module],
         function: Callable[..., Any],
         names: _Names,
         followed: frozenset[str],
     ) -> None:
-        self.module, self.names, self.followed = module, names, followed
+        self.cls, self.names, self.followed = cls, names, followed
         self.known = getattr(function, "__globals__", {})
 
     def attributes(self, node: ast.AST) -> Iterator[str]:
         """Yield the attributes that are read, as dotted paths."""
         if isinstance(node, ast.Attribute | ast.Name) and (paths := self.paths(node)):
             for path in paths:
-                if path and _method(self.module, path) is not None:
-                    yield from self._follow(_method(self.module, path), [("",)], {})
+                if path and _method(self.cls, path) is not None:
+                    yield from self._follow(_method(self.cls, path), [("",)], {})
                 elif path:
                     yield path
             return
@@ -300,7 +304,7 @@ class _Reader:
             called = called if inspect.isfunction(called) else None
         else:
             paths = self.paths(function)
-            called = _method(self.module, paths[0]) if len(paths) == 1 else None
+            called = _method(self.cls, paths[0]) if len(paths) == 1 else None
             first = [("",)]
         given = [self.paths(a) for a in call.args]
         named = {k.arg: self.paths(k.value) for k in call.keywords if k.arg}
@@ -323,7 +327,7 @@ class _Reader:
     def _follow(
         self, called: Callable[..., Any] | None, places: Sequence[tuple[str, ...]], named: _Names
     ) -> Iterator[str]:
-        return _read_in(self.module, called, places, named, self.followed)
+        return _read_in(self.cls, called, places, named, self.followed)
 
 
 def _in_order(node: ast.AST) -> list[ast.AST]:

@@ -47,6 +47,13 @@ def test_modules_are_listed_in_the_order_of_their_first_use():
     assert call_order(nn.Linear(2, 2)) == ()
 
 
+def test_a_forward_that_is_replaced_is_read_again(monkeypatch):
+    """A class is read once, for a model is read for each attachment."""
+    assert call_order(Layer())[0] == "first"
+    monkeypatch.setattr(Layer, "forward", lambda self, x: x)
+    assert call_order(Layer()) == ()
+
+
 def test_a_method_that_is_passed_on_is_followed():
     """BERT's feed-forward runs in chunks of the sequence."""
     config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
