@@ -55,6 +55,16 @@ def test_a_study_has_a_page_when_its_report_is_there(folder: Path) -> None:
     assert page.endswith(f"```yaml\n{RECIPE}```\n")
 
 
+def test_the_first_table_has_metrics_and_only_tasks_on_which_something_was_learned() -> None:
+    page = study_pages.pages()["studies/glue.md"]
+    first, second = page.split("## All tasks\n")[1].split("## sst2")[0].split("**Undecided.**")
+    assert "| method | sst2, accuracy | mrpc, accuracy | stsb, pearson |\n|---|---:|" in first
+    assert "| method | cola, matthews | rte, accuracy |\n|---|---:|---:|\n| head | 2.4" in second
+    assert "| majority class | 50.9 | 68.4 |  |\n| mean |  |  | 0.0 |" in first
+    assert "peft lora" in first
+    assert "peft lora" not in second
+
+
 @pytest.mark.apart
 def test_the_interactive_report_is_made_of_the_records(committed: Path, folder: Path) -> None:
     assert study_pages.assets() == {}

@@ -32,6 +32,10 @@ _TITLES = {
     "recent": "Recent methods beside the peers",
     "recent-eva": "LoRA that starts from the data",
 }
+_UNDECIDED = re.compile(r"No trained method was shown to be|It was not shown to be better than")
+_NOTHING_LEARNED = """\
+**Undecided.** On these tasks no method was shown to beat the baseline with these steps and rows, so
+the scores do not compare methods:"""
 _CLAIMS_INTRO = """\
 # Textbook claims
 
@@ -112,7 +116,7 @@ def _study(name: str) -> str:
             "\n\n".join(_comment(name)),
             "",
             page if _has_records(name) else "",
-            tables.strip(),
+            _decided_first(tables).strip(),
             "",
             "## Recipe",
             "",
@@ -122,6 +126,43 @@ def _study(name: str) -> str:
             "",
         ]
     )
+
+
+def _decided_first(tables: str) -> str:
+    """Name the metric of each column of the overview, and move undecided tasks to a second table.
+
+    A task is undecided if its section of the report states that training was not shown to help.
+    """
+    head, *sections = re.split(r"^## ", tables, flags=re.MULTILINE)
+    if not sections or not sections[0].startswith("All tasks\n"):
+        return tables
+    tasks = {part.partition(":")[0]: part for part in sections[1:]}
+    for part in sections[1:]:  # a study may have several sizes of a task
+        if size := re.match(r"(.+?): ([\d,]+) training rows", part):
+            tasks[f"{size[1]}, {size[2]} rows"] = part
+    rows = [line.strip("|").split("|") for line in sections[0].splitlines() if line[:1] == "|"]
+    names = [cell.strip() for cell in rows[0]]
+    rows[0] = [
+        f" {name}, {_metric(tasks[name])} " if name in tasks else f" {name} " for name in names
+    ]
+    undecided = [n for n, name in enumerate(names) if _UNDECIDED.search(tasks.get(name, ""))]
+    decided = [n for n in range(1, len(names)) if n not in undecided]
+    parts = [_columns(rows, decided)] if decided else []
+    if undecided:
+        parts += [_NOTHING_LEARNED, _columns(rows, undecided)]
+    overview = "All tasks\n\n" + "\n\n".join(parts) + "\n\n"
+    return "## ".join([head, overview, *sections[1:]])
+
+
+def _metric(section: str) -> str:
+    """Return the metric in the head of the table of a task."""
+    return re.search(r"^\| method \| ([^|]+) \|", section, re.MULTILINE)[1]  # type: ignore[index]
+
+
+def _columns(rows: list[list[str]], columns: list[int]) -> str:
+    """Return some columns of a table, without the rows that are empty there."""
+    kept = [row for row in rows if any(row[n].strip() for n in columns)]
+    return "\n".join("|" + "|".join([row[0], *(row[n] for n in columns)]) + "|" for row in kept)
 
 
 def _charts(name: str) -> str:
