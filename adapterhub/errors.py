@@ -238,7 +238,7 @@ def not_fetched(data: bytes) -> str:
     """Describe the problem if a file is a git-lfs pointer that was not fetched; else return ""."""
     if not data.startswith(_LFS) or len(data) > _MOST_OF_A_POINTER:
         return ""
-    return "a pointer of git-lfs in place of the file: type git lfs pull"
+    return "a git-lfs pointer instead of the file: run git lfs pull"
 
 
 def unfetched_files(folder: Path) -> list[str]:

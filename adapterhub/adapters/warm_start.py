@@ -84,7 +84,7 @@ def _check_methods(manifest: Manifest, adapter: Adapter) -> None:
             f"this run cannot start from the adapter {manifest.name!r}: they differ",
             offenders=[f"it has {texts[0]}", f"this run has {texts[1]}", *problems[:5]],
             expected="the same method with the same sizes, sites and layers",
-            hint="leave --method out, to take that of the adapter; `adapterhub combine ADAPTER "
+            hint="leave --method out, to use the adapter's; `adapterhub combine ADAPTER "
             "--rank N` writes a low-rank adapter in another rank",
         )
 

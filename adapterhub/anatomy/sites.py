@@ -394,7 +394,7 @@ class Anatomy:
         """
         own, first = self.backbone.module, name.partition(".")[0]
         if isinstance(own, PipelineParts) and first in own.others:
-            return f"; {first} is no part of a {own.kind.__name__}: ah.attach(pipe.{first}, ...)"
+            return f"; {first} is not part of a {own.kind.__name__}: ah.attach(pipe.{first}, ...)"
         linear = (s for s in self.sites.values() if s.kind == "linear" and s.part is None)
         roles = dict.fromkeys(site.role for site in linear) if name == "all-linear" else {}
         return f"; try {', '.join(roles)}" if roles else ""

@@ -270,7 +270,7 @@ def _check_storages(tensors: Mapping[str, Tensor], size: int) -> None:
     for name, tensor in tensors.items():
         plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not plain or tensor.is_quantized:
-            raise ValueError(f"{name!a} is no plain tensor")
+            raise ValueError(f"{name!a} is not a plain tensor")
         if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
             raise ValueError(f"{name!a} has more values than are stored: {tensor.numel()}")
     total = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())

@@ -108,9 +108,9 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BackboneError(f"{file} is no JSON: {error}", expected=_WRITTEN) from None
+        raise BackboneError(f"{file} is not JSON: {error}", expected=_WRITTEN) from None
     if not isinstance(value, dict):
-        raise BackboneError(f"{file} is no JSON object", expected=_WRITTEN)
+        raise BackboneError(f"{file} is not a JSON object", expected=_WRITTEN)
     return value
 
 

@@ -127,7 +127,7 @@ def load_pipeline(backbone: str, revision: str | None = None, dtype: str | None 
     folder, commit = find_backbone(backbone, revision)
     if not (folder / PIPELINE_INDEX).is_file():
         raise BackboneError(
-            f"{backbone!r} is no pipeline of diffusers: it has no {PIPELINE_INDEX}",
+            f"{backbone!r} is not a diffusers pipeline: it lacks {PIPELINE_INDEX}",
             expected="a folder of pipe.save_pretrained, or a Hub id of a pipeline",
             hint="--backbone FOLDER, or another --task",
         )

@@ -227,7 +227,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
             return _packaged_folder(backbone, PACKAGED[backbone]), None
         advice = "" if constants.HF_HUB_OFFLINE else proxy_advice(constants.ENDPOINT)
         hub = f"the Hub is unreachable{f' ({advice})' * bool(advice)}"
-        here = f"there is no such folder, {hub}, and its cache has no copy"
+        here = f"the folder does not exist, {hub}, and its cache has no copy"
         raise not_found(backbone, here) from None
     except HFValidationError as error:
         raise not_found(backbone, str(error).splitlines()[0]) from error

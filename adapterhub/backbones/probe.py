@@ -173,7 +173,8 @@ def check_causal(model: PreTrainedModel, backbone: str) -> None:
     """
     if reads_ahead(model):
         raise BackboneError(
-            f"{backbone!r} is no causal language model: its {type(model).__name__} attends to the "
+            f"{backbone!r} is not a causal language model: its {type(model).__name__} attends "
+            f"to the "
             "tokens that it should predict",
             expected="a decoder, such as GPT-2 or Llama",
             hint="--task masked-lm, or --task classification, with this backbone",

@@ -251,7 +251,7 @@ def _processor_class(folder: Path) -> Any:
         )
     if found is None or not issubclass(found, ProcessorMixin):
         raise BackboneError(
-            f"{folder.name} has no processor for pictures with text",
+            f"{folder.name} has no processor for images with text",
             expected="a checkpoint with processor_config.json or preprocessor_config.json",
         )
     return found

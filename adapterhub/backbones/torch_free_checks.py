@@ -82,7 +82,7 @@ def check_location(backbone: str) -> None:
         )
     if not (is_hub_id(backbone) or is_local_name(backbone)):
         raise BackboneError(
-            f"no backbone {backbone!r}: there is no such folder, and it is no Hub id",
+            f"no backbone {backbone!r}: the folder does not exist, and it is not a Hub id",
             expected="a folder, or a Hub id (owner/name)",
         )
 
@@ -108,7 +108,7 @@ def check_backbone_options(
     is_here = is_folder(folder) and not (folder / PIPELINE_INDEX).is_file()
     if is_here and not (folder / "config.json").is_file():
         raise BackboneError(
-            f"the folder {backbone} is no backbone: it has no config.json",
+            f"the folder {backbone} is not a backbone: it lacks config.json",
             expected="a transformers checkpoint: config.json, weights and tokenizer",
             hint=_inner_hint(folder),
         )
@@ -126,7 +126,7 @@ def check_fetched(folder: Path) -> None:
     pointers = unfetched_files(folder) if is_folder(folder) else []
     if pointers:
         raise BackboneError(
-            f"{folder} has pointers of git-lfs in place of files",
+            f"{folder} has git-lfs pointers instead of files",
             offenders=pointers,
             hint=f"git -C {folder} lfs pull",
         )

@@ -50,7 +50,7 @@ _WIDEST = 4  # times the usual width: wider intervals are cut
 _MOST_DOTS = 40  # of an axis with names
 LIMITS = (
     "All runs have the same split of the data: another split would move all scores.",
-    "Times and memory are those of the machine and the kernels of each run.",
+    "Times and memory depend on the machine and the kernels of each run.",
     "Nothing but the learning rate was tuned: sizes and other options are those of the methods.",
 )
 

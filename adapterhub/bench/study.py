@@ -52,7 +52,7 @@ class BenchOptions:
         None, "the method that the others are compared with (null: lora, or the first one)"
     )
     test: str | None = option(
-        None, "test data, which select nothing (null: a fifth of the training data is held out)"
+        None, "test data, used once at the end (null: a fifth of the training data is held out)"
     )
     seeds: int = option(3, "runs of each method with the learning rate that was chosen for it")
     rates: int = option(5, "learning rates that are tried for each method, half a decade apart")

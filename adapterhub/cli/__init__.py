@@ -31,14 +31,14 @@ HEADINGS = {
         "bench": "Compare methods on your data: tuned, repeated, tested.",
         "suggest": "Find the trained adapter to start from for your data.",
         "report": "Write the page of a run: curves, scores, mistakes.",
-        "compare": "Compare runs, and say whether a difference is chance.",
+        "compare": "Compare runs and test whether their differences are chance.",
         "eval": "Evaluate an adapter, or an untrained backbone.",
         "predict": "Predict on texts, a file, or lines that you type.",
     },
     "Serve": {
         "serve": "Answer requests to any adapter over HTTP.",
         "token": "Create, list or revoke the tokens of a server's clients.",
-        "hub": "Serve a hub of your own: users, tokens, any client.",
+        "hub": "Serve your own hub: users, tokens, any client.",
     },
     "Change adapters": {
         "merge": "Merge an adapter into its backbone and write a checkpoint.",
@@ -51,7 +51,7 @@ HEADINGS = {
         "options": "List the options of recipes, methods and tasks.",
         "methods": "List the methods, or show the options of one.",
         "tasks": "List the tasks, or show the options of one.",
-        "backbones": "List the backbones that are here, and some good ones.",
+        "backbones": "List local backbones, and recommended ones.",
         "inspect": "Show the sites of a backbone and the methods that fit it.",
     },
     "Share": {
@@ -234,7 +234,7 @@ SEE_ALSO = {
     "recipe": "options, which explains one; train",
     "options": "recipe, methods, tasks",
     "methods": "options METHOD; inspect, for what fits a backbone",
-    "tasks": "options TASK; train --show 3, for what the model gets",
+    "tasks": "options TASK; train --show 3, for the model's inputs",
     "backbones": "inspect, for the sites of one; tasks",
     "inspect": "methods; options METHOD",
     "publish": "list, show, tag; push, to a hub",
@@ -273,12 +273,13 @@ OTHER_WORDS = {
     **dict.fromkeys(("reward", "rm-train", "reward-model"), "adapterhub train DATA --task reward"),
     **dict.fromkeys(
         ("grpo", "ppo", "rlhf", "rloo", "online-dpo"),
-        "there is no reinforcement learning here; adapterhub train DATA --task preference learns "
+        "reinforcement learning is not supported; adapterhub train DATA --task preference learns "
         "from pairs of answers",
     ),
     **dict.fromkeys(
         ("distillation", "distill", "kd", "gkd"),
-        "there is no distillation here; adapterhub predict writes a teacher's answers to a file, "
+        "distillation from logits is not supported; adapterhub predict writes a teacher's "
+        "answers to a file, "
         "and adapterhub train learns them",
     ),
     **dict.fromkeys(
@@ -291,7 +292,7 @@ OTHER_WORDS = {
     ),
     **dict.fromkeys(
         ("webui", "ui", "webchat", "gui", "board", "dashboard", "web", "demo", "studio", "app"),
-        "there is no form to train in; adapterhub serve ADAPTER has a page to try it, and "
+        "training has no web form; adapterhub serve ADAPTER has a page to try it, and "
         "adapterhub report RUN the page of a run",
     ),
     **dict.fromkeys(
@@ -360,7 +361,7 @@ _GPU = "CUDA_VISIBLE_DEVICES=0 before the command; without it, a GPU that is the
 OTHER_FLAGS = {
     **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda", "use-gpu", "gpu-id"), _GPU),
     **dict.fromkeys(("cpu", "no-cuda", "use-cpu"), "CUDA_VISIBLE_DEVICES= before the command"),
-    **dict.fromkeys(("version", "revision", "tag"), "NAME@v3 in place of the name"),
+    **dict.fromkeys(("version", "revision", "tag"), "NAME@v3 instead of the name"),
     **dict.fromkeys(("model", "base", "base-model", "model-name-or-path"), "--backbone ID"),
     **dict.fromkeys(("adapter", "adapter-name-or-path", "lora", "peft"), "the adapter as a word"),
     **dict.fromkeys(("out", "out-dir", "output-dir", "save-dir", "dest"), "--output DIR"),
@@ -439,7 +440,7 @@ class LazyGroup(click.Group):
                 lines = HEADINGS[title].items()
                 formatter.write_dl([(name.ljust(width), said) for name, said in lines])
         if more := [title for title in HEADINGS if title not in described]:
-            with formatter.section("More; adapterhub --help --all says what they do"):
+            with formatter.section("More (descriptions: adapterhub --help --all)"):
                 formatter.write_dl([(title, ", ".join(HEADINGS[title])) for title in more])
 
 
@@ -462,7 +463,7 @@ def _print_all(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_print_all,
-    help="Show all commands, each with what it does, and exit.",
+    help="Show all commands with a description of each, and exit.",
 )
 def group() -> None:
     """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""

@@ -72,7 +72,7 @@ class Shape:
         makes = task.outcomes == "pictures"
         if makes and not (self.is_picture or self.as_json):
             raise ConfigError(
-                f"{task.name} makes pictures, and there is no file for them",
+                f"{task.name} generates images, which need an output file",
                 expected="a file that ends in .png; of several prompts, it gets a number",
                 hint='adapterhub predict ADAPTER "a prompt" --output picture.png',
             )

@@ -31,9 +31,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=float,
         help="The share of each update's squared singular values that is kept, such as 0.99.",
     ),
-    click.option(
-        "--eval", "data", metavar="FILE", help="Labelled data on which both are evaluated."
-    ),
+    click.option("--eval", "data", metavar="FILE", help="Labelled data to evaluate both on."),
     backbone_place_option,
     registry_option,
     require_signature_option,

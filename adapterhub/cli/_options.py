@@ -43,13 +43,17 @@ registry_option = click.option(
     help="Folder, bucket or https URL (default: $ADAPTERHUB_REGISTRY, or your own registry).",
 )
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
-head_option = click.option("--head", metavar="NAME", help="Which head, of an adapter with several.")
-task_option = click.option("--task", metavar="TASK", help="The task, if the adapter records none.")
+head_option = click.option(
+    "--head", metavar="NAME", help="Head to use, if the adapter has several."
+)
+task_option = click.option(
+    "--task", metavar="TASK", help="The task, if the adapter does not record one."
+)
 max_length_option = click.option(
     "--max-length",
     type=click.IntRange(1),
     metavar="N",
-    help="Cut inputs to so many tokens, if not to what the backbone reads.",
+    help="Truncate inputs to N tokens.  [default: the backbone's limit]",
 )
 lock_file_option = click.option(
     "--file", default="adapterhub.lock", show_default=True, help="Lock file."
@@ -68,14 +72,14 @@ backbone_place_option = click.option(
 revision_option = click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
 kind_option = click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
 # The form of a data file, detected by default: data.delimiter, data.encoding and so on.
-text_column_option = click.option("--text", help="Text column, if not the one used in training.")
+text_column_option = click.option("--text", help="Text column.  [default: as in training]")
 data_form_options = several_options(
-    click.option("--delimiter", help="The character between fields; otherwise detected."),
-    click.option("--encoding", help="The encoding of the file; otherwise detected."),
+    click.option("--delimiter", help="Field separator.  [default: detected]"),
+    click.option("--encoding", help="Encoding of the file.  [default: detected]"),
     click.option(
-        "--header/--no-header", default=None, help="Whether the first line names columns."
+        "--header/--no-header", default=None, help="The first line has column names, or not."
     ),
-    click.option("--quoted/--no-quoted", default=None, help="Whether quotes enclose fields."),
+    click.option("--quoted/--no-quoted", default=None, help="Quotes enclose fields, or not."),
 )
 allow_option = click.option(
     "--allow-finding",

@@ -45,10 +45,10 @@ SECTIONS = {
 @click.command("bench", cls=RecipeCommand, sections=SECTIONS)
 @click.argument("words", nargs=-1, metavar="[DATA | STUDY.yaml] [KEY=VALUE]...")
 @partial(recipe_flags, without=(*DECIDED, "test"))
-@click.option("--test", metavar="FILE", help="Test data, which select nothing.")
+@click.option("--test", metavar="FILE", help="Test data, used once at the end.")
 @click.option("--methods", metavar="SPECS", help="Methods to compare: lora,mam,lora(rank=16).")
 @click.option("--baseline", metavar="SPEC", help="The method that others are compared with.")
-@click.option("--budget", metavar="TIME", help="The time for all runs, about: 30m, 2h.")
+@click.option("--budget", metavar="TIME", help="Approximate time for all runs: 30m, 2h.")
 @click.option("--steps", type=int, metavar="N", help="Steps of a whole run, instead of a budget.")
 @click.option("--seeds", type=int, metavar="N", help="Runs of each method with its best rate.")
 @click.option("--rates", type=int, metavar="N", help="Learning rates that are tried.")
@@ -58,7 +58,7 @@ SECTIONS = {
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Where runs take place: in this process, or on the workers of a Ray cluster.",
+    help="Run in this process, or on the workers of a Ray cluster.",
 )
 @click.option("--workers", type=int, metavar="N", help="Ray: runs at once, on all its machines.")
 @click.option(
@@ -66,7 +66,7 @@ SECTIONS = {
     metavar="HOST:PORT",
     help="Ray: a running cluster. Default: as Ray finds it (RAY_ADDRESS), or this machine.",
 )
-@click.option("--shard", metavar="K/N", help="Do the K-th of N parts of the runs, and end.")
+@click.option("--shard", metavar="K/N", help="Do the K-th of N parts of the runs, then exit.")
 @quiet_option
 def command(
     words: tuple[str, ...],

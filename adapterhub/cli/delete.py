@@ -44,5 +44,5 @@ def command(
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise ConfigError("nobody to ask: standard input is no terminal", hint="--yes")
+        raise ConfigError("cannot ask for confirmation: not running in a terminal", hint="--yes")
     click.confirm(question, abort=True, err=True)

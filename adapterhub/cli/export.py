@@ -78,7 +78,7 @@ def command(
     To vllm, DoRA and IA3 are converted to the closest LoRA of rank --max-lora-rank, and what it
     loses is printed; if that is more than --max-lost, nothing is written.
 
-    --check writes nothing and loads no weights: it lists what prevents the export of ADAPTER, or
+    --check writes nothing and loads no weights: it lists the obstacles to the export of ADAPTER, or
     of what RECIPE.yaml or --method would train. Where peft is installed, it also compares the
     outputs of the method and of its export, with random weights and parameters. Its exit code is 0
     if there are no problems, else 1.

@@ -94,7 +94,7 @@ def command() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", default=8733, show_default=True, help="Port; 0 chooses a free one.")
 @click.option("--public-url", metavar="URL", help="Address that clients use, behind a proxy.")
-@click.option("--open-reading", is_flag=True, help="Let anyone read what is not private.")
+@click.option("--open-reading", is_flag=True, help="Let anyone read public repositories.")
 @click.option(
     "--regular-max",
     default="256MiB",
@@ -106,7 +106,9 @@ def command() -> None:
     "--max-file", metavar="SIZE", default="64GiB", show_default=True, help="Largest file."
 )
 @click.option("--quota", metavar="SIZE", help="Most that a user or organisation may keep.")
-@click.option("--upstream", metavar="URL", help="Hub to ask for what is not here, and to mirror.")
+@click.option(
+    "--upstream", metavar="URL", help="Hub to fetch missing repositories from, and to mirror."
+)
 @_upstream_token
 @click.option("--trust-user-header", metavar="NAME", help="Header with the user, of the proxy.")
 @click.option(
@@ -116,7 +118,7 @@ def command() -> None:
     help="Address or network of a proxy, whose X-Forwarded-For is read.",
 )
 def start(place: HubPlace, blobs: str | None, host: str, port: int, **options: Any) -> None:
-    """Serve the hub in DIR, and create it if there is none, until Ctrl-C.
+    """Serve the hub in DIR until Ctrl-C; create it if it does not exist.
 
     DIR is a folder, or postgresql://HOST/DATABASE, which any number of processes may serve.
     """
@@ -217,7 +219,7 @@ def user(
 ) -> None:
     """Create users, change them, or list all.
 
-    The hub in DIR is created if there is none.
+    The hub in DIR is created if it does not exist.
     """
     from adapterhub.hub.accounts import create_namespace, owners_of_kind, remove_user, set_user
     from adapterhub.hub.state import create_hub
@@ -261,7 +263,9 @@ def user(
 @click.option("--remove-member", "removed", multiple=True, metavar="USER", help="Remove one.")
 @click.option("--quota", metavar="SIZE", help="Most that it may keep; none for no limit.")
 @click.option("--allow", "allowed", multiple=True, metavar="RULE", help="Let a rule not hold here.")
-@click.option("--allow-finding", "findings", multiple=True, metavar="CODE", help="It is no secret.")
+@click.option(
+    "--allow-finding", "findings", multiple=True, metavar="CODE", help="It is not a secret."
+)
 @click.option(
     "--protect", "protected", multiple=True, metavar="TAG", help="For admins only: 'prod*'."
 )
@@ -274,7 +278,7 @@ def user(
 def org(place: HubPlace, name: str | None, as_json: bool, **options: Any) -> None:
     """Create an organisation or change it, or a user's own namespace; without NAME, list all.
 
-    What is given is added to what holds already.
+    The options are added to the current settings.
     """
     from adapterhub.hub.accounts import find_owner, owners_of_kind, set_member
 
@@ -312,7 +316,7 @@ def token() -> None:
 @click.option("--name", help="Name of the token.  [default: the user's, with a number]")
 @click.option("--role", type=_roles, default="write", show_default=True, help="Most it allows.")
 @click.option("--scope", metavar="OWNER", help="Only namespace that it is for.")
-@click.option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h.")
+@click.option("--expires", metavar="TIME", help="Validity: 90d, 12h.")
 @as_json_option
 def create_access(
     place: HubPlace,
@@ -323,13 +327,13 @@ def create_access(
     expires: str | None,
     as_json: bool,
 ) -> None:
-    """Create a token of a user, and print it: it is not kept, only its digest."""
+    """Create a token for a user and print it: it is not stored, only its digest."""
     from adapterhub.config.spec import seconds_of
     from adapterhub.hub.accounts import create_hub_token, free_token_name
 
     seconds = seconds_of(expires) if expires else None
     if expires and seconds is None:
-        raise ConfigError(f"--expires {expires!r} is no duration", expected="90d or 12h")
+        raise ConfigError(f"--expires {expires!r} is not a duration", expected="90d or 12h")
     with _opened(place) as hub, hub.database.writing() as connection:
         chosen = name or free_token_name(connection, user)
         made = create_hub_token(connection, user, chosen, role, scope=scope, seconds=seconds)
@@ -341,7 +345,7 @@ def create_access(
 @_place
 @as_json_option
 def list_access(place: HubPlace, as_json: bool) -> None:
-    """List the tokens: whose they are, what they allow, and when they were used last."""
+    """List the tokens with owner, permissions and last use."""
     from adapterhub.hub.accounts import token_rows
 
     with _opened(place) as hub, hub.database.reading() as connection:
@@ -359,7 +363,7 @@ def list_access(place: HubPlace, as_json: bool) -> None:
 @_place
 @click.argument("name")
 def revoke_access(place: HubPlace, name: str) -> None:
-    """Revoke a token: it is not valid from now on."""
+    """Revoke a token. It becomes invalid immediately."""
     from adapterhub.hub.accounts import revoke_hub_token
 
     with _opened(place) as hub, hub.database.writing() as connection:
@@ -371,10 +375,10 @@ def revoke_access(place: HubPlace, name: str) -> None:
 @command.command("import")
 @_place
 @click.argument("registry")
-@click.option("--owner", required=True, metavar="NAME", help="Whose repositories they become.")
+@click.option("--owner", required=True, metavar="NAME", help="Owner of the new repositories.")
 @as_json_option
 def import_versions(place: HubPlace, registry: str, owner: str, as_json: bool) -> None:
-    """Copy all versions of a REGISTRY into the hub; what is there already stays as it is."""
+    """Copy all versions of a REGISTRY into the hub; existing versions are not changed."""
     from adapterhub.hub.import_export import import_registry
 
     with _opened(place) as hub:
@@ -385,7 +389,9 @@ def import_versions(place: HubPlace, registry: str, owner: str, as_json: bool) -
 @command.command("export")
 @_place
 @click.argument("registry")
-@click.option("--owner", metavar="NAME", help="Whose repositories; needed if several have some.")
+@click.option(
+    "--owner", metavar="NAME", help="Owner of the repositories; required if there are several."
+)
 @as_json_option
 def export_versions(place: HubPlace, registry: str, owner: str | None, as_json: bool) -> None:
     """Copy all versions of the hub into a REGISTRY: the way out."""
@@ -423,7 +429,7 @@ def verify_all(place: HubPlace, source: HubPlace | None, as_json: bool) -> None:
 
 @command.command("gc")
 @_place
-@click.option("--dry-run", is_flag=True, help="Remove nothing, and say what would be.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing; print what would be removed.")
 @as_json_option
 def collect_garbage(place: HubPlace, dry_run: bool, as_json: bool) -> None:
     """Remove files that no commit needs, and uploads that did not end; the hub may be serving."""
@@ -441,7 +447,7 @@ def collect_garbage(place: HubPlace, dry_run: bool, as_json: bool) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @as_json_option
 def backup(place: HubPlace, target: Path, as_json: bool) -> None:
-    """Copy the hub to TARGET, also while it serves; a second time, only what is new."""
+    """Copy the hub to TARGET, also while it serves. A second backup copies only new files."""
     from adapterhub.hub.backups import backup_hub
 
     copied = backup_hub(place, target)
@@ -533,7 +539,7 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     from adapterhub.hub.content_policy import RULES, parse_rules, rules_text
 
     if unknown := sorted({*options["allowed"], *options["disallow"]} - {*RULES}):
-        raise ConfigError(f"there is no rule {unknown[0]!r}", expected=", ".join(RULES))
+        raise ConfigError(f"no such rule: {unknown[0]!r}", expected=", ".join(RULES))
     if options["signers"] and owner.kind == MIRROR:
         raise ConfigError(
             f"{owner.name} is another hub, whose repositories are mirrored as they are",
@@ -573,5 +579,5 @@ def _size(option: str, text: str) -> int:
 
     found = size_in_bytes(text)
     if found is None:
-        raise ConfigError(f"{option} {text!r} is no size", expected="256MiB, 10GB")
+        raise ConfigError(f"{option} {text!r} is not a size", expected="256MiB, 10GB")
     return found

@@ -79,7 +79,7 @@ def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:
     """Return the name of a folder's format and the metadata of its checkpoint."""
     if not is_folder(folder):
         raise FileError(
-            f"{folder} is a file" if is_there(folder) else f"there is no folder {str(folder)!r}",
+            f"{folder} is a file" if is_there(folder) else f"no such folder: {str(folder)!r}",
             expected="the folder of a checkpoint of peft or adapters",
         )
     from adapterhub.interchange.formats import FORMATS, detect

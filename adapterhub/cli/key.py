@@ -15,12 +15,16 @@ def command() -> None:
 
 @command.command("new")
 @click.argument("file")
-@click.option("--passphrase", is_flag=True, help="Encrypt the private key; you are asked for it.")
+@click.option(
+    "--passphrase",
+    is_flag=True,
+    help="Encrypt the private key with a passphrase, which is prompted for.",
+)
 @as_json_option
 def new_key(file: str, passphrase: bool, as_json: bool) -> None:
-    """Create an Ed25519 key pair: the private key in FILE, the public one beside it.
+    """Create an Ed25519 key pair: the private key in FILE, the public one next to it.
 
-    Keep FILE to yourself: who has it can sign in your name. Publish the public key where people
+    Keep FILE secret: anyone who has it can sign in your name. Publish the public key where people
     look for it, such as your home page.
     """
     from adapterhub.files.signature import write_key_pair

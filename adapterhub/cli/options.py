@@ -41,8 +41,8 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
         print_options(title, options, REQUIRED)
     if not names:
         say_text(
-            "Those of methods and tasks: adapterhub options METHOD, adapterhub options TASK\n"
-            "All of them in a file, to edit: adapterhub recipe > recipe.yaml"
+            "Options of methods and tasks: adapterhub options METHOD, adapterhub options TASK\n"
+            "All options in a file to edit: adapterhub recipe > recipe.yaml"
         )
 
 

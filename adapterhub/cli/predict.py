@@ -71,17 +71,19 @@ _table_options = several_options(
         show_default=True,
         help="With --input: predict in this process, or on the workers of a Ray cluster.",
     ),
-    click.option("--workers", type=int, metavar="N", help="Ray: how many workers."),
+    click.option("--workers", type=int, metavar="N", help="Ray: number of workers."),
     click.option("--ray-address", metavar="HOST:PORT", help="Ray: a running cluster."),
 )
 
 
 _writing_options = several_options(
     click.option("--max-new-tokens", type=int, help="Generation: the longest text, in tokens."),
-    click.option("--temperature", type=float, help="Generation: how random it is; 0 is not."),
+    click.option("--temperature", type=float, help="Generation: randomness; 0 is greedy."),
     click.option("--top-p", type=float, help="Generation: sample from this share of the tokens."),
     click.option("--beams", type=int, help="Generation: beams of the search; 1 is greedy."),
-    click.option("--stream", is_flag=True, default=None, help="Print a text while it is written."),
+    click.option(
+        "--stream", is_flag=True, default=None, help="Print a text while it is generated."
+    ),
 )
 
 
@@ -93,11 +95,11 @@ _writing_options = several_options(
 @click.option(
     "--pair",
     multiple=True,
-    help="With TEXT: the second or a further text; with --data: its column.",
+    help="With TEXT: the second or another text; with --data: its column.",
 )
 @data_form_options
 @click.option(
-    "--keep-empty", is_flag=True, help="Give an input without a text an empty prediction."
+    "--keep-empty", is_flag=True, help="Return an empty prediction for an input without text."
 )
 @click.option("--all", "every", is_flag=True, default=None, help="Show each label's probability.")
 @_writing_options
@@ -263,7 +265,7 @@ def _file_among(
     if names and len(names) == len(texts):
         found = is_there(names[0])
         raise DataError(
-            f"{len(names)} files" if found else f"there is no file {names[0]}",
+            f"{len(names)} files" if found else f"no such file: {names[0]}",
             expected="one file of rows, or texts",
             hint="--input 'FOLDER/*.parquet' for several files; echo TEXT | adapterhub predict "
             "ADAPTER for a text that looks like a file",

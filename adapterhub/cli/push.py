@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Push an adapter and its card to the Hugging Face Hub or your own hub.
 
-    REFERENCE is hf:OWNER/NAME or https://HOST/OWNER/NAME. What is in DIR is pushed. --peft makes
+    REFERENCE is hf:OWNER/NAME or https://HOST/OWNER/NAME. The files of DIR are pushed. --peft makes
     the two files that plain peft loads, too; if peft does not support the adapter, the card says
     why.
 

@@ -50,7 +50,7 @@ def command(chat: bool, output: str, quiet: bool) -> None:
     CPU cores.
 
     With --chat, the LoRA teaches a language model to answer tickets of a shop by one line of JSON;
-    the baseline is the same model, which is told the form. Takes about four minutes.
+    the baseline is the same model with the form in its prompt. Takes about four minutes.
     """
     output = _unused(output)
     if chat:
@@ -91,7 +91,7 @@ def _teach_tickets(output: Path, quiet: bool) -> None:
     after = _answers(opened, paths["held-out"])
     with disabled(opened.model):
         before = _answers(opened, paths["told"])
-    told, learned = "the backbone, which is told the form", "with the adapter, which is not"
+    told, learned = "the backbone, with the form in its prompt", "with the adapter, which is not"
     for name, (score, _) in {told: before, learned: after}.items():
         say_text(f"{name:38}exact match {score}")
     for number in range(0, len(held_out), len(held_out) // SHOWN)[:SHOWN]:

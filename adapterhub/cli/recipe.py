@@ -21,7 +21,7 @@ from adapterhub.recipe.recipe import read_draft
 @click.option(
     "--save",
     metavar="FILE",
-    help="Write the recipe to a new file, and the schema that editors complete it from beside it.",
+    help="Write the recipe to a new file, and the schema for completion in editors next to it.",
 )
 def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
     """Print a recipe with every option, each with a comment.

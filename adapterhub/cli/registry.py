@@ -42,7 +42,7 @@ def verify_registry(registry: str | None, as_json: bool) -> None:
 @registry_option
 @as_json_option
 def index(registry: str | None, as_json: bool) -> None:
-    """Write index.json anew, which searches read, from the folders."""
+    """Rebuild index.json, which searches read, from the folders."""
     from adapterhub.registry.local import registry_at
 
     store = registry_at(registry)
@@ -136,7 +136,7 @@ def _folder(location: str | None) -> LocalRegistry:
     if isinstance(store, LocalRegistry):
         return store
     raise ConfigError(
-        f"{store.location} is no folder, and has no staging files",
+        f"{store.location} is not a folder and has no staging files",
         expected="a registry in a folder",
         hint="adapterhub registry verify checks a bucket; its lifecycle rules delete old uploads",
     )

@@ -17,14 +17,14 @@ _STUDY = "study.yaml"
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--output",
-    help="File to write.  [default: report.html in RUN, or runs.html beside several RUNs]",
+    help="File to write.  [default: report.html in RUN, or runs.html next to several RUNs]",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
-    """Write the page of a run anew: curves, scores and mistakes in one HTML file.
+    """Rewrite the page of a run: curves, scores and mistakes in one HTML file.
 
     RUN is the output folder of adapterhub train or adapterhub bench. Several runs are shown on one
-    page, over each other. The page of one run contains texts of the evaluation data.
+    page, overlaid. The page of one run contains texts of the evaluation data.
     """
     folders = list(map(Path, dict.fromkeys(runs)))
     if len(folders) > 1:  # runs/* also matches the page that this command writes there
@@ -40,7 +40,7 @@ def _write(folders: list[Path], output: Path | None) -> Path:
     studies = [folder for folder in folders if is_file(folder / _STUDY)]
     if studies and len(folders) > 1:
         raise ConfigError(
-            f"{studies[0]} is a study, which has a page of its own",
+            f"{studies[0]} is a study, which has a separate page",
             expected="one study, or runs of adapterhub train",
         )
     if studies:

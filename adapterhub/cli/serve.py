@@ -26,55 +26,102 @@ _what = several_options(
         "--allow",
         multiple=True,
         metavar="PATTERN",
-        help="Also what matches: team-*, hf:acme/*.",
+        help="Also serve adapters that match: team-*, hf:acme/*.",
     ),
     registry_option,
     click.option(
-        "--require-signature", is_flag=True, default=None, help="Refuse what no trusted key signed."
+        "--require-signature",
+        is_flag=True,
+        default=None,
+        help="Refuse adapters that no trusted key has signed.",
     ),
-    click.option("--check", is_flag=True, help="Load all, predict once with each, and leave."),
+    click.option(
+        "--check", is_flag=True, help="Load all adapters, predict once with each, and exit."
+    ),
 )
 _where = several_options(
     click.option("--host", help="Address to listen at.  [default: 127.0.0.1]"),
     click.option("--port", type=int, help="Port to listen at.  [default: 8000]"),
-    click.option("--tokens", metavar="FILE", help="Tokens of clients, if not your own file."),
+    click.option(
+        "--tokens", metavar="FILE", help="File of client tokens.  [default: your own file]"
+    ),
     click.option(
         "--metrics",
         type=click.Choice(["open", "predict", "admin", "off"]),
-        help="Who reads /metrics where there are tokens.  [default: admin]",
+        help="Who may read /metrics if tokens are required.  [default: admin]",
     ),
-    click.option("--admin/--no-admin", default=None, help="Whether /admin is there.  [yes]"),
+    click.option("--admin/--no-admin", default=None, help="Serve /admin, or not.  [default: yes]"),
     click.option(
         "--allow-origin",
         multiple=True,
         metavar="ORIGIN",
-        help="Pages in browsers that may ask: https://app.example.org.",
+        help="Allow requests from pages of this origin: https://app.example.org.",
     ),
-    click.option("--try", "try_page", is_flag=True, default=None, help="A page to try them, at /."),
+    click.option(
+        "--try",
+        "try_page",
+        is_flag=True,
+        default=None,
+        help="Serve a page to try the adapters at /.",
+    ),
 )
 _limits = several_options(
-    click.option("--batch-tokens", type=int, help="Most positions computed at once."),
-    click.option("--max-length", type=int, help="Longest input.  [default: as the backbone]"),
-    click.option("--queue-tokens", type=int, help="Most tokens that wait.  [default: 131072]"),
-    click.option("--adapter-memory", metavar="SIZE", help="Of adapters kept.  [default: 2GiB]"),
-    click.option("--refresh", metavar="TIME", help="To look for new versions.  [default: 10s]"),
-    click.option("--deadline", metavar="TIME", help="For a request to wait.  [default: 30s]"),
-    click.option("--drain", metavar="TIME", help="To finish when told to leave.  [default: 30s]"),
-    click.option("--write-timeout", metavar="TIME", help="For slow readers.  [default: 30s]"),
-    click.option("--body", metavar="SIZE", help="Most bytes of a request.  [default: 4MiB]"),
-    click.option("--inputs", type=int, help="Most inputs of a request.  [default: 1024]"),
-    click.option("--requests-per-minute", type=int, help="Of each token.  [default: any number]"),
-    click.option("--metric-adapters", type=int, help="Most with own metrics.  [default: 100]"),
-    click.option("--log-requests/--no-log-requests", default=None, help="A line for each."),
+    click.option("--batch-tokens", type=int, help="Maximum number of tokens in a batch."),
+    click.option(
+        "--max-length", type=int, help="Longest input, in tokens.  [default: the backbone's limit]"
+    ),
+    click.option(
+        "--queue-tokens", type=int, help="Maximum number of tokens in the queue.  [default: 131072]"
+    ),
+    click.option(
+        "--adapter-memory", metavar="SIZE", help="Memory for cached adapters.  [default: 2GiB]"
+    ),
+    click.option(
+        "--refresh",
+        metavar="TIME",
+        help="Interval between checks for new versions.  [default: 10s]",
+    ),
+    click.option(
+        "--deadline", metavar="TIME", help="Longest time a request may wait.  [default: 30s]"
+    ),
+    click.option(
+        "--drain",
+        metavar="TIME",
+        help="Longest time to finish requests at shutdown.  [default: 30s]",
+    ),
+    click.option(
+        "--write-timeout",
+        metavar="TIME",
+        help="Longest time to write to a slow client.  [default: 30s]",
+    ),
+    click.option("--body", metavar="SIZE", help="Maximum size of a request.  [default: 4MiB]"),
+    click.option(
+        "--inputs", type=int, help="Maximum number of inputs in a request.  [default: 1024]"
+    ),
+    click.option(
+        "--requests-per-minute", type=int, help="Limit for each token.  [default: unlimited]"
+    ),
+    click.option(
+        "--metric-adapters",
+        type=int,
+        help="Maximum number of adapters with separate metrics.  [default: 100]",
+    ),
+    click.option(
+        "--log-requests/--no-log-requests",
+        default=None,
+        help="Log one line for each request, or not.",
+    ),
 )
 _how = several_options(
-    click.option("--threads", type=int, help="Threads of torch."),
+    click.option("--threads", type=int, help="Number of torch threads."),
     click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N."),
-    click.option("--dtype", help="fp32, bf16 or fp16, if not as in training."),
-    click.option("--quantize", help="nf4, int8, ..., if not as in training."),
-    click.option("--ray", is_flag=True, default=None, help="In replicas on a Ray cluster."),
-    click.option("--ray-address", metavar="HOST:PORT", help="Of a cluster that runs already."),
-    click.option("--workers", type=int, help="Replicas.  [default: one a GPU, or 4 CPUs]"),
+    click.option("--dtype", help="fp32, bf16 or fp16.  [default: as in training]"),
+    click.option("--quantize", help="nf4, int8, ...  [default: as in training]"),
+    click.option("--ray", is_flag=True, default=None, help="Run replicas on a Ray cluster."),
+    click.option("--ray-address", metavar="HOST:PORT", help="Address of a running cluster."),
+    click.option(
+        "--workers", type=int, help="Number of replicas.  [default: one per GPU, or per 4 CPUs]"
+    ),
 )
 
 
@@ -87,9 +134,9 @@ _how = several_options(
 def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: Any) -> None:
     """Answer requests to any ADAPTER over HTTP, in batches that they share.
 
-    An ADAPTER is a run folder, an adapter folder or a published name; without one, all that the
-    registry has for the backbone. Clients may ask for those that are named here, and for what
-    matches --allow. POST /v1/predict has every task; /docs lists all paths.
+    An ADAPTER is a run folder, an adapter folder or a published name; without one, all
+    adapters that the registry has for the backbone. Clients may use the adapters named here and
+    those that match --allow. POST /v1/predict has every task; /docs lists all paths.
     """
     from adapterhub.serving.http import check_serve_extra
 
@@ -173,9 +220,9 @@ def _say_started(service: Service, address: str) -> None:
     _show_adapters(service)
     allowed = service.allowed
     if more := len(allowed.names) - len(allowed.named):
-        say(f"{more:,} more of the registry are loaded when they are asked for")
+        say(f"{more:,} more of the registry are loaded at their first request")
     if allowed.patterns:
-        say(f"clients may also ask for {', '.join(allowed.patterns)}")
+        say(f"clients may also use {', '.join(allowed.patterns)}")
     needs = "needs a token" if service.tokens is not None else "this machine only, no token needed"
     say(f"ready: {address} ({needs}); {address}/docs lists all paths")
     sys.stdout.flush()
@@ -199,7 +246,7 @@ def _use_device(options: ServeOptions) -> None:
     elif number:
         os.environ["CUDA_VISIBLE_DEVICES"] = number
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"there is no device {options.device!r} here", hint="--device cpu")
+        raise ConfigError(f"device {options.device!r} is not available", hint="--device cpu")
 
 
 def _log_to_stderr(options: ServeOptions) -> None:

@@ -41,7 +41,7 @@ _MOST_CHARACTERS = 20_000  # bytes of a card; only its beginning is shown
 def command(
     reference: str, whole_card: bool, backbone: str | None, registry: str | None, as_json: bool
 ) -> None:
-    """Show an adapter on one screen: what it is, its scores and versions, and how to use it.
+    """Show an adapter on one screen: description, scores, versions and usage.
 
     REFERENCE is a run folder, an adapter folder or a published name.
     """

@@ -27,9 +27,9 @@ def command(
 ) -> None:
     """Sign an adapter in a folder or a local registry.
 
-    The signature is written to adapter.sig beside the manifest. It says that you call the adapter
-    with exactly this manifest and these tensors by this name and version; it does not cover the
-    card. On a hub, sign when you push.
+    The signature is written to adapter.sig next to the manifest. It binds the name and version to
+    exactly this manifest and these tensors; it does not cover the card. On a hub, sign when
+    you push.
     """
     from adapterhub.registry.sign import sign
 

@@ -55,7 +55,7 @@ def command(
 ) -> None:
     """Suggest which trained adapter to start from: --from NAME of adapterhub train.
 
-    The features of your texts with each adapter are compared with those of the bare backbone by a
+    The features of your texts with each adapter are compared with the bare backbone's by a
     linear probe and cross-validation, without any training. Without ADAPTER, all adapters of your
     registry for this backbone are compared.
     """
@@ -169,9 +169,9 @@ def _sentence(found: Suggestion) -> str:
         text = f"Start from {found.best}: its features are better ({numbers_text(pair)})."
         return f"{text} An adapter that was trained on these rows looks better than it is."
     if not found.estimates:
-        return "There is no adapter to compare."
+        return "No adapter to compare."
     size = found.smallest
-    text = "No difference: no adapter's features are better than those of the backbone."
+    text = "No difference: no adapter's features are better than the backbone's own."
     if not size:
         return text
     return f"{text} A difference of less than about {100 * size:.1f} points cannot be seen."

@@ -33,7 +33,7 @@ def command() -> None:
     type=click.Choice(["predict", "admin"]),
     default=("predict",),
     show_default=True,
-    help="What it allows; repeat it.",
+    help="A permission; repeatable.",
 )
 @click.option(
     "--adapter",
@@ -42,9 +42,9 @@ def command() -> None:
     default=("*",),
     show_default=True,
     metavar="PATTERN",
-    help="Adapters that it may ask for: 'team-*'; repeat it.",
+    help="Adapters it may use: 'team-*'; repeatable.",
 )
-@click.option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h.")
+@click.option("--expires", metavar="TIME", help="Validity: 90d, 12h.")
 @_file_option
 @as_json_option
 def create(
@@ -75,7 +75,7 @@ def list_tokens(file: str | None, as_json: bool) -> None:
         print_json([{k: v for k, v in asdict(t).items() if k != "sha256"} for t in tokens])
         return
     if not tokens:
-        say("there are no tokens")
+        say("no tokens")
         return
     columns = ("name", "roles", "adapters", "created", "expires", "last used")
     rows = [

@@ -97,11 +97,12 @@ def command(
     open_report: bool,
     **flags: Any,
 ) -> None:
-    """Train an adapter on a file of data, or as a recipe says.
+    """Train an adapter on a data file, or from a recipe.
 
-    `adapterhub train reviews.csv` is enough: what it leaves open is chosen, and told. KEY=VALUE
-    sets any option of the recipe: train.schedule=cosine. `adapterhub options train` lists them, and
-    `adapterhub recipe` writes them all to a file. KEY=VALUE overrides flags, flags the recipe.
+    `adapterhub train reviews.csv` is enough: defaults are chosen for the data and printed.
+    KEY=VALUE sets any option of the recipe: train.schedule=cosine. `adapterhub options train` lists
+    the options, and `adapterhub recipe` writes them to a file. KEY=VALUE overrides flags, and flags
+    override the recipe.
     """
     if show:
         flags["output"] = flags["output"] or "."  # required by a recipe; nothing is written

@@ -18,13 +18,13 @@ from adapterhub.errors import ConfigError
     "--require-signatures/--no-require-signatures",
     "required",
     default=None,
-    help="Whether all adapters, also in folders, must be signed by a trusted key.",
+    help="Require that all adapters, also in folders, are signed by a trusted key.",
 )
 @as_json_option
 def command(key: str | None, remove: bool, required: bool | None, as_json: bool) -> None:
     """List, add or remove the keys that you trust.
 
-    KEY is a public key or its file. `adapterhub verify` says whether a trusted key has signed an
+    KEY is a public key or its file. `adapterhub verify` shows whether a trusted key signed an
     adapter; with --require-signatures, no other adapter is used.
     """
     from adapterhub.registry.trust import require_signatures

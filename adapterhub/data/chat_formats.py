@@ -142,7 +142,7 @@ def with_beside(
             continue
         expected = {"system": str, ARGUMENTS: Mapping}.get(kind, list)
         if not isinstance(parsed, expected):
-            raise ValueError(f"{column!r} is no {_FORMS[expected]}, which a chat has there")
+            raise ValueError(f"{column!r} must be {_FORMS[expected]}")
         given |= dict(parsed) if kind == ARGUMENTS else {kind: _without_nulls(parsed)}
         if column.lower() == "functions":
             given["tools"] = [_as_tool(each) for each in given["tools"]]
@@ -156,7 +156,7 @@ def with_beside(
     return (first, *messages[1:])
 
 
-_FORMS = {str: "text", Mapping: "object", list: "list"}
+_FORMS = {str: "text", Mapping: "an object", list: "a list"}
 
 
 def _from_json(value: Any, column: str) -> Any:

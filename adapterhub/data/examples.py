@@ -133,8 +133,9 @@ def hold_out(
     if not held:
         what = {"--eval": "evaluation"}.get(flag, flag.lstrip("-"))
         without = "--eval none to train without evaluation"
+        few = "1 row is" if total == 1 else f"{total} rows are"
         raise TooFewGroups(
-            f"{total} rows are too few to hold some out for {what}",
+            f"{few} too few to hold any out for {what}",
             expected=f"at least {_MIN_TOTAL} rows that differ, or {what} data",
             hint=f"{flag} FILE, or {without if flag == '--eval' else f'no {flag}'}",
         )

@@ -118,7 +118,7 @@ def read_chats(
         answer = _answer(turns, labelled=labelled)
         pictures = tuple(opened_cell(cell, None, folder, decode) for cell in cells)
         if not pictures:
-            raise ValueError(EmptyCell("the chat has no picture"))
+            raise ValueError(EmptyCell("the chat has no image"))
         if not turns or turns[-1][0] != "user":
             raise ValueError("no message of the user is in front of the answer")
         return PictureChat(tuple(p.sha256 for p in pictures), tuple(turns), answer, pictures)

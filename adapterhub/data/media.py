@@ -122,7 +122,7 @@ def opened_cell(cell: object, label: str | None, folder: Path, decode: Decode[T]
     if "://" in name and not data:
         raise ValueError(f"{name!r} is an address: download it, and name the file")
     if any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ValueError(f"{name!r} is no Unicode: rename the file")
+        raise ValueError(f"{name!r} is not Unicode: rename the file")
     path = "" if data else str(folder / name)
     try:
         content = data or Path(path).read_bytes()

@@ -63,7 +63,7 @@ def open_picture(data: bytes) -> Image:
             image.load()
             return _to_rgb(image)
         except UnidentifiedImageError:
-            raise ValueError(f"is no picture ({', '.join(PICTURE_FORMATS)})") from None
+            raise ValueError(f"is not an image ({', '.join(PICTURE_FORMATS)})") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             most = f"{Image.MAX_IMAGE_PIXELS:,}"
             raise ValueError(f"has more than {most} pixels: scale it down") from None
@@ -161,7 +161,7 @@ def open_sound(data: bytes) -> Sound:
         known = data[:4] in (b"RIFF", b"RF64", b"fLaC", b"OggS") or data[:3] == b"ID3"
         if known:
             raise ValueError(f"is broken: {error.error_string}") from error
-        raise ValueError(f"is no sound ({', '.join(SOUND_FORMATS)})") from None
+        raise ValueError(f"is not audio ({', '.join(SOUND_FORMATS)})") from None
 
 
 def _decoded(file: Any, data: bytes) -> Sound:
@@ -169,7 +169,7 @@ def _decoded(file: Any, data: bytes) -> Sound:
     import numpy as np
 
     if _VARIANTS.get(file.format, file.format) not in SOUND_FORMATS:
-        raise ValueError(f"is no sound ({', '.join(SOUND_FORMATS)})")
+        raise ValueError(f"is not audio ({', '.join(SOUND_FORMATS)})")
     if file.frames * file.channels > MOST_VALUES:
         raise ValueError(f"has more than {MOST_VALUES:,} values: split it")
     if missing := _cut_bytes(data):
@@ -178,7 +178,7 @@ def _decoded(file: Any, data: bytes) -> Sound:
     if not len(values):
         raise ValueError("has no samples")
     if not np.isfinite(values).all():
-        raise ValueError("has values that are no numbers")
+        raise ValueError("has values that are not numbers")
     if file.format != "MP3" and len(values) < file.frames:  # the length of an MP3 is an estimate
         raise ValueError(f"is broken: it has {len(values):,} of {file.frames:,} samples")
     return Sound(values.mean(axis=1, dtype=np.float32), int(file.samplerate))

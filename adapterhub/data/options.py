@@ -35,8 +35,8 @@ class DataOptions:
     )
     test: str | float | None = option(
         None,
-        "test data, which choose nothing: a file or dataset, or a share of the training rows, such "
-        "as 0.1, which is held out; evaluated once, after training (null: none)",
+        "test data, evaluated once, after training: a file or dataset, or a share of the training "
+        "rows to hold out, such as 0.1 (null: none)",
         resumed="same",
     )
     text: str | None = option(

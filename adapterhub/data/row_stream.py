@@ -286,7 +286,7 @@ def _objects(lines: Any) -> Iterator[dict[str, Any]]:
     for line in lines.column(0).to_pylist():
         row = json.loads(line.removeprefix("\ufeff"))
         if not isinstance(row, dict):
-            raise ValueError(f"a line is no object: {line[:40]}")
+            raise ValueError(f"a line is not an object: {line[:40]}")
         yield row
 
 

@@ -55,7 +55,7 @@ def read_sheet(source: str) -> Sheet:
         raise DataError(f"no file {source}") from error
     except (BadZipFile, KeyError, ValueError, OSError, TypeError) as error:
         raise DataError(
-            f"{source} is no .xlsx file: {error}",
+            f"{source} is not an .xlsx file: {error}",
             hint="save the sheet as CSV (UTF-8), and give that file",
         ) from error
     raise DataError(f"{source} is empty")

@@ -230,7 +230,7 @@ def blank_note(lines: Sequence[int]) -> tuple[str, ...]:
     if not lines:
         return ()
     numbers = ", ".join(first_few([f"{number:,}" for number in lines]))
-    return (f"blank lines are no rows, and get no prediction: {numbers}",)
+    return (f"blank lines are skipped and get no prediction: {numbers}",)
 
 
 def first_few(items: Sequence[str]) -> list[str]:

@@ -432,7 +432,7 @@ def read_folder(source: str) -> Table:
     others = len({*found} - {*names} - captions)
     if not names:
         raise DataError(
-            f"the folder {source} has no pictures and no sound",
+            f"the folder {source} has no images and no audio",
             expected=f"files that end in .txt, {', '.join(MEDIA_SUFFIXES)}, in one folder for each "
             "class; pictures with captions in the folder itself",
         )

@@ -262,7 +262,7 @@ def _with_system(comparison: Comparison, system: Any) -> Comparison:
     if system is None or system == "":
         return comparison
     if not isinstance(system, str):
-        raise ValueError("the system message is no text")
+        raise ValueError("the system message is not text")
     prompt, written = comparison.prompt, comparison.written
     given: Messages = (("user", prompt),) if isinstance(prompt, str) else prompt
     if given and given[0][0] == "system":

@@ -231,7 +231,7 @@ def _results(manifest: Manifest) -> Iterator[str]:
     if any(error.interval for error in errors.values()):
         yield "In brackets: the 95 % interval over the rows, and their number n."
     if tested:
-        yield "The test data chose nothing, neither the epoch nor an option."
+        yield "The test data was not used to pick the epoch or an option."
 
 
 def _is_test(name: str, manifest: Manifest) -> bool:

@@ -868,9 +868,7 @@ def _check_folder(folder: Path) -> None:
     restore_old(folder)
     if not is_folder(folder):
         raise FileError(
-            f"{folder} is not a folder"
-            if is_there(folder)
-            else f"there is no folder {str(folder)!r}",
+            f"{folder} is not a folder" if is_there(folder) else f"no such folder: {str(folder)!r}",
             expected="an adapter folder",
             hint="check the path, or pull the adapter",
         )

@@ -20,7 +20,7 @@ def no_adapter(folder: Path) -> FileError:
     expected = "the folder of an adapter, or the output folder of a finished run"
     if not is_folder(folder):
         exists = os.path.lexists(folder)
-        problem = f"{folder} is not a folder" if exists else f"there is no folder {str(folder)!r}"
+        problem = f"{folder} is not a folder" if exists else f"no such folder: {str(folder)!r}"
         return FileError(problem, expected=expected, hint="adapterhub list")
     names = names_in(folder)
     more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""

@@ -376,6 +376,6 @@ def parse_signatures(data: bytes, source: str = SIGNATURE_FILE) -> tuple[Signatu
         raise FileError(
             f"{source} is not a valid signature file",
             offenders=schema.shorten(offenders),
-            hint="pull the adapter again; delete the file if nobody is to check who signed",
+            hint="pull the adapter again; delete the file if the signature is not needed",
         )
     return tuple(each.parsed() for each in file.signatures)

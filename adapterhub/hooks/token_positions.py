@@ -140,7 +140,7 @@ class Texts:
                 "the tokens that invoke an adapter are looked for in token ids, of which there are "
                 "none",
                 expected="input_ids",
-                hint="input_ids in place of inputs_embeds",
+                hint="input_ids instead of inputs_embeds",
             )
         last = own.shape[1] - size + 1
         if last < 1:

@@ -342,7 +342,7 @@ def create_hub_token(
         ConfigError: the user, the scope or the role does not exist, or the name is taken.
     """
     if role not in HUB_ROLES:
-        raise ConfigError(f"there is no role {role!r}", expected=", ".join(HUB_ROLES))
+        raise ConfigError(f"no such role: {role!r}", expected=", ".join(HUB_ROLES))
     owner = require_owner(connection, user, "user").id
     place = require_owner(connection, scope).id if scope else None
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", name):
@@ -375,7 +375,7 @@ def revoke_hub_token(connection: Connection, name: str) -> None:
     """
     if not connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount:
         known = connection.execute(select(tokens.c.name)).scalars().all()
-        raise ConfigError(f"there is no token with the name {name!r}{did_you_mean(name, known)}")
+        raise ConfigError(f"no token has the name {name!r}{did_you_mean(name, known)}")
 
 
 def count_tokens(connection: Connection) -> int:

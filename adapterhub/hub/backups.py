@@ -122,7 +122,7 @@ def upgrade_hub(place: HubPlace, versions: Path | None = None) -> str | None:
     """
     found = schema_revision(place)
     if found is None:
-        raise ConfigError(f"there is no hub in {place}")
+        raise ConfigError(f"no hub in {place}")
     target = _newest(versions) if versions else SCHEMA_REVISION
     if found == target:
         return None

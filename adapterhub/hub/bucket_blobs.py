@@ -192,7 +192,7 @@ class BlobBucket(Blobs):
                 "AWS_ENDPOINT_URL, ...",
             ) from None
         if found != b"1":
-            raise ConfigError(f"{self.url} does not keep what is written to it")
+            raise ConfigError(f"{self.url} does not keep the data written to it")
 
     def pieces(self, sha256: str) -> Iterator[bytes]:
         """Yield the bytes of a file."""

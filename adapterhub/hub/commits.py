@@ -474,7 +474,9 @@ def no_branch(connection: Connection, repository: int, revision: str) -> Missing
         commit_at(connection, repository, revision)
     except MissingRevisionError as error:
         return error
-    return MissingRevisionError(revision, "is no branch: commit to a branch, and tag the commit")
+    return MissingRevisionError(
+        revision, "is not a branch: commit to a branch, then tag the commit"
+    )
 
 
 def commit_at(connection: Connection, repository: int, revision: str) -> CommitRecord:

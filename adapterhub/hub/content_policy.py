@@ -44,7 +44,7 @@ RULES = {
     "pickle": "a pickle can run any code when it is loaded; safetensors cannot",
     "code": "code of a repository runs where it is loaded",
     "kind": "this kind of file is not one that the hub checks",
-    "contents": "the contents are not those of a file with this name",
+    "contents": "the contents do not match the file's name",
     "secrets": "texts may not have secrets",
     "backbone": "an adapter names its backbone by the id that others find it by",
 }
@@ -149,7 +149,7 @@ def safetensors_problem(file: BinaryIO, size: int) -> str:
     header, problems = schema.parse_object(file.read(length), MAX_HEADER)
     header.pop("__metadata__", None)
     if problems:
-        return f"its header is no JSON of tensors: {problems[0]}"
+        return f"its header is not JSON of tensors: {problems[0]}"
     end = 0
     try:
         for info in sorted(header.values(), key=lambda info: info["data_offsets"]):

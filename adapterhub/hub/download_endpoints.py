@@ -46,7 +46,7 @@ async def download(call: HubCall) -> Response:
     commit, blob = await call.remembered(key, partial(_find, call))
     headers = {"x-repo-commit": commit}
     if blob is None:
-        raise MissingEntryError(f"there is no file {path[:200]!r} in this revision").with_headers(
+        raise MissingEntryError(f"no such file: {path[:200]!r} in this revision").with_headers(
             headers
         )
     tag = f'"{blob.sha256 if blob.is_large else blob.git_sha1}"'
@@ -145,7 +145,7 @@ def part_of(size: int, wanted: str, call: HubCall, tag: str) -> SentPart:
         first, last = max(0, size - int(found[2])), size - 1
     if first > last or first >= size:
         raise HubRefusal(
-            "the file has no such bytes",
+            "the range is outside the file",
             status=416,
             headers={"content-range": f"bytes */{size}"},
         )

@@ -101,7 +101,7 @@ def verify_hub(hub: Hub, source: Blobs | None = None) -> list[str]:
             problems.append(f"blobs/{sha256}: missing{_users(hub, sha256)}")
         elif hub.blobs.digest(sha256) != FileDigest(size, sha256):
             users = _users(hub, sha256)
-            fate = "; removed, and fetched again when asked for" * _forget_copy(hub, sha256)
+            fate = "; removed, and fetched again when requested" * _forget_copy(hub, sha256)
             problems.append(f"blobs/{sha256}: its bytes have changed{users}{fate}")
     return problems
 

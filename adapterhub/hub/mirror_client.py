@@ -48,7 +48,7 @@ class Upstream:
         self._token = token_for(self.url) if with_token else None
         if with_token and self._token is None:
             raise ConfigError(
-                f"there is no token for {self.url}, and --upstream-token names what it is for",
+                f"there is no token for {self.url}, and --upstream-token names a repository for it",
                 expected=f'${VARIABLE}="{self.url}=TOKEN"',
                 hint=f"adapterhub login {self.url}",
             )
@@ -127,5 +127,5 @@ def _explained(subject: str, missing: HubRefusal) -> Iterator[None]:
     except (RegistryError, FileError) as error:
         said = "; ".join((error.problem, *error.offenders))
         raise LyingUpstreamError(
-            f"{subject} is not kept here, and what the upstream sends cannot be: {said}"
+            f"{subject} is not cached here, and the upstream's files cannot be: {said}"
         ) from error

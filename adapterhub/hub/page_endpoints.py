@@ -70,7 +70,7 @@ _MOST_CHOICES = 60
 _MOST_VERSIONS_READ = 60
 _FORM_BODY = 16 << 10
 _LOGIN = "/settings/tokens"
-_ABOUT = "A hub of adapters, served by adapterhub. What is in it is shown after a login."
+_ABOUT = "A hub of adapters, served by adapterhub. Log in to see its contents."
 _TITLES = {401: "A login is needed", 403: "Not allowed", 404: "Not found"}
 
 
@@ -285,7 +285,7 @@ def _files_page(call: HubCall, revision: str, folder: str) -> Response:
         names = refs_of(connection, repository.id)
     entries = entries_below(tree, folder, recursive=False)
     if entries is None:
-        raise MissingEntryError(f"there is no folder {folder[:200]!r} in this revision")
+        raise MissingEntryError(f"no such folder: {folder[:200]!r} in this revision")
     start = f"{_root(call)}{repository.path}"
     rows = []
     for path, info in entries:

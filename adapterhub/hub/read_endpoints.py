@@ -143,7 +143,7 @@ def list_tree(call: HubCall) -> Response:
         commit, tree = _commit_and_tree(call, connection)
         entries = entries_below(tree, folder, recursive=call.is_asked("recursive"))
         if entries is None:
-            raise MissingEntryError(f"there is no folder {folder[:200]!r} in this revision")
+            raise MissingEntryError(f"no such folder: {folder[:200]!r} in this revision")
         shown = entries[offset : offset + limit + 1]
         last = _last(call, connection, commit, [path for path, _ in shown], call.is_asked("expand"))
     items = [_entry(path, info, last.get(path)) for path, info in shown]

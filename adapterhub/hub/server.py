@@ -434,7 +434,7 @@ def _opened(
     if is_registry(place):
         if options.upstream:
             raise ConfigError(
-                f"{place} is a registry, which cannot keep what it mirrors",
+                f"{place} is a registry, which cannot store a mirror",
                 expected="the folder of a hub",
                 hint=f"adapterhub hub import HUB {place}",
             )
@@ -456,7 +456,7 @@ def _require_token(hub: Hub, host: str) -> None:
     raise ConfigError(
         f"others could reach {host}, and this hub has no token yet",
         hint=f"adapterhub hub user {hub.place} NAME --admin, then adapterhub hub token create "
-        f"{hub.place} --user NAME; or --open-reading, where all may read and nobody writes",
+        f"{hub.place} --user NAME; or --open-reading, which lets anyone read and no one write",
     )
 
 

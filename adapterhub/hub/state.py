@@ -320,7 +320,7 @@ def _create_shared_hub(place: URL, blobs: str | None) -> None:
             return
         if blobs is None:
             raise ConfigError(
-                f"there is no hub in {place} yet, and no bucket for its files",
+                f"no hub in {place} yet, and no bucket for its files",
                 hint="--blobs s3://BUCKET/PREFIX",
             )
         bucket = BlobBucket(blobs)
@@ -387,7 +387,7 @@ def schema_revision(place: HubPlace) -> str | None:
             return revision_in(connection)
     except DatabaseError as error:
         raise FileError(
-            f"{place} has not the database of a hub: {type(error).__name__}",
+            f"{place} does not have the database of a hub: {type(error).__name__}",
             hint="adapterhub hub restore, from a backup",
         ) from None
     finally:
@@ -405,7 +405,7 @@ def require_schema(place: HubPlace) -> None:
     if found is None:
         hint = f"adapterhub hub start {place}"
         bucket = "" if isinstance(place, Path) else " --blobs s3://BUCKET/PREFIX"
-        raise ConfigError(f"there is no hub in {place}", hint=f"{hint}{bucket}")
+        raise ConfigError(f"no hub in {place}", hint=f"{hint}{bucket}")
     if found == SCHEMA_REVISION:
         return
     if found > SCHEMA_REVISION:

@@ -158,7 +158,7 @@ def load_checkpoint(folder: Path) -> State:
         FileError: the checkpoint is missing, broken or altered; the error names the file.
     """
     if not exists(folder):
-        raise FileError(f"there is no checkpoint in {folder}", hint="train without --resume")
+        raise FileError(f"no checkpoint in {folder}", hint="train without --resume")
     name = PROGRESS
     try:
         record = _read_record(folder)
@@ -237,7 +237,7 @@ def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.T
     """Check that saved tensors have the names, shapes and dtypes of the live ones."""
     if offenders := list(_mismatches(live, saved)):
         raise FileError(
-            "the tensors of the checkpoint do not match those of this run",
+            "the tensors of the checkpoint do not match this run's",
             offenders=offenders,
             hint="resume with the method and backbone that the run was started with",
         )

@@ -303,7 +303,7 @@ def check_length(
         raise ConfigError(
             f"the run was stopped early after step {done:,}: its last {options.patience} "
             "evaluations were no improvement",
-            hint="train anew in another --output, with a larger train.patience",
+            hint="train again in another --output, with a larger train.patience",
         )
     name = saved.get("schedule") or options.schedule or DEFAULT
     before = saved.get("max_steps") or saved["epochs"] * steps_per_epoch
@@ -312,13 +312,13 @@ def check_length(
         raise ConfigError(
             f"the run has {done:,} steps already, and would have only {now:,}",
             expected=f"{done:,} steps or more",
-            hint="another --output, to train anew with fewer steps",
+            hint="another --output, to train again with fewer steps",
         )
     if by_share and before != now:
         raise ConfigError(
             f"the run cannot go from {before:,} to {now:,} steps: {by_share} divides the length of "
             "the run, and would have done other steps",
-            hint="train anew in another --output",
+            hint="train again in another --output",
         )
     old = schedule(name, before, saved.get("warmup"))
     new = schedule(name, now, options.warmup)
@@ -339,8 +339,8 @@ def _refused(name: str, before: int, now: int, warmup: int) -> ConfigError:
         f"{problem}its {name} schedule lowered the learning rate towards step {before:,} all the "
         "time",
         expected="train.schedule=constant from the start, for a run that may be lengthened",
-        hint="train anew in another --output; or, to go on from this adapter, adapterhub merge RUN "
-        "--output MERGED, then adapterhub train --backbone MERGED",
+        hint="train again in another --output; or, to continue from this adapter, adapterhub merge "
+        "RUN --output MERGED, then adapterhub train --backbone MERGED",
     )
 
 
@@ -557,7 +557,7 @@ class TrainingSession:
                     "no effect",
                     offenders=tuple(self.changed),
                     expected="the same recipe and data, or more steps where the schedule allows it",
-                    hint="train anew in another --output",
+                    hint="train again in another --output",
                 )
         self.engine.begin(self.total)
         if self.engine.device.type == "cuda":

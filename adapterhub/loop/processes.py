@@ -225,7 +225,7 @@ def launcher_shards() -> bool:
             f"the launcher is configured for {', '.join(others)}",
             expected="processes with whole models, or FSDP2",
             hint="accelerate launch --use_fsdp --fsdp_version 2 --num_processes N -m adapterhub "
-            "train ..., or --multi_gpu in place of --use_fsdp",
+            "train ..., or --multi_gpu instead of --use_fsdp",
         )
     return bool(sharding)
 

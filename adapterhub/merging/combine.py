@@ -346,7 +346,7 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
     sites = [placed.site for adapter in adapters for placed in adapter.placed]
     if held := {f"{site.stack}.{site.role}" for site in sites if site.held or site.matrix}:
         raise MergeError(
-            "adapters of weights that are no projections cannot be combined",
+            "adapters of weights that are not projections cannot be combined",
             offenders=sorted(held),
             expected="adapters at projections, or whole weights",
             hint="activate(model, Average([...])) averages their updates",
@@ -360,7 +360,7 @@ def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
         chosen = next((adapter for adapter in adapters if adapter.name == head), None)
         if chosen is None:
             raise AttachError(
-                f"the head is to be that of {head!r}, which is not combined",
+                f"the head should come from {head!r}, which is not combined",
                 expected=f"one of {', '.join(adapter.name for adapter in adapters)}",
             )
         return chosen

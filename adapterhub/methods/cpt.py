@@ -56,7 +56,7 @@ class CPT(Prompt):
 
     name = "cpt"
     paper = "Blau et al. 2024, https://arxiv.org/abs/2410.17222"
-    summary = "virtual tokens that stay near those of examples"
+    summary = "virtual tokens that stay near the examples' tokens"
     learning_rate = 1e-3
     training_options: ClassVar[tuple[str, ...]] = ("text", "epsilon")
 

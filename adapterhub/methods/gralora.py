@@ -74,7 +74,9 @@ class GraLoRA(AtExperts, RankMethod):
 
     alpha: float = option(16.0, "numerator of the scale, alpha / (rank + hybrid)")
     pieces: int = option(2, "blocks along each side; must divide the rank and both sizes", least=1)
-    hybrid: int = option(0, "rank of a LoRA over the whole weight, beside the blocks", least=0)
+    hybrid: int = option(
+        0, "rank of a LoRA over the whole weight, in addition to the blocks", least=0
+    )
 
     def module(self, site: Site, rank: int, anatomy: Anatomy) -> BlockUpdates:
         """Return the update of one site.

@@ -69,7 +69,7 @@ class KaSA(RankMethod):
 
     name = "kasa"
     paper = "Wang et al. 2024, https://arxiv.org/abs/2412.06071"
-    summary = "updates in the form of an SVD, in place of the weight's smallest components"
+    summary = "updates in the form of an SVD, instead of the weight's smallest components"
     start = "paper"
     learning_rate = 1e-3
     training_options = ("beta", "gamma")

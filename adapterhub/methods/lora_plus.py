@@ -33,7 +33,7 @@ class LoRAPlus(LoRA):
     summary = "LoRA with a higher learning rate for B than for A"
     learning_rate = 2e-4
 
-    ratio: float = option(16.0, "learning rate of B, as a multiple of that of A")
+    ratio: float = option(16.0, "learning rate of B, as a multiple of A's rate")
 
     def rate(self, name: str) -> float:
         """Return the ratio for B, and 1 for A."""

@@ -57,7 +57,7 @@ class SHiRA(AtExperts, RankMethod):
     learning_rate = 1e-3
 
     places: Literal["seed", "largest", "smallest", "file"] = option(
-        "seed", "entries that train: drawn, those of the largest or smallest weights, or in a file"
+        "seed", "trained entries: drawn, at the largest or smallest weights, or in a file"
     )
     seed: int = option(0, "number that the places are drawn from")
     share: float = option(

@@ -494,7 +494,7 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
 
 
 def _notes(run: RunFiles) -> list[str]:
-    """List caveats of the scores: few rows, a single class, or rows that also chose the epoch."""
+    """List caveats of the scores: few rows, a single class, or rows that also picked the epoch."""
     error = run.errors.get(run.main_metric)
     if error is None:
         return []
@@ -512,12 +512,12 @@ def _notes(run: RunFiles) -> list[str]:
 
 
 def chosen_note(evaluations: Sequence[Mapping[str, Any]], rows: int, *, tested: bool) -> str:
-    """State that the rows of the scores also chose the epoch, and how to get independent rows."""
+    """State that the rows of the scores also picked the epoch, and how to get independent rows."""
     by_epoch = all(each["epoch"] == round(each["epoch"]) for each in evaluations)
-    same = f"the same {rows:,} rows chose the {'epoch' if by_epoch else 'step'}"
+    picked = f"these {rows:,} rows also picked the {'epoch' if by_epoch else 'step'}"
     if tested:
-        return f"{same}; the test rows chose nothing"
-    return f"{same}; --test 0.1 holds others out"
+        return f"{picked}; the test rows picked nothing"
+    return f"optimistic: {picked}; try --test 0.1"
 
 
 def _best_note(run: RunFiles) -> str:

@@ -137,7 +137,7 @@ def read_run(folder: str | Path) -> RunFiles:
     lines = list(_lines(folder / "metrics.jsonl", _METRICS))
     if adapter is None and not lines:
         raise FileError(
-            f"there is no run in {folder}",
+            f"no run in {folder}",
             expected="the output folder of adapterhub train, with metrics.jsonl",
         )
     return RunFiles(

@@ -430,7 +430,7 @@ def _new_site(output: Path) -> Iterator[Path]:
         others = [output.name] if output.exists() else []
     if others:
         raise OutputError(
-            f"{output} has files that are no part of a registry's site, and is not replaced",
+            f"{output} has files that are not part of a registry's site, and is not replaced",
             expected="a new or empty folder, or one that this command wrote",
             offenders=shorten(others),
         )

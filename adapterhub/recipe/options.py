@@ -311,7 +311,7 @@ class TrainOptions:
     init: Init | None = option(
         None,
         "start from the training data, see docs/guides/defaults.md: eva (any LoRA), eva-ranks "
-        "(which divides the ranks anew), lora-ga or corda; loftq: from what quantization changed "
+        "(which redistributes the ranks), lora-ga or corda; loftq: from the quantization error "
         "(null: the method's default)",
         resumed="fixed",
     )
@@ -361,8 +361,8 @@ class TrainOptions:
     )
     max_length: int | None = option(
         None,
-        "longest input, in tokens; longer ones are truncated (null: that of the data and at least "
-        "128, at most what the backbone reads and 512, 1024 for causal-lm)",
+        "longest input, in tokens; longer ones are truncated (null: the longest in the data, at "
+        "least 128, at most the backbone's limit and 512, 1024 for causal-lm)",
         resumed="recorded",
     )
     save_every: int | None = option(
@@ -385,7 +385,7 @@ class TrainOptions:
     )
     frozen_cache: Literal["memory", "off"] | None = option(
         None,
-        "where the outputs of frozen lower layers are kept, so that they are computed once (null: "
+        "cache for the outputs of frozen lower layers, which are then computed once (null: "
         "in memory if they fit)",
         resumed="same",
     )

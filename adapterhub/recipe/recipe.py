@@ -55,7 +55,7 @@ class Recipe:
     """A training run. The same recipe, data and versions give the same adapter."""
 
     backbone: str = option(
-        "", "a Hub id or folder (empty: one that is here, by the task)", resumed="fixed"
+        "", "a Hub id or folder (empty: a local one that suits the task)", resumed="fixed"
     )
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone", resumed="fixed")
     dtype: str | None = option(
@@ -70,7 +70,7 @@ class Recipe:
         resumed="recorded",
     )
     quantize: str | None = option(
-        None, "to nf4, fp4, int8, int8-weight, fp8-weight; or dequantize", resumed="recorded"
+        None, "nf4, fp4, int8, int8-weight or fp8-weight; or dequantize", resumed="recorded"
     )
     family: dict[str, Any] | str | None = option(
         None, "the backbone's row of sites: a YAML file or its content", resumed="fixed"
@@ -79,13 +79,15 @@ class Recipe:
         (), "tokens to add to the backbone's tokenizer", resumed="fixed"
     )
     method: object = option(
-        "lora", "a spec: lora(rank=16), or a list of them (null: that of `from`)", resumed="fixed"
+        "lora",
+        "a spec: lora(rank=16), or a list of them (null: the method of `from`)",
+        resumed="fixed",
     )
     from_: str | None = option(
         None, "a trained adapter to start from: a name, folder or Hub id", resumed="fixed"
     )
     on: tuple[str, ...] = option(
-        (), "trained adapters to be on top of, which stay frozen", resumed="fixed"
+        (), "trained adapters under the new one; they stay frozen", resumed="fixed"
     )
     partial: bool = option(
         False,
@@ -106,7 +108,7 @@ class Recipe:
         resumed="recorded",
     )
     name: str | None = option(
-        None, "the adapter's name (null: that of the output folder)", resumed="same"
+        None, "the adapter's name (null: the output folder's name)", resumed="same"
     )
     output: str = option(
         "", "folder of the run: adapter, recipe, metrics, checkpoints", resumed="same"
@@ -118,7 +120,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.method is None and self.from_ is None:
             raise ConfigError(
-                "method is null, and there is no adapter in `from`",
+                "method is null, and `from` has no adapter",
                 hint="--method lora, or --from ADAPTER",
             )
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -132,7 +134,7 @@ class Recipe:
         check_task_names(list(self.tasks))
         if "test" in self.tasks and any(own.data.test for own in self.tasks.values()):
             raise ConfigError(
-                "a task called test beside data.test, whose metrics are called test/NAME",
+                "a task called test next to data.test, whose metrics are called test/NAME",
                 expected="another name of the task",
             )
         if given := [
@@ -142,7 +144,7 @@ class Recipe:
             and not (name == "test" and self.data.test_share)
         ]:
             raise ConfigError(
-                "data of one task beside `tasks`",
+                "data of one task next to `tasks`",
                 offenders=[f"data.{name}={getattr(self.data, name)}" for name in given],
                 expected="the data of each task: tasks.NAME.data.train; other options of `data` "
                 "hold for all tasks",
@@ -261,7 +263,7 @@ MEANINGS = {
     ),
     **dict.fromkeys(("cpu", "use_cpu", "no_cuda"), "CUDA_VISIBLE_DEVICES= before the command"),
     **dict.fromkeys(("stage", "finetuning_type", "method_name"), "task=causal-lm, method=lora"),
-    "num_labels": "data.labels=[no, yes]; without it they are those of the data",
+    "num_labels": "data.labels=[no, yes]; without it the labels come from the data",
     "cutoff_len": "train.max_length=512",
     "learning_rates": "--sweep lr=1e-4,1e-3",
     "sweep": "--sweep KEY=V,V",

@@ -251,7 +251,7 @@ class Folder(Storage):
             return False
         near = did_you_mean(self.root.name, [path.name for path in subfolders(self.root.parent)])
         raise RegistryError(
-            f"there is no registry {self.location!r}{near}",
+            f"no registry {self.location!r}{near}",
             expected="a folder with published adapters",
             hint="check --registry and $ADAPTERHUB_REGISTRY",
         )

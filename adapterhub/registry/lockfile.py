@@ -123,9 +123,9 @@ def _place_problems(path: str, pin: Pin) -> list[str]:
         return [f"{path}.reference: {pin.reference!r} does not name a published version"]
     problems = []
     if pin.registry is not None and not _is_folder(reference, pin.registry):
-        problems.append(f"{path}.registry: {pin.registry!r} is no registry of {reference}")
+        problems.append(f"{path}.registry: {pin.registry!r} is not a registry of {reference}")
     if pin.endpoint is not None and not _gives(pin.endpoint, reference):
-        problems.append(f"{path}.endpoint: {pin.endpoint!r} is no hub of {reference}")
+        problems.append(f"{path}.endpoint: {pin.endpoint!r} is not a hub of {reference}")
     return problems
 
 

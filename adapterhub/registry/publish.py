@@ -363,7 +363,7 @@ def put_signed(
         raise SignatureError(
             f"{source.folder / SIGNATURE_FILE} is not for what is published as {publication.name}",
             offenders=[f"it is for {s.statement.name}" for s in found if s not in carried],
-            hint=f"--sign KEY to sign it anew, or delete {SIGNATURE_FILE}",
+            hint=f"--sign KEY to sign it again, or delete {SIGNATURE_FILE}",
         )
     if private is None and not carried:
         return store.put(saved, publication)
@@ -451,7 +451,7 @@ def _published_ref(
         return FoundationRef(entry.name, entry.digest, entry.version, entry.reference)
     command = _command(ref, target)
     raise RegistryError(
-        f"{manifest.name!r} was trained on {ref.name!r}, which is not published beside it",
+        f"{manifest.name!r} was trained on {ref.name!r}, which is not published with it",
         offenders=[f"{ref}, sha256 {ref.digest[:12]}"],
         expected="the adapters below it in the same registry, or of the same owner on the hub",
         hint=f"{command.format(copy if content else 'FOLDER')} first, then this one",

@@ -338,7 +338,7 @@ class Registry(Store):
 
     def _index_problems(self, found: Mapping[str, Contents]) -> list[str]:
         """Compare the index, if it exists, with the folders."""
-        hint = "adapterhub registry index writes it anew"
+        hint = "adapterhub registry index rebuilds it"
         try:
             if (indexed := self._indexed(None)) is None:
                 return []
@@ -561,7 +561,7 @@ class Registry(Store):
             shown = paths[0] if len(paths) == 1 else f"{len(paths)} adapters"
             warn_user(
                 f"{shown} in {self.location}: published, but not in the index: {line_of(error)}; "
-                "adapterhub registry index writes it anew",
+                "adapterhub registry index rebuilds it",
                 stacklevel=4,
             )
 

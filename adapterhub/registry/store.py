@@ -271,7 +271,7 @@ def backbone_folder(backbone: str) -> str:
         other = folder.replace("--", "/", 1) if is_local else folder
         problem = f"they would share the folder {folder!r} with those of {other!r}"
     if _is_reserved(folder):
-        problem = f"the name {INDEX_FILE} is that of a registry's index"
+        problem = f"the name {INDEX_FILE} is the URL of a registry's index"
     if problem:
         raise RegistryError(
             f"adapters of the backbone {backbone!r} cannot be published: {problem}",
@@ -690,7 +690,7 @@ def free_version(name: str, version: str | None, entries: Sequence[Entry], highe
     if number <= highest:
         raise RegistryError(
             f"{name}@v{number} cannot be published: the highest version so far is v{highest}",
-            expected="a new number, as that of a deleted version is not used again",
+            expected="a new number, since numbers of deleted versions are not reused",
             hint=f"publish it as v{next_free}, or without a version",
         )
     return f"v{number}"

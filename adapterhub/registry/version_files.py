@@ -623,5 +623,5 @@ def _error(source: str, problem: str) -> FileError:
     return FileError(
         f"{source} is not the index of a registry: {problem}",
         expected="the file as adapterhub wrote it",
-        hint="adapterhub registry index writes it anew, from the folders",
+        hint="adapterhub registry index rebuilds it from the folders",
     )

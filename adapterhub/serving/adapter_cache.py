@@ -574,7 +574,7 @@ class ServedModels:
                 f"{pulled.reference} was trained on a backbone that this server does not have",
                 offenders=[f"served: {each}" for each in sorted(self.fingerprints)],
                 expected=f"{backbone.id}, {backbone.fingerprint}",
-                hint="a server of its own for that backbone",
+                hint="a separate server for that backbone",
             ) from error
         self.fingerprints.add(backbone.fingerprint)
         return planned

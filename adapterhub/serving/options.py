@@ -25,31 +25,31 @@ class ServeOptions:
     """Options of a server: adapters, clients and limits."""
 
     adapters: tuple[str, ...] = option((), "references, or NAME=REFERENCE; none: the registry's")
-    backbone: str | None = option(None, "where the backbone of all adapters is loaded from")
-    allow: tuple[str, ...] = option((), "patterns of adapters that may be asked for: team-*")
+    backbone: str | None = option(None, "the backbone of all adapters: a Hub id or folder")
+    allow: tuple[str, ...] = option((), "patterns of adapters that clients may also use: team-*")
     registry: str | None = option(None, "folder, bucket or https URL")
     require_signature: bool = option(False, "refuse adapters that no trusted key has signed")
     host: str = option("127.0.0.1", "address to listen at")
     port: int = option(8000, "port to listen at; 0: a free one", least=0, most=65535)
     tokens: str | None = option(None, "file of tokens (null: your own, if there are some)")
     metrics: Literal["open", "predict", "admin", "off"] = option(
-        "admin", "who reads /metrics where there are tokens: all, a role, or nobody"
+        "admin", "role that may read /metrics if tokens are required; open: anyone, off: no one"
     )
-    admin: bool = option(True, "whether there are paths that change something")
+    admin: bool = option(True, "serve paths that change something")
     allow_origin: tuple[str, ...] = option(
         (), "origins of pages whose browsers may ask: https://app.example.org"
     )
-    try_page: bool = option(False, "whether / is a page to try adapters")
+    try_page: bool = option(False, "serve a page at / to try adapters")
     batch_tokens: int | None = option(None, "most positions at once (null: by the device)", least=1)
     max_length: int | None = option(
-        None, "longest input, in tokens (null: what the backbone reads)", least=1
+        None, "longest input, in tokens (null: the backbone's limit)", least=1
     )
     queue_tokens: int = option(1 << 17, "most tokens that wait", least=1)
     adapter_memory: str = option("2GiB", "bytes of adapters that are kept in memory")
-    refresh: str = option("10s", "how often new versions are looked for; off: never")
+    refresh: str = option("10s", "interval between checks for new versions; off: never")
     deadline: str = option("30s", "time until a request must be computed")
     generation_time: str = option("5m", "time that a text may take from its first token on")
-    drain: str = option("30s", "time to finish what is running when the server leaves")
+    drain: str = option("30s", "longest time to finish requests at shutdown")
     write_timeout: str = option("30s", "time after which a client that reads nothing is dropped")
     body: str = option("4MiB", "most bytes of a request")
     inputs: int = option(1024, "most inputs of a request", least=1)

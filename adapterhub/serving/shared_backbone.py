@@ -365,7 +365,8 @@ class StateHead:
             compared = same(tensors, own, model.dtype)
             if own.keys() != tensors.keys() or not compared:
                 raise MismatchError(
-                    "its outputs differ from those of the whole model", offenders=compared.problems
+                    "its outputs differ from the outputs of the whole model",
+                    offenders=compared.problems,
                 )
         short, long = (batch[MASK].shape[1] for batch in batches)
         self.by_token = frozenset(

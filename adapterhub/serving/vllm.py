@@ -78,7 +78,7 @@ def register() -> None:
     """
     settings = ResolverSettings.from_environment()
     if not settings.allow:
-        _LOG.debug("no adapters of adapterhub may be asked for: %s is not set", ALLOW)
+        _LOG.debug("no adapters of adapterhub can be requested: %s is not set", ALLOW)
         return
     from vllm.lora.resolver import LoRAResolverRegistry
 

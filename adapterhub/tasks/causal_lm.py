@@ -172,7 +172,8 @@ class CausalLM(FewShot, Generation, LearnsTokens):
             found = None
         if not isinstance(found, dict):
             raise ConfigError(
-                f"template_arguments {one_line(str(self.template_arguments), 100)!r} is no object",
+                f"template_arguments {one_line(str(self.template_arguments), 100)!r} is not an "
+                f"object",
                 expected='JSON: {"enable_thinking": false}',
             )
         return found

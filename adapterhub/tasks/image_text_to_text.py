@@ -344,7 +344,7 @@ class PicturePrompts:
         placeholder = image_placeholder(processor)
         if placeholder is None or self.tokenizer is None:
             raise ConfigError(
-                f"{type(processor).__name__} has no token that stands for a picture",
+                f"{type(processor).__name__} has no image token",
                 expected="a backbone that reads pictures among the tokens of a text, such as "
                 "HuggingFaceTB/SmolVLM-256M-Instruct or Qwen/Qwen2-VL-2B-Instruct",
             )

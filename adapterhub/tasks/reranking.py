@@ -69,7 +69,7 @@ class Reranking(Regression):
         examples = super().read(source, choice.options, split, labelled=labelled)
         if far := [e for e in examples if labelled and not 0 <= float(e.label) <= 1]:
             raise DataError(
-                f"{source} has {len(far):,} relevances that are no probability, such as "
+                f"{source} has {len(far):,} relevances that are not probabilities, such as "
                 f"{far[0].label}",
                 expected="numbers from 0 (not relevant) to 1 (relevant)",
                 hint="divide grades by the highest one",

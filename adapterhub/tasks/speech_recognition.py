@@ -157,7 +157,7 @@ class SpeechRecognition(Generation, SoundTask):
         """Reject a backbone without a tokenizer, and audio that would be read in part."""
         if not hasattr(setting.tokenizer, "get_vocab"):
             raise ConfigError(
-                "the backbone has no tokenizer: it has not learned to write",
+                "the backbone has no tokenizer: it has not learned to generate text",
                 expected="a backbone for speech recognition, such as facebook/wav2vec2-base-960h "
                 "or openai/whisper-small",
             )

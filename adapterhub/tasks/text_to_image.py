@@ -120,9 +120,9 @@ class TextToImage(MediaTask):
     input_name = "prompt"
     printed_fields = ("png", "width", "height")
 
-    prompt: str = option("", "the prompt of all pictures, in place of captions")
-    resolution: int = option(0, "side of the pictures, in pixels; 0: that of the backbone", least=0)
-    flip: bool = option(False, "mirror half of the pictures, drawn anew in each epoch")
+    prompt: str = option("", "the prompt of all images, instead of captions")
+    resolution: int = option(0, "side of the images, in pixels; 0: the backbone's size", least=0)
+    flip: bool = option(False, "mirror a random half of the images in each epoch")
     empty_prompts: float = option(
         0.0, "share of rows that train without their caption, for guidance (0.1 is usual)",
         least=0, most=1,
@@ -440,9 +440,9 @@ def _beside(files: Sequence[MediaFile]) -> list[str]:
     ]
     if lacking:
         raise DataError(
-            f"{len(lacking):,} of {len(files):,} pictures have no caption",
+            f"{len(lacking):,} of {len(files):,} images have no caption",
             offenders=lacking,
-            expected="a text file beside each picture, or metadata.csv, or one prompt for all",
+            expected="a text file next to each image, or metadata.csv, or one prompt for all",
             hint="--task \"text-to-image(prompt='a photo of sks dog')\"",
         )
     return [text for text in texts if text]

@@ -166,7 +166,7 @@ def _calibrated(
             watch.read(model, moved, loss)
             rows += _rows(batch)
     if watch.reads and not rows:
-        raise TrainingError("there are no batches to start from", expected="one batch or more")
+        raise TrainingError("no batches to initialize from", expected="one batch or more")
     watch.allot(adapter)
     return Calibration(init, rows, {p.site.id: watch.begin(p) for p in placed})
 

@@ -251,7 +251,7 @@ def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
         raise OutputError(
             f"{path} is another recipe, and there is no checkpoint to resume from",
             expected="the recipe that the run was started with",
-            hint=f"delete {path} to train anew in this folder, or another --output",
+            hint=f"delete {path} to train again in this folder, or another --output",
         )
     with writing(path):
         replace_file(path, (SCHEMA_LINE + recipe.to_yaml()).encode())

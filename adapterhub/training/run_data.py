@@ -640,7 +640,7 @@ def check_trackers(names: Iterable[str]) -> None:
     for name in chosen:
         if name == _OWN:
             raise ConfigError(
-                "TensorBoard is no train.tracker", hint="train.tensorboard=true, the default"
+                "TensorBoard is not a train.tracker", hint="train.tensorboard=true, the default"
             )
         if name not in tracking.LOGGER_TYPE_TO_CLASS:
             choices = sorted(str(n) for n in tracking.LOGGER_TYPE_TO_CLASS if n != _OWN)

@@ -134,7 +134,7 @@ class UnknownAdapterError(ServingError):
         near = nearest(cut, known)
         super().__init__(
             f"no adapter {cut!r} is served",
-            hint=" or ".join(near) if near else "GET /v1/models, which lists what is served",
+            hint=" or ".join(near) if near else "GET /v1/models, which lists the served adapters",
         )
 
 
@@ -268,7 +268,7 @@ class MissingRevisionError(HubRefusal):
 
     def __init__(self, revision: str, problem: str = "") -> None:
         shown = repr(one_line(revision, _SHOWN))
-        super().__init__(f"{shown} {problem}" if problem else f"there is no revision {shown}")
+        super().__init__(f"{shown} {problem}" if problem else f"no such revision: {shown}")
 
 
 class MissingEntryError(HubRefusal):

@@ -170,7 +170,7 @@ class TokenFile:
             found = [each for each in known if each.name == name]
             if not found:
                 near = did_you_mean(name, [each.name for each in known])
-                raise ConfigError(f"there is no token with the name {name!r}{near}")
+                raise ConfigError(f"no token has the name {name!r}{near}")
             self._write([each for each in known if each.name != name])
         return found[0]
 

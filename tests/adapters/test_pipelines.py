@@ -125,7 +125,7 @@ def test_other_modules_of_a_pipeline_have_adapters_of_their_own(tmp_path):
     with pytest.raises(SiteError) as error:
         ah.attach(pipe, "lora(sites=['text_encoder_2.*.q'])")
     assert error.value.offenders == (
-        "'text_encoder_2.*.q'; text_encoder_2 is no part of a FluxPipeline: "
+        "'text_encoder_2.*.q'; text_encoder_2 is not part of a FluxPipeline: "
         "ah.attach(pipe.text_encoder_2, ...)",
     )
     pictures = []

@@ -65,7 +65,7 @@ def test_the_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> 
     other = tmp_path / f"{_prefix(tmp_path / 'b')}0123"
     other.mkdir()
     (tmp_path / ".hidden").mkdir()
-    with pytest.raises(Exception, match="there is no folder"):
+    with pytest.raises(Exception, match="no such folder"):
         Saved.at(place).read()
     write_adapter(place, MANIFEST, OLD)
     left = sorted(path.name for path in tmp_path.iterdir())

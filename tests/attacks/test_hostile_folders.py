@@ -212,7 +212,7 @@ HEADERS: dict[str, Header] = {
     "a renamed tensor": lambda header: header.update({"../x": header.pop(sorted(header)[0])}),
     "a tensor more": lambda h: h.update(z={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
     "no tensors": lambda header: header.clear(),
-    "metadata that is no text": lambda header: header.update(__metadata__={"a": [1]}),
+    "metadata that is not text": lambda header: header.update(__metadata__={"a": [1]}),
     "20,000 deep": lambda header: header.update(__metadata__={"a": deep(20)}),
     "many tensors": lambda header: header.update(
         {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}

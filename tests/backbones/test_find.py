@@ -132,7 +132,7 @@ def test_a_backbone_that_does_not_exist_is_named(offline):
 
 @pytest.mark.parametrize("backbone", ["./bert", "no/such/folder", "/no/such"])
 def test_a_folder_that_does_not_exist_is_not_taken_for_a_name_on_the_hub(offline, backbone):
-    with pytest.raises(BackboneError, match=f"no backbone '{backbone}': there is no such folder"):
+    with pytest.raises(BackboneError, match=f"no backbone '{backbone}': the folder does not exist"):
         find_backbone(backbone)
 
 

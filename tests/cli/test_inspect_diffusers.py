@@ -146,7 +146,7 @@ def test_broken_files(adapterhub, folder):
     assert code == 2
     assert "has no config.json" in err
     (folder / "model_index.json").write_text("[")
-    assert "is no JSON" in adapterhub("inspect", folder)[2]
+    assert "is not JSON" in adapterhub("inspect", folder)[2]
 
 
 @pytest.mark.parametrize("words", [["--draft-family"], ["--family", "row.yaml"]])

@@ -34,7 +34,7 @@ REFUSES = {
     "combine": (["combine", "task", "task@v1", "--output", "both"], "on top of others"),
     "convert": (["convert", "task", "--output", "lora"], "on top of others"),
     "resize": (["resize", "task", "--rank", "1", "--output", "small"], "on top of others"),
-    "publish": (["publish", "RUN", "--registry", "empty"], "not published beside it"),
+    "publish": (["publish", "RUN", "--registry", "empty"], "not published with it"),
     "bench": (
         ["bench", "--methods", "from task", "--backbone", "BACKBONE", "--train", "TRAIN",
          "--output", "study", "--steps", "1", "--seeds", "1", "--rates", "1"],

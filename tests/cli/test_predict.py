@@ -46,7 +46,7 @@ def test_no_row_vanishes(train, adapterhub, tmp_path, monkeypatch):
     rows.write_text('{"text": "a film"}\n\n{"text": "a plot"}\n')
     code, out, err = adapterhub("predict", run, "--data", rows, "--json")
     assert len(json_lines(out)) == 2
-    assert "blank lines are no rows, and get no prediction: 2\n" in err
+    assert "blank lines are skipped and get no prediction: 2\n" in err
     rows.write_text('{"text": "a film"}\n{"text": null}\n')
     result = adapterhub("predict", run, "--data", rows)
     refused(result, "line 2: 'text' is missing")

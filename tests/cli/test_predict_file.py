@@ -104,7 +104,7 @@ def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("missing.csv",), "there is no file missing.csv"),
+        (("missing.csv",), "no such file: missing.csv"),
         (("dev.tsv", "train.tsv"), "2 files"),
         (("a text", "--output", "out.xlsx"), "--output out.xlsx is of an unknown format"),
         (("a text", "--output", "out.csv", "--json"), "--json with --output"),

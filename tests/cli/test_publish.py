@@ -20,7 +20,7 @@ def test_the_same_bytes_are_the_same_version(typed, tmp_path):
 def test_a_folder_without_an_adapter(typed):
     with pytest.raises(AdapterhubError) as error:
         typed("publish nothing")
-    assert "there is no folder 'nothing'" in str(error.value)
+    assert "no such folder: 'nothing'" in str(error.value)
 
 
 @pytest.mark.parametrize(

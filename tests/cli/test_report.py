@@ -86,7 +86,7 @@ def test_a_study_among_runs_is_refused(adapterhub, tmp_path):
 def test_a_folder_without_a_run_is_refused(adapterhub, tmp_path):
     code, _, err = adapterhub("report", tmp_path)
     assert code == 2
-    assert "there is no run in" in err
+    assert "no run in" in err
 
 
 def test_a_page_that_cannot_be_written_is_one_error(adapterhub, tmp_path):

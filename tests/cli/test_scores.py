@@ -16,7 +16,7 @@ from tests.kit.task_cases import CASES
 
 TO = "\N{EN DASH}"
 ERROR = rf"\((-?[\d.]+({TO}| to )-?[\d.]+, )?n = \d+( in \d+ groups?)?\)"
-CHOSE = "--test 0.1 holds others out"
+PICKED = "also picked the epoch; try --test 0.1"
 
 
 @long_table("name", CASES, 3)
@@ -58,9 +58,9 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     code, out, err = train("--test", test, "train.epochs=2", "train.report=true", output=run)
     assert code == 0, err
     plain = tmp_path / "plain"
-    assert CHOSE in train("train.epochs=2", output=plain)[1]
-    assert CHOSE not in train("train.epochs=1", output=tmp_path / "once")[1]
-    assert "the same 22 rows chose the epoch; the test rows chose nothing" in out
+    assert PICKED in train("train.epochs=2", output=plain)[1]
+    assert PICKED not in train("train.epochs=1", output=tmp_path / "once")[1]
+    assert "these 22 rows also picked the epoch; the test rows picked nothing" in out
     rows = {"file": 26, "share": 15}[kind]
     assert f"{rows} test rows: the scores say little; --test FILE, or more rows" in err
     assert "22 evaluation rows: the scores say little; --eval FILE, or more rows" in err

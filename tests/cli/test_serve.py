@@ -60,7 +60,7 @@ def test_options_of_a_file_and_of_flags(adapterhub, registry, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--host", "0.0.0.0"), "there are no tokens"),
+        (("--host", "0.0.0.0"), "no tokens"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--deadline", "soon"), "'soon' is not a time"),
         (("--config", "missing.yaml"), "no such file"),
@@ -94,7 +94,7 @@ def test_a_token_is_shown_once(adapterhub, tmp_path):
     assert listed["name"] == "shop"
     assert "sha256" not in listed
     assert adapterhub("token", "revoke", "shop", "--file", file)[0] == 0
-    assert adapterhub("token", "list", "--file", file)[1] == "there are no tokens\n"
+    assert adapterhub("token", "list", "--file", file)[1] == "no tokens\n"
 
 
 def test_tokens_that_cannot_be_made(adapterhub, tmp_path):

@@ -86,7 +86,7 @@ def test_texts_have_room_behind_the_virtual_tokens_of_every_adapter(
 def test_an_empty_registry_has_nothing_to_compare(adapterhub, words):
     code, out, _ = adapterhub("suggest", *words)
     assert code == 0
-    assert "There is no adapter to compare" in out
+    assert "No adapter to compare" in out
 
 
 def test_wrong_lines_say_what_to_type(adapterhub, words, tmp_path):

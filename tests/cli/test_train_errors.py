@@ -128,7 +128,7 @@ def test_a_folder_of_files_has_a_task(words, ending, task, adapterhub, backbone,
                tmp_path / "run", *words)  # fmt: skip
     code, _, err = adapterhub(*command)
     assert code == 2
-    said = {"image": "is no picture", "audio": "is no sound"}
+    said = {"image": "is not an image", "audio": "is not audio"}
     assert (f"--task {task}-classification" if words else said[task]) in err
 
 
@@ -154,7 +154,7 @@ def test_a_backbone_that_moved_is_told_on_resume(
     resume = ("train", "--resume", "--output", tmp_path / "run", "train.max_steps=4")
     code, _, err = adapterhub(*resume)
     assert code == 2
-    assert "there is no such folder" in err
+    assert "the folder does not exist" in err
     assert "--backbone FOLDER" in err
     code, _, err = adapterhub(*resume, "--backbone", "moved/bert")
     assert code == 0, err

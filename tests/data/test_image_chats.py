@@ -138,7 +138,7 @@ FINE = ROWS["OpenAI"]["messages"]
 WRONG = {
     "the messages have 2 places for pictures, and 1 are given": {
         "messages": FINE, "images": ["0.png"]},
-    "the chat has no picture": {"messages": [turn("user", text("hi")),
+    "the chat has no image": {"messages": [turn("user", text("hi")),
                                              turn("assistant", text("ho"))], "images": []},
     "the last message is of the role 'user'": {"messages": FINE[:1], "images": ["0.png", "1.png"]},
     "the answer is empty": {"messages": [FINE[0], turn("assistant")],
@@ -168,7 +168,7 @@ def test_an_invalid_row_is_told(problem, pictures):
 
 def test_rows_without_pictures_may_be_skipped(pictures):
     file = write_json_lines(
-        pictures / "rows.jsonl", [WRONG["the chat has no picture"], ROWS["OpenAI"]]
+        pictures / "rows.jsonl", [WRONG["the chat has no image"], ROWS["OpenAI"]]
     )
     assert len(read(file, skip_empty=True)) == 1
 

@@ -98,7 +98,7 @@ def test_every_invalid_file_is_told(folder):
     assert [line.partition(":")[0].strip(" -") for line in lines] == [
         f"line {n}" for n in range(2, 7)
     ]
-    for reason in ("no such file", "is no picture", "is broken", "download it", "missing"):
+    for reason in ("no such file", "is not an image", "is broken", "download it", "missing"):
         assert reason in error
 
 
@@ -119,7 +119,7 @@ def test_names_that_are_no_unicode(folder):
         (folder / "0/0.png").rename(os.fsdecode(os.fsencode(folder) + b"/0/\xff.png"))
     except OSError:
         pytest.skip("this file system refuses such names")
-    assert "is no Unicode: rename the file" in told(folder)
+    assert "is not Unicode: rename the file" in told(folder)
 
 
 def test_a_file_that_changes_after_it_was_read(folder):
@@ -128,7 +128,7 @@ def test_a_file_that_changes_after_it_was_read(folder):
     with pytest.raises(DataError, match="no such file"):
         first.decoded(open_picture)
     (folder / second.name).write_bytes(b"")
-    with pytest.raises(DataError, match=r"0/1.png is no picture"):
+    with pytest.raises(DataError, match=r"0/1.png is not an image"):
         second.decoded(open_picture)
 
 

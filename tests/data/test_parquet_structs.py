@@ -162,5 +162,5 @@ def test_maps_are_objects(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_object_of_a_stream_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n[1]\n')
-    with pytest.raises(DataError, match="a line is no object"):
+    with pytest.raises(DataError, match="a line is not an object"):
         open_source(str(tmp_path / "a.jsonl"), DataOptions(stream=True), "train")

@@ -69,12 +69,12 @@ def test_frequencies_that_a_rate_cannot_have_are_removed():
 
 @pytest.mark.parametrize("data", [b"", b"no sound", b"\x89PNG\r\n\x1a\n" + bytes(99)])
 def test_other_files_are_refused(data):
-    assert told(data) == "is no sound (WAV, FLAC, OGG, MP3)"
+    assert told(data) == "is not audio (WAV, FLAC, OGG, MP3)"
 
 
 def test_formats_that_are_not_for_strangers_are_refused():
     for name in ("AIFF", "AU", "CAF"):
-        assert "is no sound" in told(sounds.encoded(TONE, format=name))
+        assert "is not audio" in told(sounds.encoded(TONE, format=name))
 
 
 @pytest.mark.parametrize("name", ["WAV", "FLAC", "OGG"])
@@ -93,7 +93,7 @@ def test_nothing_to_hear_and_no_numbers():
     assert told(sounds.encoded(TONE[:0])) == "has no samples"
     wrong = TONE.copy()
     wrong[7] = np.nan
-    assert told(sounds.encoded(wrong, subtype="FLOAT")) == "has values that are no numbers"
+    assert told(sounds.encoded(wrong, subtype="FLOAT")) == "has values that are not numbers"
 
 
 def test_a_file_that_becomes_too_large(monkeypatch):

@@ -73,7 +73,7 @@ def test_rows_of_a_numeric_label_are_one_group() -> None:
 
 @pytest.mark.parametrize("rows", [[], examples({"a": 9}), [Example("x", None, "a")] * 50])
 def test_too_few_rows_are_refused_with_what_to_type(rows: list[Example]) -> None:
-    with pytest.raises(DataError, match="too few to hold some out") as error:
+    with pytest.raises(DataError, match="too few to hold any out") as error:
         held(rows)
     assert "--eval none" in error.value.hint
 

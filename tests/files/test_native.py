@@ -161,7 +161,7 @@ def test_an_edited_or_missing_card_is_accepted(saved: Path) -> None:
 
 
 def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
-    assert "there is no folder" in reading(tmp_path / "nothing")
+    assert "no such folder" in reading(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
     assert "not a folder" in reading(tmp_path / "file")
 

@@ -33,7 +33,7 @@ def test_a_missing_or_linked_recipe_is_ignored(tmp_path: Path) -> None:
 
 
 def test_the_error_for_a_folder_says_what_is_in_it(tmp_path: Path) -> None:
-    assert "there is no folder" in str(no_adapter(tmp_path / "none"))
+    assert "no such folder" in str(no_adapter(tmp_path / "none"))
     (tmp_path / "file").write_text("x")
     assert "is not a folder" in str(no_adapter(tmp_path / "file"))
     for number in range(9):

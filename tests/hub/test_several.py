@@ -254,7 +254,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(new_state, tmp_path):
         create_hub(place, str(tmp_path))
     with pytest.raises(ConfigError, match="cannot be used"):
         create_hub(place, "s3://missing/prefix")
-    with pytest.raises(ConfigError, match="there is no hub"), open_hub(place):
+    with pytest.raises(ConfigError, match="no hub"), open_hub(place):
         pass
     create_hub(place, bucket)
     create_hub(place, f"{bucket}/")

@@ -32,7 +32,7 @@ def test_the_main_metric_is_that_of_the_recipe(tmp_path):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(FileError, match="there is no run in"):
+    with pytest.raises(FileError, match="no run in"):
         read_run(tmp_path)
 
 

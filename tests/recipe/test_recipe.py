@@ -178,7 +178,7 @@ def test_several_tasks_round_trip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"data": {"train": "c.tsv"}}, "beside `tasks`"), ({"mixing": "sise"}, "did you mean 'size'"),
+    [({"data": {"train": "c.tsv"}}, "next to `tasks`"), ({"mixing": "sise"}, "did you mean 'size'"),
      ({"tasks": {"a": {"data": {"train": "a"}, "wieght": 2}}}, "weight"),
      ({"tasks": {"a": {"data": {"trian": "a"}}}}, "train"), ({"tasks": {"a": {}}}, "tasks.a.data"),
      ({"tasks": {"a b": {"data": {"train": "a"}}}}, "'a b'"), ({"tasks": {"a": 3}}, "tasks.a"),

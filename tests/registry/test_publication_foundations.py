@@ -31,7 +31,7 @@ def task(tmp_path: Path) -> torch.Tensor:
 def test_one_on_an_unpublished_one_says_what_to_type(
     registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
 ) -> None:
-    with pytest.raises(RegistryError, match="'lang', which is not published beside it") as error:
+    with pytest.raises(RegistryError, match="'lang', which is not published with it") as error:
         ah.publish(tmp_path / "task")
     (copy,) = (tmp_path / "task" / "on").iterdir()
     assert error.value.hint == f"adapterhub publish {copy} --name lang first, then this one"
@@ -63,7 +63,7 @@ def test_a_yanked_one_is_not_used(
     registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
 ) -> None:
     registry.yank(ah.publish(tmp_path / "lang"), "bad")
-    with pytest.raises(RegistryError, match="not published beside it"):
+    with pytest.raises(RegistryError, match="not published with it"):
         ah.publish(tmp_path / "task")
     assert not registry.has("task")
 
@@ -84,7 +84,7 @@ def test_a_hub_has_them_with_the_same_owner(
 ) -> None:
     folder = tmp_path / "task"
     target = f"{hub.address}/me/task"
-    with pytest.raises(RegistryError, match="not published beside it") as error:
+    with pytest.raises(RegistryError, match="not published with it") as error:
         ah.push(folder, target, peft=False)
     (copy,) = (folder / "on").iterdir()
     hint = f"adapterhub push {copy} {hub.address}/me/lang first, then this one"

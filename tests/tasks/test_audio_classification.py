@@ -168,7 +168,7 @@ def test_every_broken_file_is_told(tmp_path):
     (folder / "high/1.wav").write_bytes((folder / "high/1.wav").read_bytes()[:900])
     with pytest.raises(DataError) as error:
         TASK.read(str(folder), DataOptions(), "train")
-    assert "'low/0.wav' is no sound" in str(error.value)
+    assert "'low/0.wav' is not audio" in str(error.value)
     assert "'high/1.wav' is broken" in str(error.value)
 
 

@@ -375,9 +375,9 @@ def test_columns_beside_a_chat_are_given_to_its_template(
     ("columns", "expected"),
     [
         ({"tools": "{"}, "'tools' is a text, but not JSON"),
-        ({"tools": {"a": 1}}, "'tools' is no list"),
-        ({"system": ["x"]}, "'system' is no text"),
-        ({"chat_template_kwargs": [1]}, "'chat_template_kwargs' is no object"),
+        ({"tools": {"a": 1}}, "'tools' must be a list"),
+        ({"system": ["x"]}, "'system' must be text"),
+        ({"chat_template_kwargs": [1]}, "'chat_template_kwargs' must be an object"),
     ],
 )
 def test_columns_of_another_form_are_refused(

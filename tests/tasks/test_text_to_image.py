@@ -486,7 +486,7 @@ def test_a_pipeline_with_a_broken_part(tmp_path):
 def test_all_pictures_without_captions_are_told(photos):
     (photos / "3.txt").unlink()
     (photos / "5.txt").write_text(" \n")
-    with pytest.raises(DataError, match="2 of 12 pictures have no caption") as found:
+    with pytest.raises(DataError, match="2 of 12 images have no caption") as found:
         captions(TextToImage(), photos)
     assert found.value.offenders == ("3.png: 3.txt is missing", "5.png: 5.txt is empty")
     assert "prompt=" in found.value.hint

@@ -190,7 +190,7 @@ def _import_oft(update: PlainUpdate) -> str:
     if terms == 0:
         update.ours["Q"] = -upper  # peft's exact form is the inverse of its series
     if config["use_cayley_neumann"] and terms == 1:
-        return "num_cayley_neumann_terms: 1 is no rotation"
+        return "num_cayley_neumann_terms: 1 is not a rotation"
     # peft computes the fourth term with 3, too.
     update.options |= {"block": size, "terms": 4 if terms == 3 else terms}
     return ""
@@ -338,7 +338,7 @@ def _import_psoft(update: PlainUpdate) -> str:
     rank, config, ours = update.options["rank"], update.config, update.ours
     terms = config["num_cayley_neumann_terms"] if config["use_cayley_neumann"] else 0
     if terms == 1:
-        return "num_cayley_neumann_terms: 1 is no rotation"
+        return "num_cayley_neumann_terms: 1 is not a rotation"
     if ours["Q"].shape != (rank * (rank - 1) // 2,):
         return f"psoft_R.weight has the shape {tuple(ours['Q'].shape)}, and the rank is {rank}"
     for name in ("a", "b"):

@@ -82,23 +82,23 @@ _MEANINGS = {
     "layers_to_transform": ("layers", "layers=[0, 5]"),
     "leave_out": ("layers", "layers=[0, 5], the layers to adapt"),
     "scaling": ("scale", "scale=4"),
-    "reduction_factor": ("size", "size=48, the width itself: that of the backbone / the factor"),
+    "reduction_factor": ("size", "size=48, the width itself: the backbone's width / the factor"),
     "modules_to_save": ("", "no option: the task head trains with each adapter"),
-    "task_type": ("", "task=classification, beside the method"),
+    "task_type": ("", "task=classification, next to the method"),
     "inference_mode": ("", "no option: activate(model) without names is the bare backbone"),
     "bias": ("", "the method bitfit, also composed: [lora, bitfit]"),
     "use_rslora": ("rank", "the method rslora"),
     "use_dora": ("rank", "the method dora"),
     "init_lora_weights": ("rank", "the method pissa, for pissa"),
-    "lr": ("", "train.learning_rate=1e-3, beside the method"),
-    "learning_rate": ("", "train.learning_rate=1e-3, beside the method"),
-    "epochs": ("", "train.epochs=3, beside the method"),
-    "quantize": ("", "quantize=nf4, beside the method"),
+    "lr": ("", "train.learning_rate=1e-3, next to the method"),
+    "learning_rate": ("", "train.learning_rate=1e-3, next to the method"),
+    "epochs": ("", "train.epochs=3, next to the method"),
+    "quantize": ("", "quantize=nf4, next to the method"),
 }
 
 _MEANT = {
     "adapter adapters bottleneck": (
-        "pfeiffer and houlsby are sequential adapters, parallel is beside the layer"
+        "pfeiffer and houlsby are sequential adapters, parallel is next to the layer"
     ),
     "seq-bn": "pfeiffer is this adapter",
     "double-seq-bn": "houlsby is this adapter",
@@ -587,7 +587,7 @@ def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:
     raise ConfigError(
         f"options ({words}) for {names}",
         offenders=having,
-        expected="options beside the name of one method",
+        expected="options next to the name of one method",
         hint='attach(model, ["lora(rank=4)", "prefix(length=10)"]) for several, '
         "or the options in the method object: LoRA(rank=4)",
     )

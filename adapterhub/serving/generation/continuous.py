@@ -323,6 +323,6 @@ def continuous_generator(
     try:
         steps = PagedSteps(own.model, tokens, size, min(size, MOST_ROWS))
     except (MemoryError, RuntimeError) as error:
-        warn_user(f"texts are written in batches, the cache has no place in memory: {error}")
+        warn_user(f"texts are generated in batches; the cache does not fit in memory: {error}")
         return str(error)
     return ContinuousGenerator(own, packed, steps, counts)

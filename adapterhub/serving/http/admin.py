@@ -72,7 +72,7 @@ def operations(metrics: str = "predict") -> tuple[Endpoint, ...]:
         )
         for method, path, summary, answer, role in (
             ("GET", "/healthz", "Whether requests are computed", _healthz, ""),
-            ("GET", "/readyz", "Whether all is loaded and warm", _readyz, ""),
+            ("GET", "/readyz", "Whether the server is loaded and warm", _readyz, ""),
             ("GET", "/metrics", "Numbers for Prometheus", _metrics, metrics),
             ("POST", "/admin/refresh", "Look for new versions now", _refresh, "admin"),
             ("GET", "/openapi.json", "This description, for programs", _openapi, ""),

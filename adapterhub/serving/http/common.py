@@ -42,11 +42,11 @@ def now() -> int:
 
 
 class AdapterRequest(ClientRequest):
-    """What each request has.
+    """Fields of every request.
 
     Attributes:
         model: the adapter.
-        truncate: cut inputs that are too long, and say so; otherwise they are refused.
+        truncate: truncate inputs that are too long and report it; otherwise they are refused.
     """
 
     model: str
@@ -62,7 +62,7 @@ class ModelUsage(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    """What answers of a model have in common."""
+    """Fields common to all responses of a model."""
 
     id: str
     created: int = Field(default_factory=now)
@@ -245,7 +245,7 @@ def _text_of(given: Any, facts: AdapterFacts, parameter: str) -> str:
         if kept and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
             return text
     raise RequestError(
-        "the input has tokens that are not those of the backbone",
+        "the input has tokens that the backbone does not have",
         parameter=parameter,
         expected="texts, or tokens of the backbone's own tokenizer",
         hint="texts; in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)",

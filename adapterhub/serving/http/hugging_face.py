@@ -46,7 +46,7 @@ _TEMPLATE = "This example is {}."
 
 
 class InferenceResponse(RootModel[Any]):
-    """What the client reads of the task."""
+    """The task, as clients read it."""
 
 
 async def _infer(call: Call) -> Any:
@@ -192,7 +192,7 @@ async def _entities(call: Call, facts: AdapterFacts, asked: InferenceRequest) ->
     ignored = asked.options.get("ignore_labels") or []
     if not isinstance(ignored, list):
         raise RequestError(
-            "ignore_labels is no list", parameter="ignore_labels", expected="a list of texts"
+            "ignore_labels is not a list", parameter="ignore_labels", expected="a list of texts"
         )
     answers, single = await _answers(call, facts, asked)
     found = [

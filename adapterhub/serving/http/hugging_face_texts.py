@@ -58,7 +58,7 @@ def _all_options(asked: InferenceRequest) -> dict[str, Any]:
     own = asked.options.get("generate_parameters") or {}
     if not isinstance(own, dict):
         raise RequestError(
-            "generate_parameters is no object",
+            "generate_parameters is not an object",
             parameter="generate_parameters",
             expected='an object such as {"max_new_tokens": 20}',
         )
@@ -103,12 +103,14 @@ def _how(chosen: Mapping[str, Any], with_tokens: bool) -> Any:
     languages = {name: chosen.get(name) for name in LANGUAGE_COLUMNS}
     for name, language in languages.items():
         if language is not None and not isinstance(language, str):
-            raise RequestError(f"{name} is no text", parameter=name, expected="a language")
+            raise RequestError(f"{name} is not text", parameter=name, expected="a language")
     if stops is not None and not (
         isinstance(stops, str)
         or (isinstance(stops, list) and all(isinstance(s, str) for s in stops))
     ):
-        raise RequestError("stop is no list of texts", parameter="stop", expected="a list of texts")
+        raise RequestError(
+            "stop is not a list of texts", parameter="stop", expected="a list of texts"
+        )
     return generation_options(
         {"max_tokens": "max_new_tokens"},
         max_tokens=chosen.get("max_new_tokens"),

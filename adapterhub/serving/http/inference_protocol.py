@@ -80,14 +80,14 @@ class InputTensor(TensorFacts):
 
 
 class WantedOutput(BaseModel):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class InferRequest(BaseModel):
-    """The inputs, and the outputs that are asked for; by default all."""
+    """The inputs, and the requested outputs; by default all."""
 
     id: str | None = None
     inputs: Items[InputTensor] = Field(min_length=1)
@@ -208,7 +208,7 @@ def _columns(tensor: InputTensor) -> list[list[str]]:
     """Return the first texts of all inputs, then the second texts, and so on."""
     shape, data = tensor.shape, _flat(tensor.data or [])
     if tensor.datatype != "BYTES" or not all(isinstance(each, str) for each in data):
-        raise _bad_tensor(tensor, f"the type {tensor.datatype[:20]}, or data that is no text")
+        raise _bad_tensor(tensor, f"the type {tensor.datatype[:20]}, or data that is not text")
     width = shape[1] if len(shape) == 2 else 1
     if len(shape) not in (1, 2) or width < 1 or shape[0] < 1 or shape[0] * width != len(data):
         raise _bad_tensor(tensor, f"the shape {shape[:8]}, and {len(data)} texts")
@@ -399,7 +399,7 @@ async def _repository(call: Call) -> Response:
     rows = [
         {"name": name, "version": _version_of(loaded[name].reference), "state": "READY"}
         if name in loaded
-        else {"name": name, "state": "UNAVAILABLE", "reason": "it is loaded when asked for"}
+        else {"name": name, "state": "UNAVAILABLE", "reason": "it is loaded at its first request"}
         for name in dict.fromkeys((*call.adapters(), *loaded))
     ]
     return JSONResponse(rows)
@@ -451,8 +451,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             while_starting=True,
         )
         for name, summary, answer in (
-            ("live", "Say whether the server computes", _live),
-            ("ready", "Say whether requests are answered", _ready),
+            ("live", "Check that the server computes", _live),
+            ("ready", "Check that requests are answered", _ready),
         )
     ),
     *(

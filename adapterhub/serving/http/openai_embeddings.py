@@ -35,7 +35,7 @@ class EmbeddingsRequest(AdapterRequest):
 
 
 class EmbeddingItem(BaseModel):
-    """The vector of one input: numbers, or those of 32 bits in base64."""
+    """The vector of one input: numbers, or 32-bit floats in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -64,7 +64,7 @@ class ListedModel(BaseModel):
 
 
 class ListedModels(BaseModel):
-    """What may be asked for by name."""
+    """A model that requests can name."""
 
     object: Literal["list"] = "list"
     data: list[ListedModel]
@@ -131,7 +131,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/models",
         _models,
-        summary="List the adapters that may be asked for by name",
+        summary="List the adapters that requests can name",
         response=ListedModels,
         tags=_TAGS,
     ),

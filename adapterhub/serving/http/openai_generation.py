@@ -95,7 +95,7 @@ LANGUAGE = "The language of {}, as the tokenizer names it, for adapters that tra
 
 
 class StreamOptions(ClientRequest):
-    """What a stream has besides the text."""
+    """Additional content of a stream."""
 
     neutral = _NEUTRAL_OF_STREAMS
 
@@ -103,7 +103,7 @@ class StreamOptions(ClientRequest):
 
 
 class WritingRequest(ClientRequest):
-    """What requests for texts have in common; fields that are not here are not supported."""
+    """Fields of all requests for texts; other fields are not supported."""
 
     neutral = _NEUTRAL
 
@@ -174,7 +174,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(WritingRequest):
-    """The messages of a chat, of which the next is written."""
+    """The messages of a chat; the next one is generated."""
 
     messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -194,7 +194,7 @@ class CompletionRequest(WritingRequest):
         None,
         ge=0,
         le=MOST_LOGPROBS,
-        description="How many of the most probable tokens to list in place of each of the prompt.",
+        description="Number of most probable tokens to list for each token of the prompt.",
     )
 
     def check(self) -> None:

@@ -24,9 +24,9 @@ _MOST_EXAMPLES = 20  # per path
 
 
 class ErrorFacts(BaseModel):
-    """What an error in the form of OpenAI says."""
+    """The body of an error in OpenAI's form."""
 
-    message: str = Field(description="what is wrong, for people")
+    message: str = Field(description="a message for people")
     type: str = Field(description="invalid_request_error or server_error")
     param: str | None = Field(None, description="the field that it is about")
     code: str = Field(description="a word for programs")
@@ -41,7 +41,7 @@ class OpenAIError(BaseModel):
 class PlainError(BaseModel):
     """An error of any other path."""
 
-    error: str = Field(description="what is wrong, for people")
+    error: str = Field(description="a message for people")
     error_type: str = Field(description="a word of text-embeddings-inference's clients")
     code: str = Field(description="a word for programs")
 

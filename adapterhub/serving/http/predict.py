@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from adapterhub.serving.http.request import AdapterFacts, Call, ClientRequest
 from adapterhub.web.frame import Endpoint
 
-_TEXTS = ("A train was late again.", "Nobody said why, and it did not matter.", "It was full.")
+_TEXTS = ("A train was late again.", "No one explained why, and it did not matter.", "It was full.")
 
 
 class PredictRequest(ClientRequest):

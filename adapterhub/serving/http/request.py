@@ -575,7 +575,7 @@ class Call(WebCall):
 
         Args:
             model: the adapter's name in the request.
-            bare: what the backbone is to compute, if the name is the backbone's.
+            bare: the computation of the backbone, if the name is the backbone's.
 
         Raises:
             UnknownAdapterError: it does not exist, or this client may not request it.

@@ -56,7 +56,7 @@ class ClassifiedItem(BaseModel):
 
 
 class ScoringAnswer(ModelAnswer):
-    """What answers to several inputs have in common."""
+    """Fields common to responses to several inputs."""
 
     object: Literal["list"] = "list"
     truncated: list[int] = Field(default_factory=list)
@@ -105,7 +105,7 @@ class PooledItem(BaseModel):
 
 
 class PoolingResponse(ScoringAnswer):
-    """What an adapter reads off each input."""
+    """The result of an adapter for each input."""
 
     data: list[PooledItem]
 

@@ -140,7 +140,7 @@ class ServingApp(WebFrame[Call]):
             if role and call.token is None:
                 raise NoTokenError("no valid token", hint="the header Authorization: Bearer TOKEN")
             if role and call.token is not None and role not in call.token.roles:
-                raise RefusedError(f"this token has not the role {role}")
+                raise RefusedError(f"this token lacks the role {role}")
         elif not is_of_this_machine(call.headers.get("host"), self._foreign_origin(call)):
             raise RefusedError(
                 "a server without tokens answers this machine alone",
@@ -248,7 +248,7 @@ def open_tokens(options: ServeOptions) -> TokenFile | None:
     """Return the token file; None if requests need no token, which requires a loopback address.
 
     Raises:
-        ConfigError: other machines can reach the address, and there are no tokens.
+        ConfigError: other machines can reach the address, and tokens are not required.
         FileError: the file cannot be read.
     """
     file = TokenFile(Path(options.tokens) if options.tokens else default_token_file())
@@ -256,7 +256,7 @@ def open_tokens(options: ServeOptions) -> TokenFile | None:
         return file
     if options.tokens or not options.is_local:
         where = f" --file {options.tokens}" if options.tokens else ""
-        reached = f"others can reach {options.host}, and there are no tokens"
+        reached = f"others can reach {options.host}, and no tokens are set"
         raise ConfigError(
             f"{options.tokens} has no tokens" if options.tokens else reached,
             expected="a token for each client, or an address of this machine",
@@ -278,7 +278,9 @@ def named_adapters(options: ServeOptions) -> tuple[dict[str, AdapterSource | Non
         shown = name or _client_name(reference)
         if (name or reference.kind == "folder") and not is_name(shown):
             raise ConfigError(
-                f"{shown!r} is no name for clients", expected=NAME_RULE, hint=f"NAME={reference}"
+                f"{shown!r} is not a valid name for clients",
+                expected=NAME_RULE,
+                hint=f"NAME={reference}",
             )
         if shown in named:
             raise ConfigError(f"two adapters have the name {shown!r}", hint=f"OTHER={reference}")
@@ -405,7 +407,7 @@ def _load_named(service: Service) -> None:
     except RegistryError as error:
         if not service.allowed.named:
             raise
-        warn_user(f"{error.problem}: only what was named is served until it can be read")
+        warn_user(f"{error.problem}: only the named adapters are served until it can be read")
     named = [each for each in service.allowed.named.values() if each is not None]
     service.engine.pin(*named)
     for name in service.allowed.listed[: 0 if named else _TRIED]:

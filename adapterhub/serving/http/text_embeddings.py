@@ -69,7 +69,7 @@ class PredictPairsResponse(RootModel[list[LabelScore] | list[list[LabelScore]]])
 
 
 class EndpointInfo(BaseModel):
-    """What the server has loaded, in the words of text-embeddings-inference."""
+    """The loaded model, in the terms of text-embeddings-inference."""
 
     model_id: str
     model_sha: str | None
@@ -225,7 +225,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/health",
         _health,
         "",
-        summary="Say whether requests are answered",
+        summary="Check that requests are answered",
         tags=_TAGS,
         while_starting=True,
     ),

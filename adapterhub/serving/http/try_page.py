@@ -16,7 +16,7 @@ from adapterhub.serving.http.common import generates_texts
 from adapterhub.serving.http.request import AdapterFacts, Call
 from adapterhub.web.frame import Endpoint, page_response
 
-_TEXT = "A train was late again, and nobody said why."
+_TEXT = "A train was late again, and no one explained why."
 _GENERATORS = ("ForCausalLM", "ForConditionalGeneration")  # classes of generative checkpoints
 _PREDICT, _CHAT, _WRITE = "/v1/predict", "/v1/chat/completions", "/v1/completions"
 
@@ -63,6 +63,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET", "/", _page, "", summary="A page to try adapters", tags=("try",), while_starting=True
     ),
     Endpoint(
-        "GET", "/try/adapters", _adapters, "predict", summary="What that page lists", tags=("try",)
+        "GET",
+        "/try/adapters",
+        _adapters,
+        "predict",
+        summary="The contents of that page",
+        tags=("try",),
     ),
 )

@@ -235,7 +235,7 @@ def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[t
     if len(beside) == 1 and chosen and chosen.name not in beside[0][_right_first(beside[0]) :]:
         yield "multiple-choice", f"choices in {', '.join(beside[0])}"
     if _named(profiles, (("positive", "pos"),)) and _named(profiles, names.ANCHORS):
-        yield "embedding", "texts beside others that belong to them"
+        yield "embedding", "texts next to related texts"
     yield from _files(profiles)
     _refuse_answers(table, profiles)
     usual = plain_name(options.label or "label")
@@ -294,7 +294,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("info", "summaries", "choice"), "comparisons of summaries: choice says which is better",
      f"{_COMPARE}: summaries[choice] is the chosen one"),
     (("conversationa", "conversationb", "winner"), "battles of models: winner says which is better",
-     f"{_COMPARE}, of the rows that are no tie"),
+     f"{_COMPARE}, of the rows that are not ties"),
     (("instruction", "completions"), "UltraFeedback: several completions with scores",
      f"{_COMPARE}: the completion of the highest score, and another one"),
     (("messageid", "parentid", "text", "role"), "the messages of trees of chats (OASST)",
@@ -317,7 +317,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
      "--task multiple-choice with the columns question, choices and label"),
     (("dialog", "act", "emotion"), "DailyDialog: a label for each turn",
      "one row for each turn: text, label"),
-    (("inputspretokenized", "targetspretokenized"), "P3: texts beside their tokens",
+    (("inputspretokenized", "targetspretokenized"), "P3: texts next to their tokens",
      "--task seq2seq --text inputs_pretokenized --label targets_pretokenized"),
     (("document", "question", "answers"), "NarrativeQA: stories elsewhere, and several answers",
      "one row for each answer: question, context (document.summary.text) and answer, for --task "
@@ -399,7 +399,7 @@ def _refuse_answers(table: Table, profiles: Profiles) -> None:
             )
     if all(isinstance(value, list) for value in answers.values) and all(listed):
         raise DataError(
-            f"{table.source} has lists of answers in {answers.name!r}, which are no labels",
+            f"{table.source} has lists of answers in {answers.name!r}, which are not labels",
             offenders=first_few(table.samples()),
             expected="one answer for each question, as a text",
             hint=f"--task seq2seq or causal-lm --text {asked.name} --label COLUMN; --task "

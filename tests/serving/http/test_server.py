@@ -133,7 +133,7 @@ def test_others_need_tokens(registry, tmp_path):
 def test_names_for_clients(tmp_path):
     (tmp_path / "mod\u00e8le").mkdir()
     for words in ((f"{tmp_path}/mod\u00e8le",), ("a b=polite",)):
-        with pytest.raises(ConfigError, match="is no name for clients"):
+        with pytest.raises(ConfigError, match="is not a valid name for clients"):
             open_service(ServeOptions(words))
     with pytest.raises(ConfigError, match="two adapters have the name 'a'"):
         open_service(ServeOptions(("a=polite", "a=other")))
