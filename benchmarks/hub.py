@@ -59,8 +59,8 @@ from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.repositories import create_repository, create_tag
 from adapterhub.hub.search_rows import refresh_listing
 from adapterhub.hub.state import create_hub, open_hub
-from tests.kit import commit_body, sample_adapters, web_servers
-from tests.kit.shared_state import shared_state
+from tests.kit import real_hub, registries, web_servers
+from tests.kit.real_hub import shared_state
 
 START = "import sys; from adapterhub.cli import main; sys.argv[0] = 'adapterhub'; main()"
 WORDS = [
@@ -171,7 +171,7 @@ def pulls_part(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     with serving(folder) as (_, address, _), web_servers.nginx(public) as other:
         client = Client(address, token)
         client.ask("POST", "/api/repos/create", {"name": "x"})
-        client.ask("POST", "/api/models/ada/x/commit/main", commit_body.lines({"a.json": text}))
+        client.ask("POST", "/api/models/ada/x/commit/main", real_hub.commit_lines({"a.json": text}))
         for _ in range(options.turns):
             found["hub"] += load(
                 address, token, "/ada/x/resolve/main/a.json", options.seconds, options.clients
@@ -267,7 +267,7 @@ def fill(place: HubPlace, number: int) -> None:
     The first thousands are written as pushes are; the others are copies of their rows.
     """
     with tempfile.TemporaryDirectory() as folder:
-        made = sample_adapters.write(Path(folder) / "made", 0, accuracy=0.5)
+        made = registries.write_sample(Path(folder) / "made", 0, accuracy=0.5)
         manifest = from_json((made / "adapter.json").read_bytes())
     with open_hub(place) as hub:
         pushed = min(number, _PUSHED)
@@ -340,9 +340,9 @@ def kills_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, float
                         client.ask("POST", "/api/repos/create", {"name": name})
                         files = {"a.md": name.encode(), "b.md": name.encode() * 2}
                         path = f"/api/models/ada/{name}/commit/main"
-                        kept[name] = json.loads(client.ask("POST", path, commit_body.lines(files)))[
-                            "commitOid"
-                        ]
+                        kept[name] = json.loads(
+                            client.ask("POST", path, real_hub.commit_lines(files))
+                        )["commitOid"]
                 except (OSError, http.client.HTTPException):
                     pass
 
@@ -378,7 +378,7 @@ def processes_part(folder: HubPlace, options: argparse.Namespace) -> dict[str, f
         client = Client(addresses[0], token)
         client.ask("POST", "/api/repos/create", {"name": "x"})
         files = {"README.md": b"# some text\n"}
-        client.ask("POST", "/api/models/ada/x/commit/main", commit_body.lines(files))
+        client.ask("POST", "/api/models/ada/x/commit/main", real_hub.commit_lines(files))
         for name, run in (("pulls", _redirects), ("commits", _commits)):
             for number in (1, 2):
                 began = sum(_processor_seconds(process) for process, _, _ in servers)
@@ -416,7 +416,7 @@ def _commits(addresses: list[str], token: str, options: argparse.Namespace) -> t
         own = f"{name}-{number}"
         client.ask("POST", "/api/repos/create", {"name": own})
         for each in range(options.commits // options.clients):
-            body = commit_body.lines({"README.md": f"# {own} {each}\n".encode()})
+            body = real_hub.commit_lines({"README.md": f"# {own} {each}\n".encode()})
             client.ask("POST", f"/api/models/ada/{own}/commit/main", body)
 
     began = time.perf_counter()

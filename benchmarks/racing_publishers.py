@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapterhub.files.native import MANIFEST_FILE, Saved
 from adapterhub.registry.local import registry_at
 from adapterhub.registry.store import Publication
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def publish(registry: str, process: int, each: int, names: int) -> list[tuple[str, str, str]]:
@@ -36,7 +36,7 @@ def publish(registry: str, process: int, each: int, names: int) -> list[tuple[st
     store, published = registry_at(registry), []
     with TemporaryDirectory() as folder:
         for number in range(each):
-            made = sample_adapters.write(Path(folder) / str(number), process * each + number)
+            made = registries.write_sample(Path(folder) / str(number), process * each + number)
             assert (made / MANIFEST_FILE).is_file()
             name = f"race-{number % names}"
             entry = store.put(made, Publication(name))

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit import slow_calls
-from tests.kit.homes import home_in
+from tests.kit import session
+from tests.kit.session import home_in
 
 # The hooks that write the tables of docs/reference/support.md and docs/guides/interchange.md.
 whole_matrix = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-pytest_plugins = ["tests.kit.support_table", "tests.kit.interchange_table"] if whole_matrix else []
+pytest_plugins = ["tests.kit.matrix", "tests.kit.peft_differential"] if whole_matrix else []
 
 # A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -84,7 +84,7 @@ def homes(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def session_home(homes) -> Iterator[None]:
     """Give what is prepared for several tests a home of its own, and leave out slow calls."""
-    with home_in(homes / "session", homes / "cache"), slow_calls.left_out():
+    with home_in(homes / "session", homes / "cache"), session.left_out():
         yield
 
 
@@ -108,7 +108,7 @@ def backbone(tmp_path_factory) -> Path:
     from transformers import BertTokenizerFast
 
     from tests.kit import tiny_models
-    from tests.kit.fixtures import WORDS
+    from tests.kit.data import WORDS
 
     folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
     tiny_models.model("bert", "features").save_pretrained(folder)
@@ -123,7 +123,7 @@ def backbone(tmp_path_factory) -> Path:
 def backbones(backbone, tmp_path_factory):
     """Return a function from an architecture to a folder with a tiny model and its tokenizer."""
     from tests.kit import media, tiny_models
-    from tests.kit.fixtures import word_tokenizer
+    from tests.kit.data import word_tokenizer
 
     kinds = {"llama": ("causal-lm", "<s>", ""), "gpt2": ("causal-lm", "", ""),
              "t5": ("seq2seq", "", "</s>"), "bart": ("seq2seq", "<s>", "</s>")}  # fmt: skip
@@ -147,7 +147,7 @@ def backbones(backbone, tmp_path_factory):
 @pytest.fixture
 def data(tmp_path) -> tuple[Path, Path]:
     """Write training and evaluation files that a tiny model can learn."""
-    from tests.kit.fixtures import sentences, write_tsv
+    from tests.kit.data import sentences, write_tsv
 
     rows = sentences(64)
     return write_tsv(tmp_path / "train.tsv", rows), write_tsv(tmp_path / "dev.tsv", rows[::3])
@@ -189,7 +189,7 @@ def train(adapterhub, backbone, data, tmp_path):
 @pytest.fixture(scope="session")
 def new_state() -> Iterator[Callable[[], tuple[Any, str]]]:
     """Return what makes a new database and a new place in a bucket, for hubs of processes."""
-    shared_state = pytest.importorskip("tests.kit.shared_state")
+    shared_state = pytest.importorskip("tests.kit.real_hub")
     pytest.importorskip("psycopg")
     pytest.importorskip("moto")
     if shared_state.programs() is None:

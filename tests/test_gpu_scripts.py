@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import warm
+from tests.kit import processes
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.apart
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.apart
 def record_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
     """Run a script on its small model, and return its record."""
     out = folder / "small.json"
-    ended = warm.run(f"benchmarks/gpu/{script}.py", "--small", "--out", out, *words, folder=ROOT)
+    ended = processes.run(
+        f"benchmarks/gpu/{script}.py", "--small", "--out", out, *words, folder=ROOT
+    )
     assert ended.returncode == 0, ended.printed
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pages
 import pytest
 
-from tests.kit import warm
+from tests.kit import processes
 
 ROOT = Path(__file__).parents[1]
 # Page -> the tests that its command must run, and how often at least.
@@ -44,7 +44,7 @@ def follow(tmp_path: Path) -> Callable[[str], Counter[str]]:
             "MAKEFLAGS": r"PYTEST=.venv/bin/python\ -m\ pytest",  # one process, not two workers
         }
         words = (ROOT / "scripts/pages.py", ROOT / page, "--quick")
-        ended = warm.run(*words, folder=tmp_path, environment=environment)
+        ended = processes.run(*words, folder=tmp_path, environment=environment)
         assert ended.returncode == 0, ended.printed
         cases = list(ElementTree.parse(results).iter("testcase"))
         assert not [case for case in cases if len(case.findall("skipped"))]

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from adapterhub.cli import ALIASES, COMMANDS
-from tests.kit.fresh_process import LATER, SLOW, UNNEEDED, run_commands
-from tests.kit.run_folders import predictions, run_folder
-from tests.kit.sample_adapters import write
+from tests.kit.processes import LATER, SLOW, UNNEEDED, run_commands
+from tests.kit.registries import write_sample
+from tests.kit.runs import predictions, run_folder
 
 LIGHT_MODULES = (
     "adapterhub",
@@ -118,7 +118,7 @@ def light(tmp_path_factory):
 def adapter_commands(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
     places = {
-        "adapter": write(folder / "polite"),
+        "adapter": write_sample(folder / "polite"),
         "run": run_folder(folder / "run", predictions("classes")),
     }
     words = {command: command.format(**places).split() for command in ADAPTER_COMMANDS}

@@ -11,7 +11,7 @@ import pages
 import pytest
 
 from adapterhub.data.docstrings import load_docstrings
-from tests.kit import warm
+from tests.kit import processes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Callable[[str], list[dict]]:
     def run(page: str) -> list[dict]:
         record = tmp_path / "done.json"
         words = ("scripts/pages.py", page, "--quick", "--record", record)
-        ended = warm.run(*words, folder=ROOT)
+        ended = processes.run(*words, folder=ROOT)
         assert ended.returncode == 0, ended.printed
         return json.loads(record.read_text(encoding="utf-8"))
 

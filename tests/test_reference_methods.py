@@ -28,7 +28,7 @@ from adapterhub.tasks.multiple_choice import Choice
 from adapterhub.tasks.question_answering import Answer
 from adapterhub.tasks.tagging import Entity, Tags
 from adapterhub.tasks.text_to_image import Picture
-from tests.kit import matrix, stand_ins, tiny_models, warm
+from tests.kit import matrix, processes, stand_ins, tiny_models
 
 ROOT = Path(__file__).parents[1]
 FULL = tiny_models.FULL_MATRIX
@@ -313,7 +313,7 @@ def test_the_code_of_the_pages_runs(tmp_path):
     page.write_text("\n".join(parts), encoding="utf-8")
     record = tmp_path / "done.json"
     stand_ins.serve()
-    ended = warm.run("scripts/pages.py", page, "--quick", "--record", record, folder=ROOT)
+    ended = processes.run("scripts/pages.py", page, "--quick", "--record", record, folder=ROOT)
     assert ended.returncode == 0, ended.printed
     done = json.loads(record.read_text(encoding="utf-8"))
     printed = "".join(output for block in done for output in block["outputs"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import warm
+from tests.kit import processes
 
 pytestmark = pytest.mark.apart
 
@@ -26,10 +26,12 @@ def test_a_fork_has_its_own_words_folder_environment_and_main(tmp_path: Path) ->
         "    print(sys.argv[1:], os.getcwd(), os.environ['OWN'], beside.WORD)\n"
         "    print(repr(sys.stdin.read()), 'torch' in sys.modules, threading.active_count())\n"
     )
-    ended = warm.run(script(tmp_path, text), "a", 1, folder=tmp_path, environment={"OWN": "x"})
+    ended = processes.run(script(tmp_path, text), "a", 1, folder=tmp_path, environment={"OWN": "x"})
     assert ended.printed == f"['a', '1'] {tmp_path} x found\n'' True 1\n"
     assert ended.returncode == 0
-    ended = warm.run(script(tmp_path, "import os\nprint('OWN' in os.environ)"), folder=tmp_path)
+    ended = processes.run(
+        script(tmp_path, "import os\nprint('OWN' in os.environ)"), folder=tmp_path
+    )
     assert ended.printed == "False\n"
 
 
@@ -43,7 +45,7 @@ def test_a_fork_has_its_own_words_folder_environment_and_main(tmp_path: Path) ->
     ],
 )
 def test_how_a_script_ends_is_told(text: str, code: int, printed: str, tmp_path: Path) -> None:
-    ended = warm.run(script(tmp_path, text))
+    ended = processes.run(script(tmp_path, text))
     assert ended.returncode == code
     assert printed in ended.printed
 
@@ -51,8 +53,8 @@ def test_how_a_script_ends_is_told(text: str, code: int, printed: str, tmp_path:
 def test_of_two_processes_one_that_fails_ends_the_other(tmp_path: Path) -> None:
     text = "import os, time\nprint(os.environ['WORLD_SIZE'])\nos.environ['RANK'] == '1' and 1 / 0\n"
     start = time.monotonic()
-    ended = warm.run(script(tmp_path, text + "time.sleep(100)"), processes=2)
+    ended = processes.run(script(tmp_path, text + "time.sleep(100)"), processes=2)
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.printed
     assert time.monotonic() - start < 60
-    assert warm.run(script(tmp_path, text), processes=2).returncode == 1
+    assert processes.run(script(tmp_path, text), processes=2).returncode == 1

@@ -65,7 +65,7 @@ from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.kit import float8, matrix, tiny_models
+from tests.kit import matrix, own_models, tiny_models
 
 ATTENTION = ("eager", "sdpa", "flash", "flex_attention")
 LIMITS = {"fp32": 1e-3, "bf16": 0.1, "routed": 1e-4, "graph": 1e-5, "compiled": 1e-3}
@@ -317,7 +317,7 @@ def dequantized(model: Any, folder: Path) -> Any:
 
 def save_llama(folder: Path) -> Path:
     """Save a tiny Llama with weights wide enough for blocks of 128, and its tokenizer."""
-    from tests.kit.fixtures import word_tokenizer
+    from tests.kit.data import word_tokenizer
 
     tokenizer = word_tokenizer("<s>", "")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
@@ -325,7 +325,7 @@ def save_llama(folder: Path) -> Path:
     assert len(tokenizer) <= model.config.vocab_size
     model.save_pretrained(folder / "plain")
     tokenizer.save_pretrained(folder / "plain")
-    float8.save_checkpoint(model, folder / "fp8", (128, 128))
+    own_models.save_checkpoint(model, folder / "fp8", (128, 128))
     return folder
 
 

@@ -17,7 +17,7 @@ from adapterhub.errors import AttachError, MergeError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.alora import ALoRA
 from adapterhub.methods.common.projections import ProjectionMethod
-from tests.kit.plain_modules import GROUPED, KINDS, Everything, network
+from tests.kit.own_models import GROUPED, KINDS, Everything, network
 from tests.kit.selection import long_table
 
 TOLERANCE = 5e-6

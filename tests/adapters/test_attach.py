@@ -16,8 +16,8 @@ import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
-from tests.kit import tiny_models, warm
-from tests.kit.fixtures import word_tokenizer
+from tests.kit import processes, tiny_models
+from tests.kit.data import word_tokenizer
 from tests.kit.matrix import example, one_of_each_signature
 from tests.kit.selection import cases_of
 
@@ -168,7 +168,7 @@ def check_inference_mode(method, folder):
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-ELSEWHERE = Path(__file__).parents[1] / "kit" / "elsewhere.py"
+ELSEWHERE = Path(__file__).parents[1] / "kit" / "devices.py"
 # Methods that train the backbone take the weights there, which are of a class, for quantized ones.
 BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
 
@@ -179,6 +179,6 @@ BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
 )
 def test_each_method_is_attached_on_the_device_of_the_model():
     methods = cases_of(BESIDE)
-    ended = warm.run(ELSEWHERE, *methods, folder=ELSEWHERE.parent)
+    ended = processes.run(ELSEWHERE, *methods, folder=ELSEWHERE.parent)
     assert ended.returncode == 0, ended.printed
     assert int(ended.printed.split()[0]) >= max(len(methods), 2 * len(methods) - 10)

@@ -12,7 +12,7 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import join
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.errors import SiteError
-from tests.kit.diffusers_models import MODELS, diffusers, model, output
+from tests.kit.pipelines import MODELS, diffusers, model, output
 from tests.kit.selection import cases_of, long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")

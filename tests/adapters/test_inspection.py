@@ -14,7 +14,7 @@ from adapterhub.adapters.inspection import Inspection
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
-from tests.kit.plain_modules import Everything
+from tests.kit.own_models import Everything
 
 
 class Own(nn.Module):

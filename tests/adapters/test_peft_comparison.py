@@ -12,7 +12,7 @@ import adapterhub as ah
 from adapterhub.adapters.export import blocking, compare, compare_method, peft_is_installed
 from adapterhub.interchange.peft import exporter
 from tests.kit import tiny_models
-from tests.kit.peft_reference import core
+from tests.kit.peers import core
 
 METHODS = {
     "lora": "lora",

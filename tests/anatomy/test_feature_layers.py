@@ -9,16 +9,16 @@ import transformers
 import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import dropped_modules
-from tests.kit import vision_language
+from tests.kit import media
 
 
 def llava(read, layers=3):
     words = 40
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(
-            **{**vision_language.VISION, "num_hidden_layers": layers}, projection_dim=32
+            **{**media.VISION, "num_hidden_layers": layers}, projection_dim=32
         ),
-        text_config=transformers.LlamaConfig(**vision_language.TEXT, vocab_size=words),
+        text_config=transformers.LlamaConfig(**media.TEXT, vocab_size=words),
         image_token_index=5,
         vision_feature_layer=read,
     )

@@ -15,7 +15,7 @@ from adapterhub.anatomy.projections import (
     router_weight,
 )
 from adapterhub.anatomy.sites import names_a_role
-from tests.kit.expert_models import TRANSPOSED, TYPES, expert_model, holders
+from tests.kit.own_models import TRANSPOSED, TYPES, expert_model, holders
 
 
 class Stacked(nn.Module):

@@ -37,8 +37,8 @@ from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.loop import checkpoint, report
 from adapterhub.loop.report import JsonLines, Timing, TrainingLine
 from adapterhub.recipe.options import TrainOptions
-from tests.kit.sample_adapters import IDENTITY
-from tests.kit.training_runs import OPTIONS, Data, final_bytes, fit
+from tests.kit.registries import IDENTITY
+from tests.kit.runs import OPTIONS, Data, final_bytes, fit
 
 REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)

@@ -51,7 +51,7 @@ from adapterhub.hub.state import (
     serving_alone,
 )
 from adapterhub.registry import hub_client, hub_reader
-from tests.kit import hub_changes, hub_server
+from tests.kit import fake_hub, real_hub
 
 KEPT = {"a.md": b"a", "in/b.md": b"b"}
 MIRRORED = "far/away"
@@ -65,7 +65,7 @@ class Place:
 
     def __init__(self, folder: Path, upstream: str) -> None:
         self.upstream = HubOptions(upstream=upstream)
-        self.versions = hub_changes.write_changes(folder / "versions")
+        self.versions = real_hub.write_changes(folder / "versions")
         self.template, self.hub, self.target = (
             folder / name for name in ("template", "hub", "copy")
         )
@@ -141,10 +141,10 @@ class Place:
         assert upgrade_hub(self.hub, self.versions) == (
             found if found == state.SCHEMA_REVISION else None
         )
-        with patch.object(state, "SCHEMA_REVISION", hub_changes.NEXT):
+        with patch.object(state, "SCHEMA_REVISION", real_hub.NEXT):
             require_whole(self.hub, KEPT)
         assert not [*self.hub.glob("upgrading*")]
-        (self.hub / f"before-{hub_changes.NEXT}.sqlite").replace(self.hub / DATABASE)
+        (self.hub / f"before-{real_hub.NEXT}.sqlite").replace(self.hub / DATABASE)
         require_whole(self.hub, KEPT)
         return "old" if found == state.SCHEMA_REVISION else "new"
 
@@ -197,8 +197,8 @@ def other_hub() -> Iterator[str]:
     child = os.fork()
     if child == 0:
         os.close(held)
-        with hub_server.serving() as (hub, address):
-            hub.repositories[MIRRORED] = hub_server.Repository()
+        with fake_hub.serving() as (hub, address):
+            hub.repositories[MIRRORED] = fake_hub.Repository()
             hub.repositories[MIRRORED].commit(FAR)
             os.write(writer, address.encode())
             os.read(ends, 1)  # until this process has ended, however it ends

@@ -21,7 +21,7 @@ from adapterhub.files.card import InPeft, card, export_card, split_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.registry.hub_writer import hub_card
 from adapterhub.registry.version_files import entry_of
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 from tests.kit.selection import ALL, long_table
 
 HARMLESS = Manifest(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from forge import harmless_text
 
-from tests.kit.command_line import refused
 from tests.kit.selection import long_table
+from tests.kit.session import refused
 
 BYTES = {
     "latin-1": b"a good movie\nna\xefve\n",

@@ -38,8 +38,7 @@ from adapterhub.registry import hub_client
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.lockfile import Pin, pin, sync
 from adapterhub.registry.store import Publication, Query
-from tests.kit import hostile_hub as hostile
-from tests.kit import hub_server, sample_adapters
+from tests.kit import fake_hub, registries
 from tests.kit.selection import long_table
 
 TOKEN = "hf_TheUsersOwnSecretToken0123"
@@ -63,14 +62,14 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def other():
     """A second server, which answers everything."""
-    with hostile.serving() as server:
+    with fake_hub.attacking() as server:
         yield server
 
 
 @pytest.fixture
 def hub(home, monkeypatch):
     """The hostile hub; `acme/polite` is honest until `hub.attack` is set."""
-    with hostile.serving() as server:
+    with fake_hub.attacking() as server:
         monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{server.address}={TOKEN}")
         monkeypatch.setenv("HF_TOKEN", "hf_AnotherTokenOfTheSameUser")
         server.repositories["acme/polite"] = repository(home / "data" / "made")
@@ -80,8 +79,8 @@ def hub(home, monkeypatch):
 
 def repository(folder, seed=0):
     """Return a repository with one version of a sample adapter."""
-    sample_adapters.write(folder, seed)
-    made = hub_server.Repository()
+    registries.write_sample(folder, seed)
+    made = fake_hub.Repository()
     made.tags["v1"] = made.commit({path.name: path.read_bytes() for path in folder.iterdir()})
     return made
 
@@ -122,40 +121,40 @@ MANY_REFS = {
 NESTED = b'{"tags": ' + b"[" * 200 + b"]" * 200 + b"}"
 
 ATTACKS = {
-    **{f"flood: {name}": hostile.on(path, hostile.flood) for name, path in EVERY.items()},
-    **{f"size: {k}": hostile.on(path, hostile.claimed(10**15)) for k, path in EVERY.items()},
-    **{f"bomb: {k}": hostile.on(path, hostile.bomb(8 << 20)) for k, path in EVERY.items()},
-    "flood: header": hostile.on(REFS, hostile.endless(b"X" * 4096)),
-    "flood: headers": hostile.on(
-        REFS, lambda h: (h.raw(HEAD), hostile.endless(b"X-A: 1\r\n" * 99)(h))
+    **{f"flood: {name}": fake_hub.on(path, fake_hub.flood) for name, path in EVERY.items()},
+    **{f"size: {k}": fake_hub.on(path, fake_hub.claimed(10**15)) for k, path in EVERY.items()},
+    **{f"bomb: {k}": fake_hub.on(path, fake_hub.bomb(8 << 20)) for k, path in EVERY.items()},
+    "flood: header": fake_hub.on(REFS, fake_hub.endless(b"X" * 4096)),
+    "flood: headers": fake_hub.on(
+        REFS, lambda h: (h.raw(HEAD), fake_hub.endless(b"X-A: 1\r\n" * 99)(h))
     ),
-    "flood: informational": hostile.on(REFS, hostile.endless(b"HTTP/1.1 100 Continue\r\n\r\n")),
-    "flood: refs": hostile.on(REFS, hostile.body(MANY_REFS)),
-    "bomb: br": hostile.on(REFS, hostile.bomb(1 << 20, "br")),
-    "drip: status": hostile.on(REFS, hostile.drip(b"HTTP/1.1 2")),
-    "drip: header": hostile.on(REFS, hostile.drip(HEAD + b"X-A: ")),
-    "drip: body": hostile.on(MANIFEST, hostile.drip(HEAD + b"Content-Length: 100000\r\n\r\n")),
-    "drip: chunk": hostile.on(
-        TENSORS, hostile.drip(HEAD + b"Transfer-Encoding: chunked\r\n\r\n000000")
+    "flood: informational": fake_hub.on(REFS, fake_hub.endless(b"HTTP/1.1 100 Continue\r\n\r\n")),
+    "flood: refs": fake_hub.on(REFS, fake_hub.body(MANY_REFS)),
+    "bomb: br": fake_hub.on(REFS, fake_hub.bomb(1 << 20, "br")),
+    "drip: status": fake_hub.on(REFS, fake_hub.drip(b"HTTP/1.1 2")),
+    "drip: header": fake_hub.on(REFS, fake_hub.drip(HEAD + b"X-A: ")),
+    "drip: body": fake_hub.on(MANIFEST, fake_hub.drip(HEAD + b"Content-Length: 100000\r\n\r\n")),
+    "drip: chunk": fake_hub.on(
+        TENSORS, fake_hub.drip(HEAD + b"Transfer-Encoding: chunked\r\n\r\n000000")
     ),
-    "silence": hostile.on(MANIFEST, hostile.silence),
-    "not HTTP": hostile.on(REFS, lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
-    "two lengths": hostile.on(
+    "silence": fake_hub.on(MANIFEST, fake_hub.silence),
+    "not HTTP": fake_hub.on(REFS, lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
+    "two lengths": fake_hub.on(
         REFS, lambda h: h.raw(HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}")
     ),
-    "JSON: levels": hostile.on(REFS, hostile.body(NESTED)),
-    "JSON: many levels": hostile.on(REFS, hostile.body(b"[" * 100_000)),
-    "JSON: twice": hostile.on(REFS, hostile.body(b'{"tags": [], "tags": []}')),
-    "JSON: NaN": hostile.on(REFS, hostile.body(b'{"tags": NaN}')),
-    "JSON: cut": hostile.on(REFS, hostile.body(b'{"tags": [')),
-    "JSON: list": hostile.on(REFS, hostile.body(b"[]")),
-    "JSON: bytes": hostile.on(REFS, hostile.body(b"\xff\xfe{}")),
-    "JSON: integer": hostile.on(REFS, hostile.body(b'{"tags": ' + b"9" * 5000 + b"}")),
-    "JSON: yanked": hostile.on(YANKED, hostile.body({"v1": [1]})),
+    "JSON: levels": fake_hub.on(REFS, fake_hub.body(NESTED)),
+    "JSON: many levels": fake_hub.on(REFS, fake_hub.body(b"[" * 100_000)),
+    "JSON: twice": fake_hub.on(REFS, fake_hub.body(b'{"tags": [], "tags": []}')),
+    "JSON: NaN": fake_hub.on(REFS, fake_hub.body(b'{"tags": NaN}')),
+    "JSON: cut": fake_hub.on(REFS, fake_hub.body(b'{"tags": [')),
+    "JSON: list": fake_hub.on(REFS, fake_hub.body(b"[]")),
+    "JSON: bytes": fake_hub.on(REFS, fake_hub.body(b"\xff\xfe{}")),
+    "JSON: integer": fake_hub.on(REFS, fake_hub.body(b'{"tags": ' + b"9" * 5000 + b"}")),
+    "JSON: yanked": fake_hub.on(YANKED, fake_hub.body({"v1": [1]})),
     **{
-        f"lie: commit {commit}": hostile.either(
-            hostile.on(REFS, hostile.body(refs)),
-            hostile.on("/revision/", hostile.body({"sha": commit})),
+        f"lie: commit {commit}": fake_hub.either(
+            fake_hub.on(REFS, fake_hub.body(refs)),
+            fake_hub.on("/revision/", fake_hub.body({"sha": commit})),
         )
         for commit, refs in (
             ("../../../etc", {"tags": [{"name": "v1", "targetCommit": "../../../etc"}]}),
@@ -163,24 +162,26 @@ ATTACKS = {
             (3, {"tags": [3, None, {}, {"name": 3, "targetCommit": []}]}),
         )
     },
-    "lie: manifest": hostile.on(MANIFEST, hostile.body({"schema_version": 1})),
-    "lie: tensors": hostile.on(TENSORS, hostile.body(b"\x00" * 120)),
-    "lie: empty": hostile.on(TENSORS, hostile.body(b"")),
-    "lie: part": hostile.on(TENSORS, lambda handler: handler.head({}, "206 Partial Content")),
-    "redirect: loop": hostile.on(REFS, hostile.redirect(lambda handler: handler.path)),
-    "redirect: long": hostile.on(REFS, hostile.redirect(lambda handler: handler.path + "/a/refs")),
-    "redirect: http": hostile.on(TENSORS, hostile.redirect("http://example.org/x")),
-    "redirect: file": hostile.on(TENSORS, hostile.redirect("file:///etc/passwd")),
-    "redirect: user": hostile.on(TENSORS, hostile.redirect("https://me:pw@example.org/x")),
-    "redirect: port": hostile.on(TENSORS, hostile.redirect("https://example.org:99999999/x")),
-    "redirect: bracket": hostile.on(TENSORS, hostile.redirect("https://[::1/x")),
-    "redirect: escape": hostile.on(TENSORS, hostile.redirect("https://example.org/\x1b[2J")),
-    "redirect: nowhere": hostile.on(TENSORS, lambda handler: handler.head({}, "302 Found")),
-    "echo: yanked": hostile.on(YANKED, hostile.body({"v1": f"withdrawn {TOKEN}"})),
-    "status: 418": hostile.on(REFS, hostile.echo(418)),
-    **{f"echo: {n}": hostile.on(MANIFEST, hostile.echo(n)) for n in (400, 401, 403, 404, 500)},
+    "lie: manifest": fake_hub.on(MANIFEST, fake_hub.body({"schema_version": 1})),
+    "lie: tensors": fake_hub.on(TENSORS, fake_hub.body(b"\x00" * 120)),
+    "lie: empty": fake_hub.on(TENSORS, fake_hub.body(b"")),
+    "lie: part": fake_hub.on(TENSORS, lambda handler: handler.head({}, "206 Partial Content")),
+    "redirect: loop": fake_hub.on(REFS, fake_hub.redirect(lambda handler: handler.path)),
+    "redirect: long": fake_hub.on(
+        REFS, fake_hub.redirect(lambda handler: handler.path + "/a/refs")
+    ),
+    "redirect: http": fake_hub.on(TENSORS, fake_hub.redirect("http://example.org/x")),
+    "redirect: file": fake_hub.on(TENSORS, fake_hub.redirect("file:///etc/passwd")),
+    "redirect: user": fake_hub.on(TENSORS, fake_hub.redirect("https://me:pw@example.org/x")),
+    "redirect: port": fake_hub.on(TENSORS, fake_hub.redirect("https://example.org:99999999/x")),
+    "redirect: bracket": fake_hub.on(TENSORS, fake_hub.redirect("https://[::1/x")),
+    "redirect: escape": fake_hub.on(TENSORS, fake_hub.redirect("https://example.org/\x1b[2J")),
+    "redirect: nowhere": fake_hub.on(TENSORS, lambda handler: handler.head({}, "302 Found")),
+    "echo: yanked": fake_hub.on(YANKED, fake_hub.body({"v1": f"withdrawn {TOKEN}"})),
+    "status: 418": fake_hub.on(REFS, fake_hub.echo(418)),
+    **{f"echo: {n}": fake_hub.on(MANIFEST, fake_hub.echo(n)) for n in (400, 401, 403, 404, 500)},
     **{
-        f"echo: {code}": hostile.on(MANIFEST, hostile.echo(404, code))
+        f"echo: {code}": fake_hub.on(MANIFEST, fake_hub.echo(404, code))
         for code in ("RepoNotFound", "RevisionNotFound", "GatedRepo")
     },
 }
@@ -195,7 +196,7 @@ def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
 
 
 def test_a_reason_has_no_terminal_escapes(hub, home):
-    hub.attack = hostile.on(YANKED, hostile.body({"v1": "\x1b]0;x\x07 gone"}))
+    hub.attack = fake_hub.on(YANKED, fake_hub.body({"v1": "\x1b]0;x\x07 gone"}))
     with pytest.warns(UserWarning, match="gone") as caught:
         ah.pull(hub.reference)
     assert "\x1b" not in str(caught[0].message)
@@ -222,7 +223,7 @@ def test_there_are_enough_attacks():
     ids=str,
 )
 def test_headers_have_no_effect(hub, home, headers, capfd):
-    hub.attack = hostile.honest_but(**{k.replace("-", "_"): v for k, v in headers.items()})
+    hub.attack = fake_hub.honest_but(**{k.replace("-", "_"): v for k, v in headers.items()})
     before = outside(home)
     copy = ah.pull(hub.reference, home / "mine")
     assert Saved.at(copy).read()
@@ -233,18 +234,18 @@ def test_headers_have_no_effect(hub, home, headers, capfd):
 @pytest.mark.parametrize("file", EVERY)
 def test_a_redirect_elsewhere_has_no_token_and_may_not_lead_back(hub, home, other, file):
     other.repositories = hub.repositories
-    hub.attack = hostile.on(EVERY[file], hostile.redirect(lambda h: f"{other.address}{h.path}"))
+    hub.attack = fake_hub.on(EVERY[file], fake_hub.redirect(lambda h: f"{other.address}{h.path}"))
     assert Saved.at(ah.pull(hub.reference, home / "mine")).read()
     assert other.requests
     assert set(other.authorizations) == {None}
     assert set(hub.authorizations) == {f"Bearer {TOKEN}"}
     shutil.rmtree(home / "cache")
     hub.authorizations.clear()
-    there_and_back = hostile.redirect(lambda h: f"{hub.address}{h.path}")
-    other.attack = hostile.on(EVERY[file], there_and_back)
+    there_and_back = fake_hub.redirect(lambda h: f"{hub.address}{h.path}")
+    other.attack = fake_hub.on(EVERY[file], there_and_back)
     hub.attack = lambda h: (
         "Authorization" in h.headers
-        and hostile.on(EVERY[file], hostile.redirect(lambda h: f"{other.address}{h.path}"))(h)
+        and fake_hub.on(EVERY[file], fake_hub.redirect(lambda h: f"{other.address}{h.path}"))(h)
     )
     assert Saved.at(ah.pull(hub.reference, home / "again")).read()
     assert hub.authorizations.count(None) == 1
@@ -264,11 +265,11 @@ def test_a_hub_on_the_internet_cannot_lead_into_the_own_network(hub, home, monke
     reaches = {"127.0.0.1": Reach.PUBLIC, "127.0.0.2": Reach.PRIVATE}
     honest = hub_network.reach_of
     monkeypatch.setattr(hub_network, "reach_of", lambda host: reaches.get(host, honest(host)))
-    with hostile.serving("127.0.0.2") as inner:
-        inner.attack = hostile.on("", hostile.body(b"{}"))
+    with fake_hub.attacking("127.0.0.2") as inner:
+        inner.attack = fake_hub.on("", fake_hub.body(b"{}"))
         for file in EVERY.values():
             target = f"https://{host}:{inner.port}/secret"
-            hub.attack = hostile.on(file, hostile.redirect(target))
+            hub.attack = fake_hub.on(file, fake_hub.redirect(target))
             text = refused(lambda: ah.pull(hub.reference, home / "mine"), home)
             assert "private network" in text
         assert inner.requests == []
@@ -330,7 +331,7 @@ def test_a_tag_that_moves_during_a_pull_does_not_poison_the_cache(hub, home, whe
 
     def move(handler):
         """Exchange the tag, and also what its commit contains, when the file is requested."""
-        if hostile.on(when, lambda h: None)(handler) and next(requests) == 0:
+        if fake_hub.on(when, lambda h: None)(handler) and next(requests) == 0:
             honest.commits = [(honest.commits[0][0], theirs)]
         return False
 
@@ -382,29 +383,29 @@ FOREIGN = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safet
 def listed(**changes):
     """Return the listing of another library's adapter, with changes to each item."""
     items = [
-        {"type": "file", "path": path, "size": len(data), "oid": hub_server.git_sha1(data)}
+        {"type": "file", "path": path, "size": len(data), "oid": fake_hub.git_sha1(data)}
         for path, data in FOREIGN.items()
     ]
     return [{**item, **changes} for item in items]
 
 
 LISTINGS = {
-    "flood": hostile.flood,
-    "size": hostile.body(listed(size=98)),
-    "larger": hostile.body(listed(size=100)),
-    "huge": hostile.body(listed(size=1 << 60)),
-    "no room": hostile.body(listed(size=60 << 30)),
-    "text": hostile.body(listed(size="99")),
-    "hash": hostile.body(listed(oid="0" * 40)),
-    "no hash": hostile.body(listed(oid="../../x")),
-    "lfs": hostile.body(listed(lfs={"oid": "0" * 64, "size": 99})),
-    "lfs list": hostile.body(listed(lfs=[1], oid=None)),
-    "names": hostile.body(
+    "flood": fake_hub.flood,
+    "size": fake_hub.body(listed(size=98)),
+    "larger": fake_hub.body(listed(size=100)),
+    "huge": fake_hub.body(listed(size=1 << 60)),
+    "no room": fake_hub.body(listed(size=60 << 30)),
+    "text": fake_hub.body(listed(size="99")),
+    "hash": fake_hub.body(listed(oid="0" * 40)),
+    "no hash": fake_hub.body(listed(oid="../../x")),
+    "lfs": fake_hub.body(listed(lfs={"oid": "0" * 64, "size": 99})),
+    "lfs list": fake_hub.body(listed(lfs=[1], oid=None)),
+    "names": fake_hub.body(
         [{**listed()[0], "path": p} for p in ("../x", "/etc/x", "con", "a\x1b", "a:b", 3, None)]
     ),
-    "folder": hostile.body(listed(type="directory")),
-    "object": hostile.body({"a": 1}),
-    "levels": hostile.body(b"[" * 100_000),
+    "folder": fake_hub.body(listed(type="directory")),
+    "object": fake_hub.body({"a": 1}),
+    "levels": fake_hub.body(b"[" * 100_000),
 }
 
 
@@ -413,9 +414,9 @@ def test_the_listing_of_another_librarys_adapter_is_not_trusted(hub, home, name,
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 1 << 30)
     )
-    theirs = hub.repositories["acme/theirs"] = hub_server.Repository()
+    theirs = hub.repositories["acme/theirs"] = fake_hub.Repository()
     theirs.commit(FOREIGN)
-    hub.attack = hostile.on("/tree/", LISTINGS[name])
+    hub.attack = fake_hub.on("/tree/", LISTINGS[name])
     errors = (RegistryError, FileError, OutputError)
     refused(lambda: ah.pull(f"{hub.address}/acme/theirs", home / "mine"), home, errors=errors)
     hub.attack = None
@@ -438,16 +439,16 @@ def test_a_search_survives_what_anyone_can_publish(hub, home):
     broken += [{**item, "id": "evil/a", "cardData": {"adapterhub": s}} for s in sections]
     texts = [json.dumps(entry).encode() for entry in [*broken, item]]
     texts += [b"[" * 5000 + b"]" * 5000, b'{"id": NaN}', b"9" * 6000, b'{"id": "\\ud800/x"}']
-    hub.attack = hostile.on("^/api/models[?]", hostile.body(b"[" + b", ".join(texts) + b"]"))
+    hub.attack = fake_hub.on("^/api/models[?]", fake_hub.body(b"[" + b", ".join(texts) + b"]"))
     found = HubStore(hub.address).search(Query())
     assert [entry.reference for entry in found] == [f"{hub.address}/acme/polite@v1"]
-    hub.attack = hostile.on("^/api/models[?]", hostile.flood)
+    hub.attack = fake_hub.on("^/api/models[?]", fake_hub.flood)
     refused(lambda: HubStore(hub.address).search(Query()), home, seconds=20)
 
 
 def test_a_search_makes_a_bounded_number_of_requests(hub, home):
     items = [{"id": f"evil/a{number}", "siblings": []} for number in range(1000)]
-    hub.attack = hostile.on("^/api/models[?]", hostile.body(items))
+    hub.attack = fake_hub.on("^/api/models[?]", fake_hub.body(items))
     with pytest.warns(UserWarning, match="900 more repositories match"):
         assert HubStore(hub.address).search(Query()) == []
     assert len(hub.requests) <= 101
@@ -463,7 +464,7 @@ WRITES = {
 
 @pytest.fixture
 def made(home):
-    return sample_adapters.write(home / "data" / "new", seed=3)
+    return registries.write_sample(home / "data" / "new", seed=3)
 
 
 def push(hub, made):
@@ -472,32 +473,32 @@ def push(hub, made):
 
 @long_table(("status", "write"), itertools.product([302, 307, 308], WRITES), parts=3)
 def test_a_redirected_push_takes_no_token_elsewhere(hub, home, other, made, write, status):
-    hub.attack = hostile.on(
-        WRITES[write], hostile.redirect(lambda h: f"{other.address}{h.path}", status), "POST"
+    hub.attack = fake_hub.on(
+        WRITES[write], fake_hub.redirect(lambda h: f"{other.address}{h.path}", status), "POST"
     )
     refused(lambda: push(hub, made), home)
     assert set(other.authorizations) <= {None}
 
 
 ANSWERS = {
-    "echo 400": hostile.echo(400),
-    "echo 413": hostile.echo(413),
-    "echo 403": hostile.echo(403),
-    "flood": hostile.flood,
-    "bomb": hostile.bomb(8 << 20),
-    "huge": hostile.claimed(10**15),
-    "levels": hostile.body(b"[" * 100_000),
-    "list": hostile.body(b"[]"),
-    "text": hostile.body(b'"x"'),
-    "names": hostile.body({"commitUrl": "../../x", "commitOid": "../../x", "url": "../../x"}),
-    "http": hostile.redirect("http://example.org/x", 307),
-    "file": hostile.redirect("file:///etc/passwd", 307),
+    "echo 400": fake_hub.echo(400),
+    "echo 413": fake_hub.echo(413),
+    "echo 403": fake_hub.echo(403),
+    "flood": fake_hub.flood,
+    "bomb": fake_hub.bomb(8 << 20),
+    "huge": fake_hub.claimed(10**15),
+    "levels": fake_hub.body(b"[" * 100_000),
+    "list": fake_hub.body(b"[]"),
+    "text": fake_hub.body(b'"x"'),
+    "names": fake_hub.body({"commitUrl": "../../x", "commitOid": "../../x", "url": "../../x"}),
+    "http": fake_hub.redirect("http://example.org/x", 307),
+    "file": fake_hub.redirect("file:///etc/passwd", 307),
 }
 
 
 @long_table(("answer", "write"), itertools.product(ANSWERS, ["create", "preupload", "commit"]))
 def test_a_hostile_answer_to_a_push_is_one_error(hub, home, made, write, answer, capfd):
-    hub.attack = hostile.on(WRITES[write], ANSWERS[answer], "POST")
+    hub.attack = fake_hub.on(WRITES[write], ANSWERS[answer], "POST")
     refused(lambda: push(hub, made), home)
     printed = capfd.readouterr()
     assert TOKEN not in printed.err + printed.out
@@ -508,7 +509,7 @@ def endpoint(hub, home, monkeypatch):
     """The hostile hub as `$HF_ENDPOINT`, with a tiny backbone."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + TEMPLATE)
-    hub.repositories["acme/bert"] = hub_server.Repository()
+    hub.repositories["acme/bert"] = fake_hub.Repository()
     hub.repositories["acme/bert"].commit({"config.json": b"{}", "model.safetensors": b"weights"})
     return hub
 
@@ -544,34 +545,34 @@ NAMES = (
 
 BACKBONES = {
     **{
-        f"{header}: {value:.30}": only_head(hostile.honest_but(**{header: value}))
+        f"{header}: {value:.30}": only_head(fake_hub.honest_but(**{header: value}))
         for header in ("ETag", "X_Linked_ETag")
         for value in ETAGS
     },
-    **{f"commit: {v}": only_head(hostile.honest_but(X_Repo_Commit=v)) for v in COMMITS},
-    **{f"sha: {v}": hostile.on(INFO, hostile.body(info(sha=v))) for v in (*COMMITS, 3)},
-    **{f"name: {v}": hostile.on("/tree/", hostile.body(tree_of(v))) for v in NAMES},
-    "sibling": hostile.on(INFO, hostile.body(info(name="../x"))),
-    "lfs": hostile.on(
-        "/tree/", hostile.body(tree_of(lfs={"oid": "../x", "size": 1, "pointerSize": 1}))
+    **{f"commit: {v}": only_head(fake_hub.honest_but(X_Repo_Commit=v)) for v in COMMITS},
+    **{f"sha: {v}": fake_hub.on(INFO, fake_hub.body(info(sha=v))) for v in (*COMMITS, 3)},
+    **{f"name: {v}": fake_hub.on("/tree/", fake_hub.body(tree_of(v))) for v in NAMES},
+    "sibling": fake_hub.on(INFO, fake_hub.body(info(name="../x"))),
+    "lfs": fake_hub.on(
+        "/tree/", fake_hub.body(tree_of(lfs={"oid": "../x", "size": 1, "pointerSize": 1}))
     ),
-    "xet": hostile.on("/tree/", hostile.body(tree_of(xetHash="../x"))),
-    "flood": hostile.on("/tree/", hostile.flood),
-    "bomb": hostile.on("/tree/", hostile.bomb(80 << 20)),
-    "levels": hostile.on("/tree/", hostile.body(b"[" * 100_000)),
-    "file URL": only_head(hostile.on("config", hostile.redirect("file:///etc/passwd"))),
-    "http": only_head(hostile.on("config", hostile.redirect("http://example.org/x"))),
-    "next page": hostile.on(
-        "/tree/", hostile.body(tree_of(), Link='<https://h.org/x>; rel="next"')
+    "xet": fake_hub.on("/tree/", fake_hub.body(tree_of(xetHash="../x"))),
+    "flood": fake_hub.on("/tree/", fake_hub.flood),
+    "bomb": fake_hub.on("/tree/", fake_hub.bomb(80 << 20)),
+    "levels": fake_hub.on("/tree/", fake_hub.body(b"[" * 100_000)),
+    "file URL": only_head(fake_hub.on("config", fake_hub.redirect("file:///etc/passwd"))),
+    "http": only_head(fake_hub.on("config", fake_hub.redirect("http://example.org/x"))),
+    "next page": fake_hub.on(
+        "/tree/", fake_hub.body(tree_of(), Link='<https://h.org/x>; rel="next"')
     ),
 }
 
 
 @long_table("name", BACKBONES)
 def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, name, monkeypatch):
-    send = hub_server.Handler.send
+    send = fake_hub.Handler.send
     monkeypatch.setattr(
-        hub_server.Handler,
+        fake_hub.Handler,
         "send",
         lambda self, status, data, headers: send(
             self, status, data, {k: v.replace("{home}", str(home)) for k, v in headers.items()}
@@ -586,14 +587,14 @@ def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, n
 
 
 BROKEN = {
-    "not HTTP": hostile.on("", lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
-    "headers": hostile.on("", hostile.endless(b"X" * 4096)),
-    "drip": hostile.on("", hostile.drip(HEAD + b"X-A: ")),
-    "informational": hostile.on("", hostile.endless(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01)),
-    "loop": hostile.on("", hostile.redirect(lambda handler: handler.path)),
-    **{f"echo {n}": hostile.on("", hostile.echo(n)) for n in (400, 401, 403, 404, 500)},
+    "not HTTP": fake_hub.on("", lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
+    "headers": fake_hub.on("", fake_hub.endless(b"X" * 4096)),
+    "drip": fake_hub.on("", fake_hub.drip(HEAD + b"X-A: ")),
+    "informational": fake_hub.on("", fake_hub.endless(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01)),
+    "loop": fake_hub.on("", fake_hub.redirect(lambda handler: handler.path)),
+    **{f"echo {n}": fake_hub.on("", fake_hub.echo(n)) for n in (400, 401, 403, 404, 500)},
     **{
-        f"echo {code}": hostile.on("", hostile.echo(404, code))
+        f"echo {code}": fake_hub.on("", fake_hub.echo(404, code))
         for code in ("RepoNotFound", "RevisionNotFound", "GatedRepo", "EntryNotFound")
     },
 }
@@ -627,15 +628,15 @@ def test_a_dataset_is_guarded_too(hub, monkeypatch):
 
 
 def test_an_api_answer_from_another_server_is_checked_too(endpoint, home, other):
-    other.attack = hostile.on("", hostile.body(info(sha="../../../../victim")))
-    endpoint.attack = hostile.on("/api/models", hostile.redirect(f"{other.address}/x"))
+    other.attack = fake_hub.on("", fake_hub.body(info(sha="../../../../victim")))
+    endpoint.attack = fake_hub.on("/api/models", fake_hub.redirect(f"{other.address}/x"))
     refused(lambda: find_backbone("acme/bert"), home, errors=BackboneError)
     assert set(other.authorizations) == {None}
 
 
 def test_the_tokens_of_xet_are_requested_from_the_hub_only(endpoint, home, other):
     xet = {"X_Xet_Hash": "a" * 64, "X_Xet_Refresh_Route": f"{other.address}/token"}
-    endpoint.attack = only_head(hostile.honest_but(**xet))
+    endpoint.attack = only_head(fake_hub.honest_but(**xet))
     folder, _ = find_backbone("acme/bert")
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert other.requests == []
@@ -653,11 +654,11 @@ PAGES = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_no_empty_hub(hub, home, page, adapterhub):
-    hub.attack = hostile.on("/api/models", hostile.body(PAGES[page]))
+    hub.attack = fake_hub.on("/api/models", fake_hub.body(PAGES[page]))
     code, out, err = adapterhub("list", "--endpoint", hub.address)
     assert (code, out) == (2, "")
     assert "the hub's answer is malformed" in err
-    hub.attack = hostile.on("/api/models", hostile.body(b" []\n"))
+    hub.attack = fake_hub.on("/api/models", fake_hub.body(b" []\n"))
     code, _, err = adapterhub("list", "--endpoint", hub.address)
     assert code == 0
     assert "no matching adapter" in err
@@ -666,8 +667,8 @@ def test_a_page_is_no_empty_hub(hub, home, page, adapterhub):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_body_that_drips_takes_one_limit(hub, home, name):
     requests = []
-    drip = hostile.drip(HEAD + b"Content-Length: 100000\r\n\r\n")
-    hub.attack = hostile.on(
+    drip = fake_hub.drip(HEAD + b"Content-Length: 100000\r\n\r\n")
+    hub.attack = fake_hub.on(
         EVERY[name], lambda handler: (requests.append(handler.path), drip(handler))
     )
     if name == "yanked":  # read only if there is a version
@@ -683,9 +684,9 @@ def test_redirects_share_one_limit(hub, home):
     def late(handler):
         requests.append(handler.path)
         handler.hub.stopped.wait(0.2)
-        hostile.redirect(handler.path + "/a/refs")(handler)
+        fake_hub.redirect(handler.path + "/a/refs")(handler)
 
-    hub.attack = hostile.on("refs", late)
+    hub.attack = fake_hub.on("refs", late)
     with pytest.raises(RegistryError, match=r"too slow|redirects"):
         ah.pull(hub.reference)
     assert len(requests) <= 3  # of six, in half a second

@@ -24,8 +24,8 @@ from adapterhub.pages.comparison import runs_page
 from adapterhub.pages.page import page_html
 from adapterhub.pages.row_scores import KINDS, PredictionFile
 from adapterhub.pages.run_files import RunFiles, read_run
-from tests.kit.run_folders import ROWS, predictions, run_folder
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
+from tests.kit.runs import ROWS, predictions, run_folder
 from tests.kit.studies import made_records
 
 TEXTS = (

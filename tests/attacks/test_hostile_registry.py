@@ -31,7 +31,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, Query, parse_reference
-from tests.kit import sample_adapters
+from tests.kit import registries
 from tests.kit.selection import cases_of, long_table
 
 BACKBONE = "acme--bert-small"
@@ -43,7 +43,7 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = LocalRegistry(tmp_path / "registry")
     for name, seed in (("polite", 0), ("polite", 1), ("sound", 2)):
-        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         store.put(made, Publication(name))
     return store
 
@@ -92,7 +92,7 @@ def swap_before_copying(module, monkeypatch, version: Path, other: Path) -> None
 
 
 def test_a_version_swapped_after_the_check_is_not_restored(registry, tmp_path, monkeypatch):
-    other = sample_adapters.write(tmp_path / "other", 9)
+    other = registries.write_sample(tmp_path / "other", 9)
     name, pinned = pin("polite@v1", registry.root)
     version = registry.root / BACKBONE / "polite" / "v1"
     swap_before_copying(lockfile, monkeypatch, version, other)
@@ -102,7 +102,7 @@ def test_a_version_swapped_after_the_check_is_not_restored(registry, tmp_path, m
 
 
 def test_a_version_swapped_after_the_check_is_not_pulled(registry, tmp_path, monkeypatch):
-    other = sample_adapters.write(tmp_path / "other", 9)
+    other = registries.write_sample(tmp_path / "other", 9)
     entry = registry.resolve("polite", "v1")
     version = registry.root / BACKBONE / "polite" / "v1"
     swap_before_copying(local, monkeypatch, version, other)
@@ -113,7 +113,7 @@ def test_a_version_swapped_after_the_check_is_not_pulled(registry, tmp_path, mon
 
 def test_swaps_at_any_moment_never_land(registry, tmp_path):
     """Another thread exchanges the version for another adapter all the time."""
-    other = sample_adapters.write(tmp_path / "other", 9)
+    other = registries.write_sample(tmp_path / "other", 9)
     name, pinned = pin("polite@v1", registry.root)
     version, stop = registry.root / BACKBONE / "polite" / "v1", threading.Event()
 
@@ -215,7 +215,7 @@ def replaced_by_link(path: Path, target: Path) -> None:
 def test_a_link_never_leads_out_of_the_registry(registry, tmp_path, place):
     out = tmp_path / "out"
     private = LocalRegistry(out)
-    made = sample_adapters.write(tmp_path / "private", 5, task="secret", card=SECRET)
+    made = registries.write_sample(tmp_path / "private", 5, task="secret", card=SECRET)
     entry = private.put(made, Publication("polite", tags=("best",)))
     private.yank(entry, SECRET)
     (out / "secret").write_text(SECRET)
@@ -242,7 +242,7 @@ def test_writing_never_follows_a_link(registry, tmp_path, place):
         (home / place).unlink(missing_ok=True)
         (home / place).symlink_to(out / "file" if place != ".adapterhub-0123" else out)
     before = sorted((str(p), p.lstat().st_mtime_ns) for p in out.rglob("*"))
-    made = sample_adapters.write(tmp_path / "made", 7)
+    made = registries.write_sample(tmp_path / "made", 7)
     for act in (
         lambda: registry.put(made, Publication("polite", tags=("best",))),
         lambda: registry.tag(entry, "best"),
@@ -337,7 +337,7 @@ def test_a_hostile_file_of_tags_is_refused_and_denies_no_other_name(registry, tm
         assert len(caught) == 1
         assert registry.resolve("sound").version == "v1"
         assert any("names.json" in problem for problem in registry.verify())
-        made = sample_adapters.write(tmp_path / "made", 8)
+        made = registries.write_sample(tmp_path / "made", 8)
         with pytest.raises(FileError, match=r"names\.json"):
             registry.put(made, Publication("polite"))
         assert registry.put(made, Publication("sound")).version == "v2"
@@ -366,7 +366,7 @@ def test_a_broken_version_denies_no_other(registry):
         with pytest.raises(FileError, match="v2"):
             registry.resolve("polite", broken)
     assert len([p for p in registry.verify() if p.startswith(f"{BACKBONE}/polite/v2: ")]) == 1
-    made = sample_adapters.write(registry.root.parent / "made", 8)
+    made = registries.write_sample(registry.root.parent / "made", 8)
     assert registry.put(made, Publication("polite")).version == "v3"
     assert registry.resolve("polite").version == "v3"
 
@@ -375,14 +375,14 @@ def test_a_broken_version_is_not_missing(registry):
     fingerprint = registry.resolve("polite").fingerprint
     for version in ("v1", "v2"):
         damage(registry, version)
-    for backbone in (None, fingerprint, sample_adapters.BACKBONE):
+    for backbone in (None, fingerprint, registries.SAMPLE_BACKBONE):
         with pytest.raises(FileError, match="polite@v2, cannot be read"):
             registry.resolve("polite", backbone=backbone)
 
 
 def test_a_version_of_another_backbone_is_not_listed(registry, tmp_path):
     """A yank or tag of it would change the folder of the other backbone."""
-    other = sample_adapters.write(tmp_path / "other", 7, backbone="other/gpt")
+    other = registries.write_sample(tmp_path / "other", 7, backbone="other/gpt")
     shutil.copytree(other, registry.root / BACKBONE / "polite" / "v3")
     assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
     with pytest.raises(FileError, match="backbone 'other/gpt'"):
@@ -417,7 +417,7 @@ def test_a_version_that_changed_since_the_last_search_is_reported(registry):
     assert listed(registry)
     version = registry.root / BACKBONE / "polite" / "v1"
     shutil.rmtree(version)
-    sample_adapters.write(version, 9)
+    registries.write_sample(version, 9)
     index, version = sorted(registry.verify())
     assert index.startswith(f"{BACKBONE}/index.json: polite has changed since")
     assert version.startswith(f"{BACKBONE}/polite/v1: changed after it was published")
@@ -428,7 +428,7 @@ def test_the_root_may_be_a_link(registry, tmp_path):
     linked = LocalRegistry(tmp_path / "link")
     assert listed(linked) == ["polite@v1", "polite@v2", "sound@v1"]
     assert linked.verify() == []
-    made = sample_adapters.write(tmp_path / "made", 8)
+    made = registries.write_sample(tmp_path / "made", 8)
     assert linked.put(made, Publication("polite")).version == "v3"
 
 
@@ -594,7 +594,7 @@ def test_the_highest_version_number_is_not_exceeded(registry, tmp_path):
     home = registry.root / BACKBONE / "polite"
     shutil.copytree(home / "v1", home / "v999999999")
     with pytest.raises(RegistryError, match="no version number is left"):
-        registry.put(sample_adapters.write(tmp_path / "made", 8), Publication("polite"))
+        registry.put(registries.write_sample(tmp_path / "made", 8), Publication("polite"))
 
 
 def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
@@ -612,7 +612,7 @@ DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "
 
 @long_table("name", DEVICES, parts=4)
 def test_names_that_a_file_system_changes_are_refused(registry, tmp_path, name):
-    made = sample_adapters.write(tmp_path / "made", 7)
+    made = registries.write_sample(tmp_path / "made", 7)
     with pytest.raises(ConfigError, match="invalid adapter name"):
         registry.put(made, Publication(name))
     with pytest.raises(ConfigError, match="not a valid adapter name"):
@@ -658,7 +658,7 @@ def test_two_backbones_never_share_a_folder(registry, tmp_path, first, second):
         for number, backbone in enumerate(order):
             made = tmp_path / f"made {backbone.replace('/', ' ')}"
             if not made.exists():
-                sample_adapters.write(made, number + 3, backbone=backbone)
+                registries.write_sample(made, number + 3, backbone=backbone)
             with contextlib.suppress(RegistryError):
                 published.append(store.put(made, Publication("polite")))
         folders = [path for path in store.root.glob("*/polite")] if store.root.exists() else []
@@ -670,7 +670,7 @@ def test_two_backbones_never_share_a_folder(registry, tmp_path, first, second):
 
 @pytest.mark.parametrize("backbone", REFUSED)
 def test_a_backbone_without_a_folder_of_its_own_is_refused(registry, tmp_path, backbone):
-    made = sample_adapters.write(tmp_path / "made", 7, backbone=backbone)
+    made = registries.write_sample(tmp_path / "made", 7, backbone=backbone)
     with pytest.raises(RegistryError, match="cannot be published"):
         registry.put(made, Publication("polite"))
 
@@ -680,11 +680,11 @@ def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
     for number, backbone in enumerate(
         ("bert--0123456789ab", "a--b--0123456789ab", "x--no-weights")
     ):
-        made = sample_adapters.write(tmp_path / f"made-{number}-local", 7, backbone=backbone)
+        made = registries.write_sample(tmp_path / f"made-{number}-local", 7, backbone=backbone)
         entry = registry.put(made, Publication("local"))
         assert (registry.root / backbone / "local" / "v1").is_dir()
         assert registry.resolve("local", backbone=backbone) == entry
-    made = sample_adapters.write(tmp_path / "old", 7, backbone="my--model")
+    made = registries.write_sample(tmp_path / "old", 7, backbone="my--model")
     shutil.copytree(made, registry.root / "my--model" / "old" / "v1")  # by an earlier release
     assert registry.resolve("old").backbone == "my--model"
     assert registry.index() > 0
@@ -693,7 +693,7 @@ def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
 
 def test_the_number_of_a_deleted_version_is_not_used_again(registry, tmp_path):
     home = registry.root / BACKBONE / "polite"
-    third, fourth, fifth = (sample_adapters.write(tmp_path / f"new-{n}", n) for n in (13, 14, 15))
+    third, fourth, fifth = (registries.write_sample(tmp_path / f"new-{n}", n) for n in (13, 14, 15))
     assert registry.put(third, Publication("polite")).version == "v3"
     shutil.rmtree(home / "v3")
     assert registry.put(fourth, Publication("polite")).version == "v4"
@@ -711,7 +711,7 @@ def test_a_registry_of_an_earlier_release_is_read_and_continued(registry, tmp_pa
     names = registry.root / BACKBONE / "polite" / "names.json"
     names.write_text('{"tags": {"best": "v1"}, "yanked": {"v1": "why"}}')
     assert registry.resolve("polite", "best").yanked == "why"
-    made = sample_adapters.write(tmp_path / "made", 8)
+    made = registries.write_sample(tmp_path / "made", 8)
     assert registry.put(made, Publication("polite")).version == "v3"
     tree = json.loads(names.read_bytes())
     assert tree == {"highest": 3, "tags": {"best": "v1"}, "yanked": {"v1": "why"}}
@@ -776,7 +776,7 @@ def test_a_kill_between_two_steps_leaves_the_state_before_or_after(
         assert state(copy) == after
         copy.gc()
         assert not [path for path in root.rglob(".adapterhub-*")]
-        made = sample_adapters.write(tmp_path / f"new-{point}", 50)
+        made = registries.write_sample(tmp_path / f"new-{point}", 50)
         assert copy.put(made, Publication("polite")).version == "v3", "no number is used again"
         point += 1
     assert kills >= 3
@@ -807,7 +807,7 @@ def delete_all(root):
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_two_processes_delete_each_version_once(registry, tmp_path):
     for number in range(3, 22):
-        made = sample_adapters.write(tmp_path / f"more-{number}", number)
+        made = registries.write_sample(tmp_path / f"more-{number}", number)
         registry.put(made, Publication("polite"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads at a fork

@@ -26,8 +26,8 @@ from adapterhub.recipe.output_folder import LOCK, check_output, hold_output
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run import run
 from tests.kit import tiny_models
+from tests.kit.runs import OPTIONS, fit, lines, scores
 from tests.kit.selection import long_table
-from tests.kit.training_runs import OPTIONS, fit, lines, scores
 
 # Flipped bits per file; at least one in each part of it (a header, a pickle, padding, a digest).
 FLIPS = 2000 if tiny_models.FULL_MATRIX else 64
@@ -185,7 +185,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
 
 @pytest.fixture(scope="module")
 def recipe(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    from tests.kit.fixtures import sentences, write_tsv
+    from tests.kit.data import sentences, write_tsv
 
     folder = tmp_path_factory.mktemp("recipe")
     rows = sentences(16)

@@ -10,7 +10,7 @@ from forge import harmless_text
 
 from adapterhub.errors import ConfigError
 from adapterhub.tasks.common.chat_template import chat_text
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 TURNS = [
     {"role": "system", "content": "Be kind."},

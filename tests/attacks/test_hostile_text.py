@@ -33,8 +33,8 @@ from adapterhub import cli
 from adapterhub.errors import AdapterhubError, printable
 from adapterhub.files.manifest import from_json
 from adapterhub.files.schema import canonical_json
-from tests.kit import hub_server
-from tests.kit.run_folders import predictions, run_folder
+from tests.kit import fake_hub
+from tests.kit.runs import predictions, run_folder
 from tests.kit.selection import long_table
 
 MARKS = (
@@ -360,8 +360,8 @@ def test_every_command_is_attacked() -> None:
 @pytest.fixture(scope="module")
 def hostile_hub(world: Path) -> Iterator[str]:
     """Serve a repository whose card, yank reasons and errors are hostile."""
-    with hub_server.serving() as (hub, address):
-        repository = hub_server.Repository()
+    with fake_hub.serving() as (hub, address):
+        repository = fake_hub.Repository()
         files = {p.name: p.read_bytes() for p in (world / "run" / "adapter").iterdir()}
         section = dict.fromkeys(("version", "digest", "backbone", "task", "description"), HOSTILE)
         lists = {key: [HOSTILE] for key in ("methods", "tags", "topics")}
@@ -375,16 +375,16 @@ def hostile_hub(world: Path) -> Iterator[str]:
         files = {**files, "yanked.json": canonical_json({"v1": HOSTILE})}
         repository.commit(files)
         hub.repositories["acme/polite"] = repository
-        original = hub_server.Handler.create
+        original = fake_hub.Handler.create
 
         def create(handler: Any, options: dict[str, Any]) -> None:
             if options["name"] == "refused":
-                raise hub_server.Failure(400, "", "no \x1b[2J [bold]x:bomb: \x9b31m")
+                raise fake_hub.Failure(400, "", "no \x1b[2J [bold]x:bomb: \x9b31m")
             original(handler, options)
 
-        hub_server.Handler.create = create  # type: ignore[method-assign]
+        fake_hub.Handler.create = create  # type: ignore[method-assign]
         yield address
-        hub_server.Handler.create = original  # type: ignore[method-assign]
+        fake_hub.Handler.create = original  # type: ignore[method-assign]
 
 
 @long_table(

@@ -22,10 +22,10 @@ from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
-from tests.kit.faults import Lines, interrupt, out_of_memory, sample
-from tests.kit.fixtures import word_tokenizer
-from tests.kit.observed import batch_of, differences, observed, observed_state
+from tests.kit.compare import batch_of, differences, observed, observed_state
+from tests.kit.data import word_tokenizer
 from tests.kit.selection import long_table
+from tests.kit.session import Lines, interrupt, out_of_memory, sample
 
 # None: each line of the package that an operation runs, up to three times.
 INTERRUPTS, ERRORS = (None, None) if tiny_models.FULL_MATRIX else (2, 1)

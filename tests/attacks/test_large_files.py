@@ -25,7 +25,7 @@ from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication
-from tests.kit import sample_adapters
+from tests.kit import registries
 from tests.kit.selection import long_table
 
 HUGE = 40 << 30
@@ -38,11 +38,11 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no holes by
 def large(folder: Path) -> Path:
     """Write an adapter of LARGE bytes."""
     backbone = BackboneRef(
-        sample_adapters.BACKBONE,
+        registries.SAMPLE_BACKBONE,
         None,
-        sample_adapters.FINGERPRINT,
+        registries.FINGERPRINT,
         "bert",
-        identity=sample_adapters.IDENTITY,
+        identity=registries.IDENTITY,
     )
     manifest = Manifest(name="polite", methods=({"lora": {}},), backbone=backbone, task="x")
     write_adapter(folder, manifest, {"encoder.0.attn.q.lora.a": torch.ones(LARGE // 4)})
@@ -138,7 +138,7 @@ OPEN_NO_SIGNATURE = {"registry verify", "diff"}
 
 @long_table(("attack", "reader"), itertools.product(ATTACKS, READERS))
 def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adapterhub):
-    for folder in place(sample_adapters.write):
+    for folder in place(registries.write_sample):
         ATTACKS[attack](folder)
     results = []
     with limited(seconds=10, gigabytes=2):
@@ -159,7 +159,7 @@ def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adap
 @pytest.mark.parametrize("more", [(), ("--tag", "best")])
 def test_what_does_not_fit_is_refused_before_it_is_read(place, adapterhub, monkeypatch, more):
     """The manifest and the header agree on HUGE bytes."""
-    place(sample_adapters.write)
+    place(registries.write_sample)
     agreeing_holes(Path("made"), HUGE)
     usage = shutil.disk_usage(".")._replace(free=HUGE - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -186,7 +186,7 @@ def test_a_bucket_gets_and_gives_large_files_in_pieces(tmp_path, monkeypatch):
 def test_a_huge_file_of_a_run_is_refused(name, tmp_path):
     from adapterhub.pages.run_files import read_run
 
-    sample_adapters.write(tmp_path / "adapter")
+    registries.write_sample(tmp_path / "adapter")
     for size in (2 << 30, HUGE):
         sparse(tmp_path / name, size)
         with limited(seconds=10, gigabytes=1), pytest.raises(FileError, match="bytes"):
@@ -194,7 +194,7 @@ def test_a_huge_file_of_a_run_is_refused(name, tmp_path):
 
 
 def test_published_texts_have_a_size(tmp_path):
-    sample_adapters.write(tmp_path / "made")
+    registries.write_sample(tmp_path / "made")
     for name in (CARD, MANIFEST):
         sparse(tmp_path / "made" / name, HUGE)
         with limited(seconds=10, gigabytes=1), pytest.raises(FileError, match="more than"):

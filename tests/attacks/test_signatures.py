@@ -31,7 +31,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.store import Publication
 from adapterhub.registry.trust import distrust_key, require_signatures, trust_key
-from tests.kit import hub_server, sample_adapters, signing
+from tests.kit import fake_hub, registries
 
 PACKAGE = Path(ah.__file__).parent
 
@@ -52,7 +52,7 @@ def hub(tmp_path, monkeypatch, registry):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub_server.serving() as (hub, address):
+    with fake_hub.serving() as (hub, address):
         template = "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template)
@@ -62,7 +62,7 @@ def hub(tmp_path, monkeypatch, registry):
 
 @pytest.fixture
 def key():
-    return signing.new_key()
+    return registries.new_key()
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def made(tmp_path):
 
     def folder_of(seed=0):
         folder = tmp_path / f"made-{seed}"
-        return folder if folder.exists() else sample_adapters.write(folder, seed)
+        return folder if folder.exists() else registries.write_sample(folder, seed)
 
     return folder_of
 
@@ -183,8 +183,8 @@ def unsigned(registry, valid, key):
         name, pinned = pin("polite@v1")
         write_lock(Path("adapterhub.lock"), {name: pinned})
         if attack == "stranger":
-            ah.sign("polite", signing.new_key())
-        signing.require(key)
+            ah.sign("polite", registries.new_key())
+        registries.require_key(key)
 
     return publish
 
@@ -250,7 +250,7 @@ def test_lock_and_sync_take_the_option(registry, made, adapterhub):
 def test_a_signed_adapter_passes_everywhere(registry, valid, model, key):
     """The check refuses nothing that it should not."""
     ah.publish(valid, "polite", sign=key)
-    signing.require(key)
+    registries.require_key(key)
     for verb in ("pull", "pull to", "load", "pin"):
         VERBS[verb](model, "polite")
     ah.detach(model)
@@ -274,7 +274,9 @@ def bad_value(folder, key):
 
 def of_another_key(folder, key):
     """A signature by the attacker that claims to be of the trusted key."""
-    theirs = sign_statement(Statement(Saved.at(folder).digest, "polite", "v1"), signing.new_key())
+    theirs = sign_statement(
+        Statement(Saved.at(folder).digest, "polite", "v1"), registries.new_key()
+    )
     return replace(theirs, key=key.public.text)
 
 
@@ -315,7 +317,7 @@ def test_a_signature_that_is_not_of_this_version_is_refused(registry, made, key,
     registry.put(made(), Publication("polite"))
     folder = version_folder(registry)
     write_signatures(folder, attack(folder, key))
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError, match=reason):
         ah.pull("polite")
     ah.sign("polite@v1", key)
@@ -326,7 +328,7 @@ def test_an_adapter_cannot_be_passed_off_as_another_of_its_signer(registry, made
     """Mix and match: both are validly signed, and the attacker swaps the folders."""
     for seed, name in enumerate(("polite", "rude")):
         ah.publish(made(seed), name, sign=key)
-    signing.require(key)
+    registries.require_key(key)
     polite, rude = version_folder(registry), version_folder(registry, name="rude")
     shutil.rmtree(polite)
     shutil.copytree(rude, polite)
@@ -339,7 +341,7 @@ def test_an_old_version_cannot_be_passed_off_as_a_new_one(hub, made, key):
     """A replay: the hub serves the signed v1 as v2, without having been seen before."""
     for seed in (0, 1):
         ah.push(made(seed), "hf:acme/polite", peft=False, sign=key)
-    signing.require(key)
+    registries.require_key(key)
     tags = hub.repositories["acme/polite"].tags
     tags["v2"] = tags["v1"]
     for reference in ("hf:acme/polite", "hf:acme/polite@v2"):
@@ -351,7 +353,7 @@ def test_an_old_version_cannot_be_passed_off_as_a_new_one(hub, made, key):
 def test_a_hub_that_drops_its_version_numbers_cannot_replay(hub, made, key):
     for seed in (0, 1):
         ah.push(made(seed), "hf:acme/polite", peft=False, sign=key)
-    signing.require(key)
+    registries.require_key(key)
     repository = hub.repositories["acme/polite"]
     first = repository.tags["v1"]
     repository.tags.clear()
@@ -363,7 +365,7 @@ def test_a_hub_that_drops_its_version_numbers_cannot_replay(hub, made, key):
 
 def test_a_removed_signature_is_refused(registry, made, key):
     ah.publish(made(), "polite", sign=key)
-    signing.require(key)
+    registries.require_key(key)
     ah.pull("polite")
     (version_folder(registry) / SIGNATURE_FILE).unlink()
     with pytest.raises(SignatureError, match="no signature"):
@@ -371,10 +373,10 @@ def test_a_removed_signature_is_refused(registry, made, key):
 
 
 def test_a_key_that_is_no_longer_trusted_is_refused(registry, made, key):
-    other = signing.new_key()
+    other = registries.new_key()
     ah.publish(made(), "polite", sign=key)
     for trusted in (key, other):
-        signing.require(trusted)
+        registries.require_key(trusted)
     ah.pull("polite")
     distrust_key(key.public.text)
     with pytest.raises(SignatureError, match=other.public.id):
@@ -383,7 +385,7 @@ def test_a_key_that_is_no_longer_trusted_is_refused(registry, made, key):
 
 def test_changed_tensors_are_refused_although_the_signature_is_valid(registry, made, key):
     ah.publish(made(), "polite", sign=key)
-    signing.require(key)
+    registries.require_key(key)
     path = version_folder(registry) / "adapter.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(FileError, match="damaged"):
@@ -393,13 +395,13 @@ def test_changed_tensors_are_refused_although_the_signature_is_valid(registry, m
 def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypatch, tmp_path):
     """The bytes that are loaded are those that were checked."""
     ah.publish(valid, "polite", sign=key)
-    signing.require(key)
+    registries.require_key(key)
     loading = importlib.import_module("adapterhub.adapters.load")
     load_folder = loading.load_folder
 
     def swapped(model, saved, **options):
         shutil.rmtree(saved.folder)
-        sample_adapters.write(saved.folder, seed=9)
+        registries.write_sample(saved.folder, seed=9)
         return load_folder(model, saved, **options)
 
     monkeypatch.setattr(loading, "load_folder", swapped)
@@ -409,7 +411,7 @@ def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypa
 
 def test_a_swap_for_another_librarys_files_is_ignored(registry, valid, model, key, monkeypatch):
     ah.publish(valid, "polite", sign=key)
-    signing.require(key)
+    registries.require_key(key)
     loading = importlib.import_module("adapterhub.adapters.load")
     load_folder = loading.load_folder
 
@@ -427,7 +429,7 @@ def test_another_librarys_adapter_is_refused_where_signatures_are_required(regis
     foreign = Path("foreign")
     foreign.mkdir()
     (foreign / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    signing.require(key)
+    registries.require_key(key)
     for act in (
         lambda: ah.pull("./foreign", signed=True),
         lambda: ah.load(model, foreign, signed=True),
@@ -457,7 +459,7 @@ BROKEN = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_signature_file_is_one_error(registry, made, key, kind):
     ah.publish(made(), "polite", sign=key)
-    signing.require(key)
+    registries.require_key(key)
     ah.pull("polite")
     BROKEN[kind](version_folder(registry) / SIGNATURE_FILE)
     for act in (lambda: ah.pull("polite"), lambda: ah.verify("polite")):
@@ -469,11 +471,11 @@ def test_a_broken_signature_file_is_one_error(registry, made, key, kind):
 def test_many_signatures_of_strangers_do_not_crowd_out_the_right_one(hub, made, key):
     """A hub fills the file at the tag; the publisher's later signature is used nevertheless."""
     folder = made()
-    strangers = [signing.new_key() for _ in range(8)]
+    strangers = [registries.new_key() for _ in range(8)]
     statement = Statement(Saved.at(folder).digest, "polite")
     write_signatures(folder, *(sign_statement(statement, stranger) for stranger in strangers))
     ah.push(folder, "hf:acme/polite", peft=False)
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError):
         ah.pull("hf:acme/polite")
     (folder / SIGNATURE_FILE).unlink()
@@ -492,7 +494,7 @@ def test_no_spelling_of_a_place_evades_the_check(hub, made, key):
         hub.repositories[name] = hub.repositories["acme/polite"]
     address = hub.address
     references = ["hf:acme/polite", "hf:Acme/Polite", f"{address}/acme/polite"]
-    signing.require(key)
+    registries.require_key(key)
     for reference in (*references, f"{address}/ACME/polite"):
         with pytest.raises(SignatureError):
             ah.pull(reference)
@@ -505,7 +507,7 @@ def test_a_folder_in_a_strangers_project_is_no_hub(hub, made, key, reference):
     shutil.copytree(made(1), Path(text))
     assert Path(text).is_dir()
     ah.push(made(0), text, peft=False, sign=key)
-    signing.require(key)
+    registries.require_key(key)
     assert Saved.at(ah.pull(text)).digest == Saved.at(made(0)).digest
 
 
@@ -514,7 +516,7 @@ def test_a_folder_in_a_strangers_project_is_no_trusted_adapter(
     registry, made, key, adapterhub, command
 ):
     """A cloned project contains a folder that is called as an adapter which is trusted."""
-    signing.require(key)
+    registries.require_key(key)
     shutil.copytree(made(1), "polite/adapter")
     code, out, err = adapterhub(*LINES[command].format("polite", "polite").split())
     assert (code, out) == (2, "")
@@ -523,7 +525,7 @@ def test_a_folder_in_a_strangers_project_is_no_trusted_adapter(
 
 @pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"sync"}))
 def test_no_verb_takes_a_folder_for_a_trusted_adapter(registry, made, model, key, verb):
-    signing.require(key)
+    registries.require_key(key)
     shutil.copytree(made(1), "polite/adapter")
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         VERBS[verb](model, "polite")
@@ -548,7 +550,7 @@ def test_a_downgrade_to_another_librarys_files_is_refused(hub, made, key):
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b""}
     hub.repositories["acme/polite"].tags.clear()
     hub.repositories["acme/polite"].commit(files)
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError, match="cannot be signed"):
         ah.pull("hf:acme/polite")
 
@@ -558,18 +560,18 @@ def test_a_lock_file_does_not_evade_the_check(hub, made, key, monkeypatch):
     ah.push(made(), "hf:acme/polite", peft=False)
     pins = dict([pin("hf:acme/polite")])
     monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError):
         sync(pins, Path("adapters"))
     assert not Path("adapters").exists()
 
 
 def test_the_signer_of_a_lock_file_is_no_trusted_key(registry, made, key):
-    stranger = signing.new_key()
+    stranger = registries.new_key()
     ah.publish(made(), "polite", sign=stranger)
     pins = dict([pin("polite")])
     assert pins["polite"].signer == stranger.public.text
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError):
         sync(pins, Path("adapters"))
 
@@ -585,7 +587,7 @@ def test_sync_refuses_a_missing_or_another_signer(registry, made, key):
     for attack in ("removed", "stranger"):
         (folder / SIGNATURE_FILE).unlink()
         if attack == "stranger":
-            ah.sign("polite", signing.new_key())
+            ah.sign("polite", registries.new_key())
         with pytest.raises(MismatchError, match=f"not signed by key {key.public.id}"):
             sync(pins, Path("adapters"))
         assert not Path("adapters").exists()
@@ -600,7 +602,7 @@ def test_sync_refuses_a_missing_or_another_signer(registry, made, key):
 def test_a_new_version_of_another_signer_is_not_locked(registry, made, key):
     ah.publish(made(0), "polite", sign=key)
     pins = with_pins({}, [pin("polite")])
-    ah.publish(made(1), "polite", sign=signing.new_key())
+    ah.publish(made(1), "polite", sign=registries.new_key())
     with pytest.raises(MismatchError, match="delete polite from the lock file"):
         with_pins(pins, [pin("polite", before=pins)])
     ah.publish(made(2), "polite")

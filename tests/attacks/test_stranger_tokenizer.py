@@ -24,8 +24,8 @@ from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.manifest import NewToken
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
-from tests.kit.fixtures import CHAT_TEMPLATE, word_tokenizer
-from tests.kit.observed import differences, observed, observed_tokenizer
+from tests.kit.compare import differences, observed, observed_tokenizer
+from tests.kit.data import CHAT_TEMPLATE, word_tokenizer
 from tests.kit.selection import cases_of
 
 A, B, AB = ("<a>",), ("<b>",), ("<a>", "<b>")

@@ -11,8 +11,8 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from adapterhub.backbones.processor import check_removable, remove_added_tokens
 from adapterhub.errors import MismatchError
-from tests.kit.fixtures import word_tokenizer
-from tests.kit.observed import differences, observed_tokenizer
+from tests.kit.compare import differences, observed_tokenizer
+from tests.kit.data import word_tokenizer
 
 TOKENS = [
     AddedToken("<one>", special=True),

@@ -16,7 +16,7 @@ from adapterhub.recipe.recipe import read
 from adapterhub.tasks.common.batches import corrected_loss
 from adapterhub.training.run import run
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.selection import long_table
 
 CONFIGS = {a: tiny_models.usual_model(a).config for a in tiny_models.MATRIX}

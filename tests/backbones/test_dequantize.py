@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 import adapterhub as ah
 from adapterhub.backbones.quantized import remaining_quantization
 from adapterhub.errors import AttachError, BackboneError, ConfigError
-from tests.kit import float8, tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit import own_models, tiny_models
+from tests.kit.data import word_tokenizer
 
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
@@ -67,7 +67,7 @@ def test_experts_in_mxfp4_train_when_they_are_decoded(dtype, quantize, tmp_path)
 
 def test_a_decoded_model_that_was_changed_is_not_that_of_the_files(tmp_path):
     """Codes are not compared with decoded values; all other tensors are."""
-    folder = float8.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "a")
+    folder = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "a")
     model, _ = ah.load_backbone(str(folder), task="causal-lm")
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
@@ -93,7 +93,7 @@ def test_what_transformers_cannot_decode_is_refused(method, said, tmp_path):
 
 
 def quantized_by(method, tmp_path):
-    folder = float8.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "coded")
+    folder = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "coded")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -24,7 +24,7 @@ from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.fixtures import CHAT_TEMPLATE, word_tokenizer, write_json_lines
+from tests.kit.data import CHAT_TEMPLATE, word_tokenizer, write_json_lines
 
 MARK = "<extra_id_0>"  # ends a turn, and is not the end token of the tokenizer
 TEMPLATES = {

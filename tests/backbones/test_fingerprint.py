@@ -27,7 +27,7 @@ from adapterhub.backbones.fingerprint import (
 )
 from adapterhub.errors import BackboneError
 from tests.kit import tiny_models
-from tests.kit.packed_codes import quantize
+from tests.kit.own_models import quantize
 from tests.kit.selection import long_table
 
 GOLDEN = "v2-25258faf575cb5e72489a612da31c578294c037c79c763397e2e61524cb18f22"

@@ -11,14 +11,14 @@ from huggingface_hub.utils import _http as hub_http
 from adapterhub.backbones import hub_network
 from adapterhub.backbones.hub_network import guarded_hub
 from adapterhub.errors import BackboneError
-from tests.kit import hostile_hub
+from tests.kit import fake_hub
 
 
 @pytest.fixture
 def hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with hostile_hub.serving() as server:
-        server.attack = hostile_hub.on("", hostile_hub.body({"id": "a/b", "sha": "a" * 40}))
+    with fake_hub.attacking() as server:
+        server.attack = fake_hub.on("", fake_hub.body({"id": "a/b", "sha": "a" * 40}))
         yield server
 
 
@@ -71,7 +71,7 @@ def test_threads_share_one_guard(hub):
 
 
 def test_a_token_is_sent_to_the_endpoint_alone(hub):
-    with hostile_hub.serving() as other:
+    with fake_hub.attacking() as other:
         other.attack = hub.attack
         for server in (hub, other):
             with guarded_hub(hub.address):
@@ -83,7 +83,7 @@ def test_a_token_is_sent_to_the_endpoint_alone(hub):
 def test_slow_bodies_end(hub, monkeypatch):
     monkeypatch.setattr(hub_network, "GRACE_SECONDS", 0.2)
     start = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
-    hub.attack = hostile_hub.on("", hostile_hub.drip(start))
+    hub.attack = fake_hub.on("", fake_hub.drip(start))
     with (
         guarded_hub(hub.address),
         pytest.raises(BackboneError, match="less than 4096 bytes per second"),

@@ -20,12 +20,12 @@ from adapterhub.backbones.processor import (
     processor_identity,
 )
 from adapterhub.errors import BackboneError, ConfigError
-from tests.kit import vision_language
+from tests.kit import media
 
 TASK = "image-text-to-text"
 
 
-@pytest.mark.parametrize("name", sorted(vision_language.SAVED))
+@pytest.mark.parametrize("name", sorted(media.SAVED))
 def test_a_processor_of_each_layout_loads(name, backbones):
     folder = backbones(f"vlm-{name}")
     processor = PictureTextProcessor.from_pretrained(folder)
@@ -80,7 +80,7 @@ def test_a_backbone_of_text_has_no_such_model(backbones):
 
 
 def test_a_tokenizer_has_no_placeholder():
-    words = vision_language.tokenizer({"image_token": "<image>"})
+    words = media.picture_tokenizer({"image_token": "<image>"})
     assert image_placeholder(words) is None
     assert image_placeholder(None) is None
 

@@ -8,7 +8,7 @@ from torch import nn
 import adapterhub as ah
 from adapterhub.backbones.meta_model import skeleton
 from tests.kit import tiny_models
-from tests.kit.plain_modules import Everything
+from tests.kit.own_models import Everything
 
 
 def test_it_has_the_sizes_and_no_values():

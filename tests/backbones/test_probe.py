@@ -11,7 +11,7 @@ from torch import nn
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.probe import ROWS, TOKENS, picture_batch, probe, probe_batch
 from adapterhub.backbones.processor import sound_inputs
-from tests.kit import media, sounds, tiny_models
+from tests.kit import media, tiny_models
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
@@ -68,7 +68,7 @@ def test_a_model_of_sound_gets_noise_as_its_processor_hears_it(kind, backbones):
 
 
 def test_a_model_of_sound_without_a_processor_gets_raw_noise():
-    config = sounds.config("wav2vec2")
+    config = media.sound_config("wav2vec2")
     model = transformers.Wav2Vec2ForSequenceClassification(config).eval()
     assert probe_batch(model)["input_values"].shape == (4, 8000)
 

@@ -19,8 +19,8 @@ from adapterhub.backbones.processor import (
     tokenizer_of,
 )
 from adapterhub.errors import ConfigError
-from tests.kit import media, sounds, tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit import media, tiny_models
+from tests.kit.data import word_tokenizer
 
 
 def identity(processor):
@@ -76,34 +76,36 @@ def test_a_processor_is_loaded_with_its_backbone(backbones):
 
 
 def test_what_a_processor_hears():
-    whisper = sounds.extractor("whisper")
+    whisper = media.sound_extractor("whisper")
     assert heard_seconds(whisper) == 1.0
-    assert heard_seconds(sounds.extractor("audio-spectrogram-transformer")) == 0.64
-    assert heard_seconds(sounds.extractor("wav2vec2")) is None
+    assert heard_seconds(media.sound_extractor("audio-spectrogram-transformer")) == 0.64
+    assert heard_seconds(media.sound_extractor("wav2vec2")) is None
     assert sampling_rate(whisper) == 16_000
-    both = transformers.Wav2Vec2Processor(sounds.extractor("wav2vec2"), word_tokenizer())
+    both = transformers.Wav2Vec2Processor(media.sound_extractor("wav2vec2"), word_tokenizer())
     assert sampling_rate(both) == 16_000
 
 
 def test_sounds_are_padded_as_their_processor_pads():
-    short, long = sounds.tone(300, 0.02), sounds.tone(300, 0.5)
-    padded = sound_inputs(sounds.extractor("wav2vec2"), [short, long])
+    short, long = media.tone(300, 0.02), media.tone(300, 0.5)
+    padded = sound_inputs(media.sound_extractor("wav2vec2"), [short, long])
     assert padded["input_values"].shape == (2, 8000)
     assert padded["attention_mask"].sum(1).tolist() == [1600, 8000], "at least a tenth of a second"
-    assert sound_inputs(sounds.extractor("wav2vec2"), [short])["input_values"].shape == (1, 1600)
-    assert sound_inputs(sounds.extractor("whisper"), [short, long])["input_features"].shape == (
-        2, 16, 100,
-    )  # fmt: skip
-    spectrogram = sounds.extractor("audio-spectrogram-transformer")
+    assert sound_inputs(media.sound_extractor("wav2vec2"), [short])["input_values"].shape == (
+        1,
+        1600,
+    )
+    whisper = media.sound_extractor("whisper")
+    assert sound_inputs(whisper, [short, long])["input_features"].shape == (2, 16, 100)
+    spectrogram = media.sound_extractor("audio-spectrogram-transformer")
     assert sound_inputs(spectrogram, [short])["input_values"].shape == (1, 64, 16)
 
 
 def test_the_frames_of_padding_are_not_counted(backbones):
     model, processor = load_backbone(str(backbones("speech-ctc")), task="speech-recognition")
-    batch = sound_inputs(processor, [sounds.tone(300, 0.2), sounds.tone(300, 0.5)])
+    batch = sound_inputs(processor, [media.tone(300, 0.2), media.tone(300, 0.5)])
     counts = frame_counts(model, batch)
     assert counts == [
-        model(**sound_inputs(processor, [sounds.tone(300, s)])).logits.shape[1] for s in (0.2, 0.5)
+        model(**sound_inputs(processor, [media.tone(300, s)])).logits.shape[1] for s in (0.2, 0.5)
     ]
     assert counts[1] == model(**batch).logits.shape[1]
     assert frame_counts(model, {"input_values": batch["input_values"]}) is None
@@ -111,8 +113,8 @@ def test_the_frames_of_padding_are_not_counted(backbones):
 
 
 def test_the_settings_of_a_feature_extractor_are_its_identity():
-    usual = identity(sounds.extractor("whisper"))
-    assert len({usual, identity(sounds.extractor("wav2vec2"))}) == 2
+    usual = identity(media.sound_extractor("whisper"))
+    assert len({usual, identity(media.sound_extractor("wav2vec2"))}) == 2
     other = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1, hop_length=80)
     assert identity(other) != usual
     assert identity(transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)) == usual

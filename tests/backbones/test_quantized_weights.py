@@ -18,7 +18,7 @@ from adapterhub.backbones.quantized import (
     size_of,
 )
 from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
-from tests.kit.float8 import float8_layer
+from tests.kit.own_models import float8_layer
 
 KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 

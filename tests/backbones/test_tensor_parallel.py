@@ -13,7 +13,7 @@ import torch
 
 from adapterhub.backbones.tensor_parallel import loading_by_plan, tensor_parallel
 from adapterhub.errors import BackboneError, ConfigError
-from tests.kit import tensor_parallel_cells, tiny_models, warm
+from tests.kit import processes, tensor_parallel_cells, tiny_models
 from tests.kit.matrix import one_of_each_signature
 
 pytestmark = pytest.mark.skipif(
@@ -63,7 +63,7 @@ def computed(cells, folder):
     """Compute cells in two processes."""
     (folder / "cells.json").write_text(json.dumps(cells))
     words = (tensor_parallel_cells.__file__, folder / "cells.json", folder)
-    ended = warm.run(*words, processes=2)
+    ended = processes.run(*words, processes=2)
     assert ended.returncode == 0, ended.printed[-4000:]
     return json.loads((folder / "results.json").read_text())
 

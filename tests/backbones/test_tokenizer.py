@@ -11,7 +11,7 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.processor import TokenizerSnapshot, remember_tokenizer
 from adapterhub.errors import AttachError, MismatchError
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 
 def snapshot(tokenizer=None):

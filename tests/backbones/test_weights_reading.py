@@ -17,8 +17,8 @@ import adapterhub as ah
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
-from tests.kit.float8 import float8_kernel
-from tests.kit.one_site import PROJECTIONS
+from tests.kit.own_models import float8_kernel
+from tests.kit.tiny_adapters import PROJECTIONS
 
 
 def test_weights_are_read_as_they_compute():

@@ -13,8 +13,8 @@ from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.homes import home_in
+from tests.kit.data import sentences, write_tsv
+from tests.kit.session import home_in
 from tests.kit.studies import made_records, planned
 
 

@@ -19,7 +19,7 @@ from adapterhub.bench.ray_engine import BenchWorker, RayEngine
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.study import Study
 from adapterhub.errors import BackboneError, ConfigError, TrainingError
-from tests.kit.ray_nodes import two_nodes
+from tests.kit.server import two_nodes
 from tests.kit.studies import facts, planned
 
 CELLS = [Cell("a", "lora", 10, 5, 1e-3, seed, "final") for seed in range(4)]

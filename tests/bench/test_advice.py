@@ -13,7 +13,7 @@ from adapterhub.bench.advice import Cost, ShortRuns, recommend
 from adapterhub.bench.paired import compare_with
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
-from tests.kit.planted_truth import Truth
+from tests.kit.studies import Truth
 
 NAMES = "head", "bitfit", "lora", "full"
 LEVELS = 0.6, 0.84, 0.85, 0.86

@@ -14,7 +14,7 @@ from adapterhub.bench.paired import compare_all_pairs, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
-from tests.kit.planted_truth import PREDICTIONS, Truth
+from tests.kit.studies import PREDICTIONS, Truth
 
 ACCURACY = row_score("classes")
 

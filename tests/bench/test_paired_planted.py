@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 
 from adapterhub.bench.paired import compare_all_pairs, compare_with
 from adapterhub.bench.statistics import estimate_all
-from tests.kit.planted_truth import PREDICTIONS, equal, with_better
+from tests.kit.studies import PREDICTIONS, equal, with_better
 
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 UNEQUAL_SPREADS = (0.5, 0.2, 3.0, 0.2, 1.0, 0.5, 1.0, 3.0)

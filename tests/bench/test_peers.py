@@ -30,7 +30,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT
 from tests.kit import selection
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.studies import planned
 

@@ -22,8 +22,8 @@ from adapterhub.bench.statistics import (
 )
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
-from tests.kit.planted_truth import PREDICTIONS, Truth, equal
-from tests.kit.run_folders import predictions
+from tests.kit.runs import predictions
+from tests.kit.studies import PREDICTIONS, Truth, equal
 
 ACCURACY = row_score("classes")
 

@@ -10,7 +10,7 @@ import pytest
 from adapterhub.bench.execute import TEST_SHARE, read_task_data
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read_draft
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from adapterhub import cli
 from adapterhub.errors import AdapterhubError
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.homes import home_in
+from tests.kit.data import sentences, write_tsv
+from tests.kit.session import home_in
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,8 @@ from adapterhub import cli, ray_cluster
 from adapterhub.bench.conduct import LocalEngine
 from adapterhub.cli import _study
 from adapterhub.training.loading import SharedLoader
-from tests.kit.command_line import refused
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.homes import home_in
+from tests.kit.data import sentences, write_tsv
+from tests.kit.session import home_in, refused
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 

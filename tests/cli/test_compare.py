@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.cli.compare import difference_lines
 from adapterhub.pages.row_scores import Difference
-from tests.kit.run_folders import predictions, run_folder
+from tests.kit.runs import predictions, run_folder
 
 
 def rows(right: int, total: int = 40) -> list[dict]:

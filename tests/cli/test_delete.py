@@ -9,13 +9,13 @@ import pytest
 
 from adapterhub.cli import delete
 from adapterhub.errors import ConfigError, RegistryError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.fixture
 def published(typed, tmp_path):
     for seed in (0, 1):
-        sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        registries.write_sample(tmp_path / f"made-{seed}", seed)
         typed(f"publish ./made-{seed} --name polite")
 
 

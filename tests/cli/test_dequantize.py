@@ -7,13 +7,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
-from tests.kit import float8, tiny_models
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit import own_models, tiny_models
+from tests.kit.data import sentences, write_tsv
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    return float8.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "coded")
+    return own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "coded")
 
 
 @pytest.mark.parametrize("words", [(), ("--quantize", "dequantize")])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_two_versions_are_compared(typed, tmp_path):
-    sample_adapters.write(tmp_path / "a", 1, accuracy=0.5)
-    sample_adapters.write(tmp_path / "b", 2, accuracy=0.75, method="pfeiffer")
+    registries.write_sample(tmp_path / "a", 1, accuracy=0.5)
+    registries.write_sample(tmp_path / "b", 2, accuracy=0.75, method="pfeiffer")
     for folder in "ab":
         typed(f"publish ./{folder} --name polite")
     shown = typed("diff polite@v1 polite@v2")
@@ -27,7 +27,7 @@ def test_two_versions_are_compared(typed, tmp_path):
 
 def test_several_are_compared_with_the_first(typed, tmp_path):
     for seed, name in enumerate("abc"):
-        sample_adapters.write(tmp_path / name, seed, accuracy=seed / 4)
+        registries.write_sample(tmp_path / name, seed, accuracy=seed / 4)
     shown = typed("diff a b c")
     assert typed("diff a b") in shown
     assert typed("diff a c") in shown
@@ -36,7 +36,7 @@ def test_several_are_compared_with_the_first(typed, tmp_path):
 
 
 def test_tensors_that_only_one_has_are_counted(typed, trained):
-    sample_adapters.write(trained.parent / "made")
+    registries.write_sample(trained.parent / "made")
     shown = typed("diff ./run ./made")
     assert "0 of 0 tensors that both have are equal" in shown
     assert "tensors are only in ./run" in shown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.kit.command_line import refused
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
+from tests.kit.session import refused
 from tests.kit.task_cases import classes
 
 

@@ -7,7 +7,7 @@ import pytest
 from adapterhub.adapters import export
 from adapterhub.interchange.peft import exporter
 from tests.kit import tiny_models
-from tests.kit.language_adapters import write_language_model, write_noisy
+from tests.kit.tiny_adapters import write_language_model, write_noisy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 import adapterhub as ah
 from adapterhub.loop.sharding import has_shards
 from tests.kit import tiny_models
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.two_processes import (
+from tests.kit.data import sentences, write_tsv
+from tests.kit.processes import (
     evaluations,
     finished,
     in_two,

@@ -9,7 +9,7 @@ import pytest
 
 from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
-from tests.kit.mixed_tasks import HEADS, mixed_recipe
+from tests.kit.data import HEADS, mixed_recipe
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from adapterhub.hub.accounts import mirror_namespace
 from adapterhub.hub.state import create_hub, open_hub
-from tests.kit import real_hub, signing
-from tests.kit.command_line import refused
-from tests.kit.commit_body import commit, create
+from tests.kit import real_hub, registries
+from tests.kit.real_hub import commit, create
+from tests.kit.session import refused
 
 
 @pytest.fixture
@@ -159,6 +159,6 @@ def test_no_signer_is_required_of_what_is_mirrored(adapterhub, folder):
     create_hub(Path(folder))
     with open_hub(Path(folder)) as hub, hub.database.writing() as connection:
         mirror_namespace(connection, "https://hub.example.org")
-    key = signing.new_key().public.text
+    key = registries.new_key().public.text
     done = adapterhub("hub", "org", folder, "https://hub.example.org", "--signer", key)
     refused(done, "mirrored as they are", "--require-signatures")

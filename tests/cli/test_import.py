@@ -14,7 +14,7 @@ import adapterhub as ah
 from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import outputs  # noqa: E402
+from tests.kit.peers import outputs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

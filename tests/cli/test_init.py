@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from adapterhub import cli
-from tests.kit.command_line import refused
+from tests.kit.session import refused
 
 
 def seconds_of_children():

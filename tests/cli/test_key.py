@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from adapterhub import cli
 from adapterhub.files.signature import read_private_key, read_public_key
-from tests.kit.command_line import refused
+from tests.kit.session import refused
 
 pytest.importorskip("cryptography")
 

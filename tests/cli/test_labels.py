@@ -7,7 +7,7 @@ import json
 import pytest
 
 from adapterhub.files.native import Saved
-from tests.kit.fixtures import json_lines, sentences, write_json_lines, write_tsv
+from tests.kit.data import json_lines, sentences, write_json_lines, write_tsv
 
 NAMES = {"0": "bad film", "1": "good film"}
 LEARN = ("train.epochs=8", "train.learning_rate=5e-3", "train.tensorboard=false")

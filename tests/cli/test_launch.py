@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from adapterhub.loop import checkpoint
 from adapterhub.loop.processes import own_device
 from tests.kit import tiny_models
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
 
 # One launch for all in the core: site modules, prefixes, and a trained part that grows.
 TOGETHER = "[lora(rank=2), prefix(length=2), unfreeze]"

@@ -14,14 +14,14 @@ from rich.console import Console
 from adapterhub.cli import _format
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Entry, Publication
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 list_module = importlib.import_module("adapterhub.cli.list")
 
 
 def test_list_filters_and_sorts(typed, tmp_path):
-    sample_adapters.write(tmp_path / "low", 0, accuracy=0.5)
-    sample_adapters.write(tmp_path / "high", 1, accuracy=0.75)
+    registries.write_sample(tmp_path / "low", 0, accuracy=0.5)
+    registries.write_sample(tmp_path / "high", 1, accuracy=0.75)
     typed("publish ./low --name low --topic films")
     typed("publish ./high --name high")
     names = [json.loads(line)["name"] for line in typed("list --sort accuracy --json").splitlines()]
@@ -35,7 +35,7 @@ def test_list_filters_and_sorts(typed, tmp_path):
 
 @pytest.mark.parametrize("line", ["list", "list zzz", "list --task zzz --method yyy"])
 def test_damaged_versions_are_noted_once(typed, tmp_path, line):
-    sample_adapters.write(tmp_path / "made")
+    registries.write_sample(tmp_path / "made")
     LocalRegistry().put(tmp_path / "made", Publication("polite"))
     path = LocalRegistry().root / "acme--bert-small" / "polite"
     (path / "v2").mkdir()
@@ -47,7 +47,7 @@ def test_damaged_versions_are_noted_once(typed, tmp_path, line):
 
 def test_an_empty_result_names_the_filter(typed, tmp_path):
     assert "no adapter in the registry" in typed("list --task tagging")
-    sample_adapters.write(tmp_path / "a", 0, accuracy=0.5)
+    registries.write_sample(tmp_path / "a", 0, accuracy=0.5)
     typed("publish ./a --name a")
     line = "no adapter has task=tagging; tasks here: classification (1)\n"
     assert typed("list --task tagging") == line
@@ -58,7 +58,7 @@ def test_the_score_is_the_main_metric_of_the_task(typed, tmp_path):
     metrics = {"classification": {"a_b": 0.1, "accuracy": 0.2, "loss": 0.3},
                "masked-lm": {"accuracy": 0.1, "loss": 0.25}, "other": {"x": 0.5}}  # fmt: skip
     for task, values in metrics.items():
-        sample_adapters.write(tmp_path / task, 0, task=task, **values)
+        registries.write_sample(tmp_path / task, 0, task=task, **values)
         typed(f"publish ./{task} --name {task}")
     shown = typed("list")
     for score in ("accuracy 0.200", "loss 0.250", "x 0.500"):

@@ -19,9 +19,9 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import read
 from adapterhub.registry.pull import named_reference
-from tests.kit.command_line import refused
-from tests.kit.fixtures import json_lines, sentences, write_tsv
+from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.selection import long_table
+from tests.kit.session import refused
 
 PACKAGE = Path(ah.__file__).parent
 STRANGE = {

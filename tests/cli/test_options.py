@@ -11,7 +11,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
 from adapterhub.recipe.options import TrainOptions
 from adapterhub.tasks import TASKS
-from tests.kit.command_line import refused
+from tests.kit.session import refused
 
 
 def words_of(text):

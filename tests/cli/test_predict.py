@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from tests.kit import tiny_models
-from tests.kit.command_line import refused
-from tests.kit.fixtures import json_lines, sentences, write_tsv
+from tests.kit.data import json_lines, sentences, write_tsv
+from tests.kit.session import refused
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 

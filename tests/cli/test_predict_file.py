@@ -7,8 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from tests.kit.command_line import refused
-from tests.kit.fixtures import sentences
+from tests.kit.data import sentences
+from tests.kit.session import refused
 
 READERS = {
     ".csv": lambda path: pd.read_csv(path, keep_default_na=False),

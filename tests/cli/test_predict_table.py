@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from adapterhub.inference.open import AdapterSource
-from tests.kit.command_line import refused
-from tests.kit.fixtures import sentences
-from tests.kit.predicted_tables import ROWS, train_two, write_table
+from tests.kit.data import sentences
+from tests.kit.runs import TABLE_ROWS, train_two, write_table
+from tests.kit.session import refused
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,10 @@ def test_one_adapter_into_one_file(
     words = ("predict", trained["mood"].reference, "--input", source, "--output", output)
     code, out, err = adapterhub(*words)
     assert code == 0, err
-    assert out.strip() == f"{ROWS} rows in 10 parts: {output}"
+    assert out.strip() == f"{TABLE_ROWS} rows in 10 parts: {output}"
     rows = pq.read_table(output).to_pylist()
     code, shown, _ = adapterhub("predict", trained["mood"].reference, "--json", *(
-        text for text, _ in sentences(ROWS)
+        text for text, _ in sentences(TABLE_ROWS)
     ))  # fmt: skip
     expected = [json.loads(line) for line in shown.splitlines()]
     assert [json.loads(row["prediction"])["label"] for row in rows] == [

@@ -13,12 +13,12 @@ from adapterhub.cli._format import print_published
 from adapterhub.cli._options import publication_options
 from adapterhub.registry.publish import PublicationInfo
 from adapterhub.registry.store import Entry
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_publish_list_show_pull_lock_yank_and_verify(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
-    sample_adapters.write(tmp_path / "other", 1, accuracy=0.5)
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "other", 1, accuracy=0.5)
     assert "polite@v1 for acme/bert-small" in typed("publish run --name polite --tag best")
     assert "polite@v2" in typed("publish ./other --name polite")
     assert "polite@v1" in typed("publish run --name polite")
@@ -46,7 +46,7 @@ def test_publish_list_show_pull_lock_yank_and_verify(typed, tmp_path):
 
 
 def test_every_registry_command_prints_json(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75)
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75)
     details = "--tag best --license mit --language en --topic manners --description Short."
     lines = {
         f"publish run {details}": ("license", "mit"),

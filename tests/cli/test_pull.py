@@ -8,11 +8,11 @@ import pytest
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import Saved
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_pull_copies_the_verified_files(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     assert typed("pull polite@best --to mine").strip() == "mine"
     digest = Saved.at(tmp_path / "mine").digest

@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.config.yaml import load_yaml
 from adapterhub.recipe.recipe import read
-from tests.kit.command_line import refused
+from tests.kit.session import refused
 
 
 def test_a_recipe_is_written_to_a_file_and_trained(adapterhub, backbones, data, tmp_path):

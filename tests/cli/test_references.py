@@ -9,7 +9,7 @@ import pytest
 
 from adapterhub import cli
 from adapterhub.files.signature import write_key_pair
-from tests.kit import signing
+from tests.kit import registries
 
 # Command lines with the adapter as {}; they succeed, whatever names it.
 LINES = {
@@ -63,7 +63,7 @@ def named_mine(trained, data, monkeypatch, tmp_path):
     monkeypatch.chdir(here)
     shutil.move(trained, "mine")
     shutil.copy(data[1], "dev.tsv")
-    signing.new_key()  # or skip
+    registries.new_key()  # or skip
     write_key_pair(here / "key")
     return here
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.errors import FileError, RegistryError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_a_damaged_version_is_found(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     assert "all versions are intact" in typed("registry verify")
     (stored,) = (tmp_path / "registry").rglob("adapter.safetensors")
@@ -21,7 +21,7 @@ def test_a_damaged_version_is_found(typed, tmp_path):
 
 
 def test_the_index_is_rebuilt_and_leftovers_are_counted(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     assert "1 name indexed" in typed("registry index")
     assert "0 leftovers removed" in typed("registry gc")
@@ -43,7 +43,7 @@ MISTYPED = (
 
 @pytest.mark.parametrize("command", MISTYPED)
 def test_a_registry_that_does_not_exist_is_an_error(typed, tmp_path, command):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0)
+    registries.write_sample(tmp_path / "run" / "adapter", 0)
     typed("publish run --name polite --registry registry")
     typed("lock polite --registry registry")
     typed("sync --to present")

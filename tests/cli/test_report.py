@@ -9,7 +9,7 @@ import pytest
 
 from adapterhub.cli._format import has_display
 from adapterhub.pages.row_scores import read_predictions
-from tests.kit.run_folders import predictions, run_folder
+from tests.kit.runs import predictions, run_folder
 
 
 @pytest.fixture

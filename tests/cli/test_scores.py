@@ -8,10 +8,9 @@ import re
 import pytest
 
 from adapterhub.files.native import Saved
-from tests.kit.command_line import refused
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.mixed_tasks import write_tasks
+from tests.kit.data import sentences, write_tasks, write_tsv
 from tests.kit.selection import long_table
+from tests.kit.session import refused
 from tests.kit.task_cases import CASES
 
 TO = "\N{EN DASH}"

@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason='pip install "adapterhub[serve]"')
 
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
-from tests.kit.served import EXAMPLES, write_adapter
+from tests.kit.server import EXAMPLES, write_adapter
 
 
 @pytest.fixture

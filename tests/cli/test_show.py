@@ -6,11 +6,11 @@ import json
 
 import adapterhub as ah
 from adapterhub.registry.trust import trust_key
-from tests.kit import sample_adapters, signing
+from tests.kit import registries
 
 
 def test_show_prints_the_versions(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     shown = typed("show polite@best")
     assert shown.startswith("polite@v1, published 20")
@@ -41,7 +41,7 @@ def test_the_card_is_one_screen(typed, trained, monkeypatch):
 
 
 def test_the_use_names_the_registry_that_was_given(typed, tmp_path):
-    sample_adapters.write(tmp_path / "made")
+    registries.write_sample(tmp_path / "made")
     typed("publish ./made --name polite --registry other")
     shown = typed("show polite --registry other")
     assert 'adapterhub predict polite --registry other "a text"' in shown
@@ -49,8 +49,8 @@ def test_the_use_names_the_registry_that_was_given(typed, tmp_path):
 
 
 def test_who_signed_is_shown(typed, tmp_path):
-    key = signing.new_key()
-    ah.publish(sample_adapters.write(tmp_path / "made"), sign=key)
+    key = registries.new_key()
+    ah.publish(registries.write_sample(tmp_path / "made"), sign=key)
     assert f"signed      key {key.public.id} for polite v1: valid, not trusted" in typed(
         "show polite"
     )
@@ -60,7 +60,7 @@ def test_who_signed_is_shown(typed, tmp_path):
 
 def test_only_the_authors_own_text_is_shown_and_it_is_cut(typed, tmp_path):
     text = "# Polite\n\nIt is\npolite.\n\n" + "".join(f"- item {n}\n" for n in range(20))
-    sample_adapters.write(tmp_path / "made", card=text)
+    registries.write_sample(tmp_path / "made", card=text)
     typed("publish ./made --name polite --description D")  # adds the generated block
     shown = typed("show polite")
     assert "\n  It is polite.\n  - item 0\n" in shown
@@ -73,7 +73,7 @@ def test_only_the_authors_own_text_is_shown_and_it_is_cut(typed, tmp_path):
 
 def test_many_versions_are_shortened(typed, tmp_path):
     for seed in range(10):
-        ah.publish(sample_adapters.write(tmp_path / str(seed), seed))
+        ah.publish(registries.write_sample(tmp_path / str(seed), seed))
     ah.yank("polite@v9", "no")
     shown = typed("show polite").split("task ")[0]
     assert "v10 (20" in shown

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from adapterhub.errors import AdapterhubError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 pytest.importorskip("cryptography")
 
@@ -15,7 +15,7 @@ pytest.importorskip("cryptography")
 @pytest.fixture
 def run(typed, tmp_path):
     """A folder `runs/a` with an adapter, and a key `acme.key`; return the function `typed`."""
-    sample_adapters.write(tmp_path / "runs" / "a" / "adapter")
+    registries.write_sample(tmp_path / "runs" / "a" / "adapter")
     typed("key new acme.key")
     return typed
 

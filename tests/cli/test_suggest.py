@@ -10,8 +10,8 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.bench import suggest
-from tests.kit.command_line import refused
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
+from tests.kit.session import refused
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.kit.command_line import refused
+from tests.kit.session import refused
 
 SHORT = ("train.max_steps=2", "train.tensorboard=false", "dtype=fp32")
 

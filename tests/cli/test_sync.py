@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.errors import AdapterhubError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_sync_restores_what_is_missing(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     typed("lock polite")
     assert typed("sync") == "adapters: 1 restored, 0 already present\n"
@@ -24,7 +24,7 @@ def test_a_project_without_a_lock_file(typed):
 
 
 def test_sync_finds_the_registry_of_the_lock_file(typed, tmp_path, monkeypatch):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     (tmp_path / "project").mkdir()
     typed("publish run --name polite --registry project/shared")
     typed("lock polite --registry project/shared --file project/adapterhub.lock")

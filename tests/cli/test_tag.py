@@ -7,12 +7,12 @@ import json
 import pytest
 
 from adapterhub.errors import ConfigError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_tags_are_set_moved_listed_and_removed(typed, tmp_path):
     for seed in (0, 1):
-        sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        registries.write_sample(tmp_path / f"made-{seed}", seed)
         typed(f"publish ./made-{seed} --name polite")
     assert typed("tag polite") == "no tag\n"
     assert typed("tag polite@v1 best") == "polite@best is v1\n"

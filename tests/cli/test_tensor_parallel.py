@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 import adapterhub as ah
 from tests.kit import tiny_models
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.two_processes import evaluations, in_two, losses, run_all, same_adapters
+from tests.kit.data import sentences, write_tsv
+from tests.kit.processes import evaluations, in_two, losses, run_all, same_adapters
 
 pytestmark = [
     pytest.mark.apart,

@@ -15,8 +15,8 @@ from adapterhub.cli._recipe_flags import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import Saved
 from adapterhub.recipe.recipe import NAMES, read, recipe_schema
-from tests.kit.fixtures import json_lines, write_tsv
-from tests.kit.schema_check import problems
+from tests.kit.compare import problems
+from tests.kit.data import json_lines, write_tsv
 from tests.kit.selection import cases_of
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")

@@ -11,7 +11,7 @@ from adapterhub.bench.baselines import Constant
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import read_study
 from adapterhub.cli._study import train_commands
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
 from tests.kit.studies import made_records
 
 BEST = "lora(rank=2)"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.kit.command_line import refused
-from tests.kit.fixtures import json_lines, sentences, write_json_lines
+from tests.kit.data import json_lines, sentences, write_json_lines
+from tests.kit.session import refused
 
 FAST = ("train.epochs=1", "train.tensorboard=false")
 

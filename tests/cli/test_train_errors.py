@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from tests.kit.command_line import refused
-from tests.kit.fixtures import write_tsv
+from tests.kit.data import write_tsv
+from tests.kit.session import refused
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from adapterhub.recipe.recipe import read
-from tests.kit.command_line import refused
 from tests.kit.selection import long_table
+from tests.kit.session import refused
 
 RECIPE = {"method": "lora(rank=2)", "seed": 3, "train": {"max_steps": 2, "batch_size": 8}}
 STEPS = ("--steps", "2", "--batch-size", "8")

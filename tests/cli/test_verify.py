@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 pytest.importorskip("cryptography")
 
@@ -15,7 +15,7 @@ pytest.importorskip("cryptography")
 def run(adapterhub, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
     monkeypatch.chdir(tmp_path)
-    sample_adapters.write(tmp_path / "runs" / "a")
+    registries.write_sample(tmp_path / "runs" / "a")
     return lambda line: adapterhub(*line.split())
 
 

@@ -16,7 +16,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import spec_options
 from adapterhub.recipe.recipe import NAMES
 from adapterhub.tasks import TASKS, parse_task
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
 
 YAML = re.compile(
     r"\bnull\b|mapping of|\banything\b|\b(str|int|bool|float) [|,]|list of (str|int)|\(s\)"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.errors import AdapterhubError, RegistryError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_a_yanked_version_is_hidden_but_still_loads(typed, tmp_path):
-    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
     assert typed("yank polite@v1 --reason wrong") == "yanked polite@v1: wrong\n"
     assert "polite@v1" not in typed("list")

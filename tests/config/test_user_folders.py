@@ -10,7 +10,7 @@ import pytest
 from adapterhub.config import user_folders
 from adapterhub.config.user_folders import STATE_VARIABLE, expanded, state_folder, user_folder
 from adapterhub.errors import ConfigError
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_the_variable_comes_before_the_users_folder(monkeypatch, tmp_path):
@@ -96,7 +96,7 @@ def test_no_command_needs_a_home(homeless, adapterhub, train, tmp_path):
     homeless(None)
     for code, _, err in (train("train.max_steps=2"), adapterhub("predict", "run", "a good movie")):
         assert code == 0, err
-    sample_adapters.write(tmp_path / "made")
+    registries.write_sample(tmp_path / "made")
     for command in COMMANDS:
         code, out, err = adapterhub(*command.split())
         assert "Traceback" not in err, command

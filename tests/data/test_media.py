@@ -17,7 +17,7 @@ from adapterhub.data.media_formats import open_picture
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from tests.kit import media
-from tests.kit.fixtures import write_json_lines, write_tsv
+from tests.kit.data import write_json_lines, write_tsv
 
 
 @pytest.fixture

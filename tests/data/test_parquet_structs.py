@@ -16,7 +16,7 @@ from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
 from adapterhub.tasks import parse_task
 from adapterhub.training.stream import open_examples
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 ROWS = [{"title": "one", "body": {"text": "a b", "id": 1}}, None, {"title": "two", "body": None}]
 EXPECTED = {"doc.title": ["one", None, "two"], "doc.body.text": ["a b", None, None]}

@@ -22,7 +22,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 ROWS = 24
 NOUNS = [

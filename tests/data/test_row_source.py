@@ -15,7 +15,7 @@ import pytest
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import RowSource, is_many_files, open_source
 from adapterhub.errors import DataError
-from tests.kit.streamed import write_shards
+from tests.kit.data import write_shards
 
 OPTIONS = DataOptions()
 

@@ -22,8 +22,8 @@ from adapterhub.data.row_stream import (
     read_pass,
 )
 from adapterhub.errors import DataError
+from tests.kit.data import write_shards
 from tests.kit.selection import ALL
-from tests.kit.streamed import write_shards
 
 SIZES = (20, 13, 31)
 

@@ -11,9 +11,9 @@ from scipy.signal import chirp
 
 from adapterhub.data.media_formats import Sound, open_sound
 from adapterhub.errors import ConfigError
-from tests.kit import sounds
+from tests.kit import media
 
-TONE = sounds.tone(440, 0.25)
+TONE = media.tone(440, 0.25)
 
 
 def told(data):
@@ -35,9 +35,9 @@ def told(data):
     ],
 )
 def test_formats(options, tolerance):
-    sound = open_sound(sounds.encoded(TONE, **options))
+    sound = open_sound(media.encoded_sound(TONE, **options))
     assert sound.samples.dtype == np.float32
-    assert sound.rate == sounds.RATE
+    assert sound.rate == media.RATE
     assert sound.seconds == pytest.approx(0.25, abs=0.1)
     if options["format"] != "MP3":  # it may begin with silence
         np.testing.assert_allclose(sound.samples, TONE, atol=tolerance + 1e-9)
@@ -45,7 +45,7 @@ def test_formats(options, tolerance):
 
 def test_channels_become_their_mean():
     stereo = np.stack([TONE, np.zeros_like(TONE)], axis=1)
-    sound = open_sound(sounds.encoded(stereo, subtype="FLOAT"))
+    sound = open_sound(media.encoded_sound(stereo, subtype="FLOAT"))
     np.testing.assert_allclose(sound.samples, TONE / 2, atol=1e-7)
 
 
@@ -59,7 +59,7 @@ def test_another_rate_is_resampled(rate):
     assert found.shape == expected.shape
     inside = slice(400, -400)
     assert np.abs(found[inside] - expected[inside]).max() < 0.01
-    assert Sound(TONE, sounds.RATE).at(sounds.RATE) is TONE
+    assert Sound(TONE, media.RATE).at(media.RATE) is TONE
 
 
 def test_frequencies_that_a_rate_cannot_have_are_removed():
@@ -74,31 +74,31 @@ def test_other_files_are_refused(data):
 
 def test_formats_that_are_not_for_strangers_are_refused():
     for name in ("AIFF", "AU", "CAF"):
-        assert "is not audio" in told(sounds.encoded(TONE, format=name))
+        assert "is not audio" in told(media.encoded_sound(TONE, format=name))
 
 
 @pytest.mark.parametrize("name", ["WAV", "FLAC", "OGG"])
 def test_a_cut_file_is_broken(name):
-    data = sounds.encoded(TONE, format=name)
+    data = media.encoded_sound(TONE, format=name)
     assert told(data[: len(data) * 3 // 5]).startswith("is broken: ")
 
 
 def test_a_stream_that_does_not_know_its_length_is_read():
-    data = sounds.encoded(TONE)
+    data = media.encoded_sound(TONE)
     unknown = data[:4] + struct.pack("<I", 0xFFFFFFFF) + data[8:]
     assert len(open_sound(unknown).samples) == len(TONE)
 
 
 def test_nothing_to_hear_and_no_numbers():
-    assert told(sounds.encoded(TONE[:0])) == "has no samples"
+    assert told(media.encoded_sound(TONE[:0])) == "has no samples"
     wrong = TONE.copy()
     wrong[7] = np.nan
-    assert told(sounds.encoded(wrong, subtype="FLOAT")) == "has values that are not numbers"
+    assert told(media.encoded_sound(wrong, subtype="FLOAT")) == "has values that are not numbers"
 
 
 def test_a_file_that_becomes_too_large(monkeypatch):
     monkeypatch.setattr("adapterhub.data.media_formats.MOST_VALUES", 3000)
-    assert told(sounds.encoded(TONE)) == "has more than 3,000 values: split it"
+    assert told(media.encoded_sound(TONE)) == "has more than 3,000 values: split it"
 
 
 def test_without_the_library(monkeypatch):

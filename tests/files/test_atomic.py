@@ -38,7 +38,7 @@ from adapterhub.files.atomic import (
 from adapterhub.files.native import Saved
 from adapterhub.interchange.checkpoint_files import read_json_object, read_tensor_file
 from adapterhub.interchange.peft.files import tensor_shapes
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def save(folder: Path, content: bytes, overwrite: bool = False) -> None:
@@ -247,7 +247,7 @@ _READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 @pytest.mark.parametrize("what", _READERS)
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, what: str) -> None:
     name, read = _READERS[what]
-    sample_adapters.write(tmp_path / "a")
+    registries.write_sample(tmp_path / "a")
     (tmp_path / "a" / "config.json").write_text("{}")
     (tmp_path / "a" / name).write_bytes(POINTER)
     with pytest.raises(AdapterhubError, match=r"git(?s:.*)lfs pull"):

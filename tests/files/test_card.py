@@ -9,7 +9,7 @@ import pytest
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.card import InPeft, card, model_kind
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 MANIFEST = Manifest(
     name="polite",

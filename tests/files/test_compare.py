@@ -18,7 +18,7 @@ from adapterhub.files.compare import (
 )
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import Saved, write_adapter
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 
 def saved(folder, tensors, **fields):

@@ -20,18 +20,18 @@ from adapterhub.files.native import (
     replaceable,
     write_copies,
 )
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.fixture
 def foundation(tmp_path: Path) -> Foundation:
-    folder = sample_adapters.write(tmp_path / "lang", 1, card="the card")
+    folder = registries.write_sample(tmp_path / "lang", 1, card="the card")
     saved = Saved.at(folder)
     return Foundation(FoundationRef("lang", saved.digest, "v1", "lang@v1"), saved)
 
 
 def test_copies_are_adapters_with_copies(foundation: Foundation, tmp_path: Path) -> None:
-    top = sample_adapters.write(tmp_path / "top", 2)
+    top = registries.write_sample(tmp_path / "top", 2)
     saved = replace(Saved.at(top), on=(foundation,))
     upper = Foundation(FoundationRef("upper", saved.digest), saved)
     (tmp_path / "target").mkdir()
@@ -103,7 +103,7 @@ def test_missing_and_altered_copies_are_listed(foundation: Foundation, tmp_path:
 
 
 def test_only_a_folder_of_copies_is_replaced(foundation: Foundation, tmp_path: Path) -> None:
-    folder = sample_adapters.write(tmp_path / "task", 3)
+    folder = registries.write_sample(tmp_path / "task", 3)
     assert "on" not in replaceable(folder)
     write_copies(folder, [foundation])
     assert "on" in replaceable(folder)

@@ -20,7 +20,7 @@ from adapterhub.files.manifest import (
     with_head,
 )
 from adapterhub.files.schema import canonical_json
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 CLASSES = TaskHead("classification", "single_label_classification", "mean")
 ONE = Manifest(

@@ -24,7 +24,7 @@ from adapterhub.files.manifest import (
     to_json,
 )
 from adapterhub.files.schema import canonical_json, json_depth
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 MANIFEST = Manifest(
     name="polite",

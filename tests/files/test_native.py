@@ -27,7 +27,7 @@ from adapterhub.files import atomic as folder_module
 from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, read_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.files.native import Saved, write_adapter
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 MAKE_GOLDEN = GOLDEN.with_name("make_v1.py")

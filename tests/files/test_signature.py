@@ -19,18 +19,18 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from tests.kit import sample_adapters, signing
+from tests.kit import registries
 
 STATEMENT = Statement("0" * 64, "polite", "v3")
 
 
 @pytest.fixture
 def signature():
-    return sign_statement(STATEMENT, signing.new_key())
+    return sign_statement(STATEMENT, registries.new_key())
 
 
 def test_signatures_are_read_as_written(signature):
-    other = sign_statement(STATEMENT, signing.new_key())
+    other = sign_statement(STATEMENT, registries.new_key())
     data = signatures_to_json([signature, other, signature])
     assert set(parse_signatures(data)) == {signature, other}
     assert signatures_to_json([other, signature]) == data
@@ -53,16 +53,16 @@ def test_each_field_is_signed(signature, change):
 
 def test_the_limit_has_room_for_long_names():
     statements = [Statement("0" * 64, "n" * 100, "v999999999") for _ in range(MAX_SIGNATURES)]
-    data = signatures_to_json(sign_statement(s, signing.new_key()) for s in statements)
+    data = signatures_to_json(sign_statement(s, registries.new_key()) for s in statements)
     assert len(data) <= MAX_SIGNATURE_BYTES
     with pytest.raises(OutputError, match="9 signatures"):
-        signatures_to_json(sign_statement(STATEMENT, signing.new_key()) for _ in range(9))
+        signatures_to_json(sign_statement(STATEMENT, registries.new_key()) for _ in range(9))
 
 
 def test_a_name_that_cannot_be_written_is_not_signed():
     for name in ("", " x", "a\nb", "../x", "x" * 201):
         with pytest.raises(OutputError, match="--name"):
-            sign_statement(Statement("0" * 64, name), signing.new_key())
+            sign_statement(Statement("0" * 64, name), registries.new_key())
 
 
 CHANGES = {
@@ -133,7 +133,7 @@ def test_a_folder_without_the_file_has_no_signature(tmp_path):
 
 
 def test_saving_over_a_signed_adapter_removes_the_signature(tmp_path, signature):
-    folder = sample_adapters.write(tmp_path / "a")
+    folder = registries.write_sample(tmp_path / "a")
     (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
     manifest, tensors = Saved.at(folder).read()
     write_adapter(folder, manifest, tensors, overwrite=True)

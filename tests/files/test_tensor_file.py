@@ -13,7 +13,7 @@ from adapterhub.errors import FileError
 from adapterhub.files import atomic
 from adapterhub.files.manifest import BackboneRef, Manifest, TensorInfo
 from adapterhub.files.native import TENSORS_FILE, open_tensors
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 NAMES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -18,7 +18,7 @@ from adapterhub.files.native import (
     verified_tensors,
 )
 from adapterhub.files.native import tensor_info as info_of
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 BACKBONE = BackboneRef("a/b", None, "fp", "bert", identity=IDENTITY)
 

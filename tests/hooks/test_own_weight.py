@@ -15,14 +15,14 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import copy_with
 from adapterhub.errors import AttachError
 from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
-from tests.kit.expert_models import (
+from tests.kit.own_models import (
     EXPERTS,
     IMPLEMENTATIONS,
     ROUTED,
     TYPES,
+    expert_logits,
     expert_model,
     holders,
-    logits,
     redraw,
 )
 from tests.kit.selection import cases_of
@@ -64,22 +64,22 @@ def changed_parameters(model):
 def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
     """And from the products alone: no changed copy of a weight is made."""
     with torch.no_grad():
-        bare = logits(model)
+        bare = expert_logits(model)
         adapter = ah.attach(model, spec)
-        assert torch.equal(logits(model), bare)
+        assert torch.equal(expert_logits(model), bare)
         redraw(adapter)
         changed = changed_parameters(model)
         with monkeypatch.context() as context:
             context.setattr(AdaptedWeight, "changed", lambda self: pytest.fail("a copy"))
-            adapted = logits(model)
+            adapted = expert_logits(model)
         assert not torch.equal(adapted, bare)
         adapter.detach()
-        assert torch.equal(logits(model), bare)
+        assert torch.equal(expert_logits(model), bare)
         originals = [(module, name, module._parameters[name]) for module, name, _ in changed]
         try:
             for module, name, value in changed:
                 module._parameters[name] = nn.Parameter(value)
-            torch.testing.assert_close(adapted, logits(model), atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(adapted, expert_logits(model), atol=2e-5, rtol=1e-4)
         finally:
             for module, name, original in originals:
                 module._parameters[name] = original
@@ -94,7 +94,7 @@ def test_all_implementations_agree(model_type, spec):
         torch.manual_seed(0)
         adapter = ah.attach(model, spec)
         redraw(adapter)
-        output = logits(model)
+        output = expert_logits(model)
         output.square().sum().backward()
         outputs.append(output.detach())
         gradients.append([p.grad.clone() for p in adapter.parameters()])
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_the_weights(model):
         pytest.skip("transposed")
     adapter = ah.attach(model, SPECS[1])
     redraw(adapter)
-    logits(model).square().sum().backward()
+    expert_logits(model).square().sum().backward()
     placed = adapter.placed[0]
     expected_name, host = placed.site.held.parameter, model.get_submodule(placed.site.host)
     found = placed.module.A.grad
@@ -124,7 +124,7 @@ def test_gradients_are_those_of_the_weights(model):
     try:
         for module, name, value in values:
             module._parameters[name] = nn.Parameter(value)
-        logits(model).square().sum().backward()
+        expert_logits(model).square().sum().backward()
         whole = host._parameters[expected_name].grad
     finally:
         for module, name, original in originals:
@@ -140,14 +140,14 @@ def test_a_route_gives_each_row_its_own(model):
         if model.config.model_type not in ROUTED:
             routed, at_once = ah.route(model, ["0", "1", None]), "all experts at once"
             with pytest.raises(AttachError, match=at_once), routed:
-                logits(model)
+                expert_logits(model)
             return
         alone = []
         for row, name in enumerate(("0", "1", None)):
             ah.activate(model, *filter(None, [name]))
-            alone.append(logits(model, [row]))
+            alone.append(expert_logits(model, [row]))
         with ah.route(model, ["0", "1", None]):
-            torch.testing.assert_close(logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(expert_logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
 
 
 def test_stacks_and_averages(model):
@@ -155,7 +155,7 @@ def test_stacks_and_averages(model):
     spec = "lora(sites=[ffn.experts.down], rank=3, layers={})"
     last = max(s.layer for s in ah.anatomy_of(model).sites.values() if s.held and s.held.experts)
     with torch.no_grad():
-        bare = logits(model)
+        bare = expert_logits(model)
         single = []
         for number in range(2):
             adapter = ah.attach(model, spec.format(last), name=str(number))
@@ -169,7 +169,7 @@ def test_stacks_and_averages(model):
         ah.activate(model, ah.Average(["0", "1"]))
         (_, _, mean), *_ = changed_parameters(model)
         torch.testing.assert_close(mean - down, (both - down) / 2, atol=1e-5, rtol=1e-4)
-        assert not torch.equal(logits(model), bare)
+        assert not torch.equal(expert_logits(model), bare)
 
 
 def test_detaching_leaves_the_modules_as_they_were(model):
@@ -188,15 +188,15 @@ def test_copies_have_slots_of_their_own():
     adapter = ah.attach(model, EXPERTS)
     redraw(adapter)
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
         file = io.BytesIO()
         torch.save(model, file)
         file.seek(0)
         copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
         redraw(adapter, seed=1)
-        assert not torch.equal(logits(model), expected)
+        assert not torch.equal(expert_logits(model), expected)
         assert len(copies) == 2
-        assert all(torch.equal(logits(each), expected) for each in copies)
+        assert all(torch.equal(expert_logits(each), expected) for each in copies)
     adapter.detach()
 
 
@@ -206,13 +206,13 @@ def test_two_threads_have_two_routes():
         expected = []
         for name in ("0", "1"):
             redraw(ah.attach(model, EXPERTS, name=name), seed=int(name))
-            expected.append(logits(model))
+            expected.append(expert_logits(model))
         found = {}
 
         def run(name):
             for _ in range(5):
                 with torch.no_grad(), ah.route(model, [name] * 3):
-                    found.setdefault(name, []).append(logits(model))
+                    found.setdefault(name, []).append(expert_logits(model))
 
         threads = [threading.Thread(target=run, args=(name,)) for name in ("0", "1")]
         for thread in threads:
@@ -232,12 +232,12 @@ def test_a_forward_that_accelerate_wraps():
         add_hook_to_module(host, ModelHook())
     try:
         with torch.no_grad():
-            bare = logits(model)
+            bare = expert_logits(model)
             adapter = ah.attach(model, EXPERTS)
             redraw(adapter)
-            assert not torch.equal(logits(model), bare)
+            assert not torch.equal(expert_logits(model), bare)
             adapter.detach()
-            assert torch.equal(logits(model), bare)
+            assert torch.equal(expert_logits(model), bare)
     finally:
         for host in hosts:
             remove_hook_from_module(host)

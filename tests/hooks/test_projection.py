@@ -12,7 +12,7 @@ from adapterhub.hooks.composition import AppliedModules
 from adapterhub.hooks.slot import output_slot
 from adapterhub.methods.common.site_module import InputModule
 from tests.kit import tiny_models
-from tests.kit.expert_models import TYPES, expert_model, logits, redraw
+from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
 
 # Experts that return scores or a state too, or that hold a matrix for each in several modules.
@@ -93,7 +93,7 @@ def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method
         source = x if method == "parallel" else alone.view(x.shape)
         change = up(torch.relu(down(source))) * placed.module.scale
         torch.testing.assert_close(adapted.view(x.shape), alone.view(x.shape) + change)
-    logits(model).square().sum().backward()
+    expert_logits(model).square().sum().backward()
     assert all(p.module.up.weight.grad.abs().sum() > 0 for p in blocks)
     ah.detach(model)
 
@@ -108,9 +108,9 @@ def test_rows_have_their_own_bottlenecks_at_a_block_of_experts(model_type):
     with torch.no_grad():
         for row, name in enumerate(("0", "1", None)):
             ah.activate(model, *filter(None, [name]))
-            alone.append(logits(model, [row]))
+            alone.append(expert_logits(model, [row]))
         with ah.route(model, ["0", "1", None]):
-            torch.testing.assert_close(logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(expert_logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
     ah.detach(model)
 
 

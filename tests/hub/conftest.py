@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit import real_hub
-from tests.kit.shared_state import STATES, place_of
+from tests.kit.real_hub import STATES, place_of
 
 
 def with_users(hub):

@@ -22,7 +22,7 @@ from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
 from adapterhub.web.connections import client_address
 from tests.kit import real_hub
-from tests.kit.commit_body import commit, create
+from tests.kit.real_hub import commit, create
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from adapterhub.hub.blobs import BlobFolder, BlobInfo
 from adapterhub.hub.commit_endpoints import CommitLines
 from adapterhub.hub.commits import CommitChange, changed_tree
 from adapterhub.web.errors import HubRefusal, MissingEntryError, TooManyBytesError
-from tests.kit import commit_body
+from tests.kit import real_hub
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def read(blobs, body, sizes=(1 << 30,), most=1 << 30):
     st.lists(st.integers(1, 70), min_size=1, max_size=5),
 )
 def test_pieces_of_any_size_give_the_same_files(blobs, files, sizes):
-    found, change = read(blobs, commit_body.lines(files, title="a title"), sizes)
+    found, change = read(blobs, real_hub.commit_lines(files, title="a title"), sizes)
     assert found == files
     assert change.title == "a title"
     assert list(blobs.incoming.iterdir()) == []
@@ -100,7 +100,7 @@ def test_memory_does_not_grow_with_a_file(blobs):
 
 
 def test_a_file_above_the_limit_is_refused_while_it_comes(blobs):
-    body = commit_body.lines({"a": b"x" * 1000})
+    body = real_hub.commit_lines({"a": b"x" * 1000})
     with pytest.raises(TooManyBytesError, match="999"):
         read(blobs, body, most=999)
     assert list(blobs.incoming.iterdir()) == []

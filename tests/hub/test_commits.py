@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit import commit_body, real_hub
-from tests.kit.commit_body import commit, create, head
+from tests.kit import real_hub
+from tests.kit.real_hub import commit, create, head
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +102,13 @@ def test_names_that_would_be_one_on_some_disks_are_refused(client):
         (b'{"key": "header"}\n', "no value"),
         (b'{"key": "what", "value": {}}\n', "unknown key"),
         (b"[" * 20_000, "nested"),
-        (commit_body.lines({"a.md": b"x"})[:-30], "ends within|not JSON"),
-        (commit_body.lines({}) + b'{"key":"file","value":{"content":"?","path":"a.md",'
+        (real_hub.commit_lines({"a.md": b"x"})[:-30], "ends within|not JSON"),
+        (real_hub.commit_lines({}) + b'{"key":"file","value":{"content":"?","path":"a.md",'
          b'"encoding":"base64"}}\n', "base64"),
-        (commit_body.lines({}) + b'{"key":"file","value":{"content":"YQ==","path":3,'
+        (real_hub.commit_lines({}) + b'{"key":"file","value":{"content":"YQ==","path":3,'
          b'"encoding":"base64"}}\n', "no path"),
-        (commit_body.lines(large={"a.md": ("x", 3)}), "sha256"),
-        (commit_body.lines(large={"a.md": ("0" * 64, 3)}), "no file with sha256"),
+        (real_hub.commit_lines(large={"a.md": ("x", 3)}), "sha256"),
+        (real_hub.commit_lines(large={"a.md": ("0" * 64, 3)}), "no file with sha256"),
         (b"\xff\xfe\n", "not JSON"),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_malformed_body_is_refused_and_leaves_nothing(hub, client, body, words
 
 def test_a_line_that_is_no_file_has_a_limit(client):
     name = create(client, "acme/long")
-    body = commit_body.lines(title="x" * (1 << 20) + "y")
+    body = real_hub.commit_lines(title="x" * (1 << 20) + "y")
     assert client.post(f"/api/models/{name}/commit/main", content=body).status_code == 413
 
 
@@ -166,7 +166,7 @@ def test_branches_with_a_slash_are_branches(client):
 def test_pull_requests_are_refused(client):
     name = create(client, "acme/pulls")
     answer = client.post(
-        f"/api/models/{name}/commit/main?create_pr=1", content=commit_body.lines({"a.md": b"x"})
+        f"/api/models/{name}/commit/main?create_pr=1", content=real_hub.commit_lines({"a.md": b"x"})
     )
     assert answer.status_code == 400
     assert "pull requests" in answer.json()["error"]

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from adapterhub.hub.accounts import change_owner, find_owner
 from adapterhub.hub.content_policy import NamespaceRules, rules_text
-from tests.kit.commit_body import commit, create
+from tests.kit.real_hub import commit, create
 
 TENSORS = save({"a": np.zeros(8, "float32"), "b": np.ones(3, "int8")})
 KEY = "hf_" + "aB3dE6gH9j" * 4

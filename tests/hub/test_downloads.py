@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from tests.kit.commit_body import commit, create, head
+from tests.kit.real_hub import commit, create, head
 
 SMALL, LARGE = b"# card\n", b"0123456789abcdef" * (100 << 10)
 

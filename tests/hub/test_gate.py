@@ -20,9 +20,8 @@ from adapterhub.hub.import_export import import_registry
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.version_files import beside_bytes
-from tests.kit import sample_adapters, signing
-from tests.kit.commit_body import commit, create
-from tests.kit.hub_policies import Writers, broken_promises, set_rules
+from tests.kit import registries
+from tests.kit.real_hub import Writers, broken_promises, commit, create, set_rules
 
 pytestmark = pytest.mark.usefixtures("online")
 PEFT = {
@@ -51,12 +50,12 @@ def batch(client, sizes, name):
 
 @pytest.fixture
 def key():
-    return signing.new_key()
+    return registries.new_key()
 
 
 @pytest.fixture
 def made(tmp_path):
-    return sample_adapters.write(tmp_path / "made")
+    return registries.write_sample(tmp_path / "made")
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def test_texts_and_what_another_key_adds_need_no_signature(signed, key, made):
 def test_files_of_peft_are_signed_by_a_list_of_them(signed, key, made, kind):
     digest = "0" * 64 if kind == "of another manifest" else Saved.at(made).digest
     data = beside_bytes(digest, PEFT)
-    signer = signing.new_key() if kind == "by another key" else key
+    signer = registries.new_key() if kind == "by another key" else key
     statement = Statement(hashlib.sha256(data).hexdigest(), "acme/signed", None)
     signature = signatures_to_json([sign_statement(statement, signer)])
     files = {**PEFT, "beside.json": data, "beside.sig": signature}
@@ -137,7 +136,7 @@ def test_the_ways_of_the_guide_work_where_signatures_are_required(
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
     address = f"{new_hub.address}/acme/c"
     for number in (1, 2):
-        folder = sample_adapters.write(tmp_path / f"made-{number}", number)
+        folder = registries.write_sample(tmp_path / f"made-{number}", number)
         with pytest.raises(RegistryError, match="keys has signed"):
             ah.push(folder, address, peft=True)
         if way == "push --sign":
@@ -150,7 +149,7 @@ def test_the_ways_of_the_guide_work_where_signatures_are_required(
             found = client.get(f"/acme/c/resolve/v{number}/adapter_config.json").status_code
         assert found == (200 if way == "push --sign" else 404)
     assert ah.push(folder, address, sign=key, peft=False).version == "v2"
-    folder = sample_adapters.write(tmp_path / "made-3", 3)
+    folder = registries.write_sample(tmp_path / "made-3", 3)
     assert ah.push(folder, address, sign=key, peft=False).version == "v3"  # without peft's of v2
     HubStore(new_hub.address, token=new_hub.tokens["ada"]).delete("acme/c", "v3")
     assert broken_promises(new_hub) == []
@@ -251,7 +250,7 @@ def test_a_version_is_whole_and_equals_its_manifest(new_hub, made, kind):
 def test_what_is_deleted_is_in_no_commit_without_its_manifest(new_hub, tmp_path):
     store = HubStore(new_hub.address, token=new_hub.tokens["ada"])
     for seed in range(2):
-        folder = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        folder = registries.write_sample(tmp_path / f"made-{seed}", seed)
         entry = store.put(folder, Publication("acme/polite"))
     gone = hashlib.sha256((folder / "adapter.safetensors").read_bytes()).hexdigest()
     with new_hub.client("ada") as client:

@@ -23,9 +23,8 @@ from adapterhub.registry import copying, hub_reader
 from adapterhub.registry import hub as registry_hub
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
-from tests.kit import hub_changes, real_hub, sample_adapters
-from tests.kit.commit_body import commit, create
-from tests.kit.shared_state import STATES, place_of
+from tests.kit import real_hub, registries
+from tests.kit.real_hub import STATES, commit, create, place_of
 
 
 def upload(client, data, name="acme/x"):
@@ -205,7 +204,7 @@ def new_place(request, tmp_path):
 
 @pytest.fixture
 def newer(tmp_path):
-    return hub_changes.write_changes(tmp_path / "versions")
+    return real_hub.write_changes(tmp_path / "versions")
 
 
 def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
@@ -216,7 +215,7 @@ def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
             create(client, "ada/x")
     assert upgrade_hub(folder) is None
     assert upgrade_hub(folder, newer) == SCHEMA_REVISION
-    assert schema_revision(folder) == hub_changes.NEXT
+    assert schema_revision(folder) == real_hub.NEXT
     with sqlite3.connect(folder / "hub.sqlite") as connection:
         assert [*connection.execute("SELECT name, reason FROM audit, repositories LIMIT 1")]
     connection.close()
@@ -224,7 +223,7 @@ def test_an_older_hub_is_upgraded_and_kept_as_it_was(tmp_path, newer):
         pass
     with pytest.raises(FileError, match="newer adapterhub"):
         upgrade_hub(folder)
-    (folder / f"before-{hub_changes.NEXT}.sqlite").replace(folder / "hub.sqlite")
+    (folder / f"before-{real_hub.NEXT}.sqlite").replace(folder / "hub.sqlite")
     with open_hub(folder) as hub:
         assert verify_hub(hub) == []
 
@@ -238,7 +237,7 @@ def test_a_hub_of_the_first_release_keeps_its_rows(new_place):
             create(client, "ada/x")
             commit(client, "ada/x", {"a.md": b"a"})
         with running.hub.database.writing() as connection:
-            hub_changes.make_first(connection)
+            real_hub.make_first(connection)
     new = ("sessions", "renamed", "promises")
     tables = [each for each in metadata.sorted_tables if each.name not in new]
     columns = [[c for c in table.c if c.name != "is_disabled"] for table in tables]
@@ -340,7 +339,7 @@ def test_a_registry_goes_into_a_hub_and_comes_out_again(tmp_path):
     registry = LocalRegistry(tmp_path / "registry")
     registry.root.mkdir()
     for seed in range(3):
-        folder = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        folder = registries.write_sample(tmp_path / f"made-{seed}", seed)
         entry = registry.put(folder, Publication("polite", None, ("best",)))
     registry.yank(registry.resolve("polite", "v2"), "why not")
     registry.delete("polite", "v1")
@@ -373,7 +372,7 @@ def test_an_export_has_everything_however_much_there_is(tmp_path, monkeypatch):
     registry.root.mkdir()
     for seed in range(12):
         name = "many" if seed < 5 else f"name-{seed}"
-        registry.put(sample_adapters.write(tmp_path / f"made-{seed}", seed), Publication(name))
+        registry.put(registries.write_sample(tmp_path / f"made-{seed}", seed), Publication(name))
     registry.yank(registry.resolve("name-7"), "every version of it")
     for version in ("v1", "v4"):
         registry.yank(registry.resolve("many", version), "some")

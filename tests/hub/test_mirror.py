@@ -38,10 +38,9 @@ from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 from adapterhub.web.errors import UpstreamError
-from tests.kit import hostile_hub as hostile
-from tests.kit import real_hub, sample_adapters
-from tests.kit.commit_body import commit, create, head, lines
-from tests.kit.waiting import wait_until
+from tests.kit import fake_hub, real_hub, registries
+from tests.kit.real_hub import commit, commit_lines, create, head
+from tests.kit.session import wait_until
 
 pytestmark = pytest.mark.usefixtures("online")
 CARD, LARGE = b"# A card\n", b"0123456789abcdef" * (100 << 10)
@@ -72,8 +71,8 @@ def impatient():
 @pytest.fixture
 def fake():
     """An upstream that counts, and attacks where a test says so."""
-    with hostile.serving() as hub:
-        hub.repositories["acme/x"] = hostile.hub_server.Repository()
+    with fake_hub.attacking() as hub:
+        hub.repositories["acme/x"] = fake_hub.Repository()
         hub.repositories["acme/x"].commit(FILES)
         yield hub
 
@@ -105,7 +104,7 @@ def bob(fake, mirroring):
 def pair(tmp_path_factory):
     """An upstream and a mirror of it, for tests of one repository each."""
     place = tmp_path_factory.mktemp("pair") / "mirror"
-    with hostile.serving() as fake, real_hub.serving(place, upstream=fake.address) as running:
+    with fake_hub.attacking() as fake, real_hub.serving(place, upstream=fake.address) as running:
         running.user("bob", "admin", is_admin=True)
         with running.client("bob") as client:
             client.running = running
@@ -118,7 +117,7 @@ def shared(pair):
     fake, client = pair
     number = len(fake.repositories)
     name, card = f"acme/x{number}", b"# %06d\n" % number
-    fake.repositories[name] = hostile.hub_server.Repository()
+    fake.repositories[name] = fake_hub.Repository()
     fake.repositories[name].commit({"README.md": card})
     fake.attack = None
     return fake, client, name, card
@@ -151,7 +150,7 @@ def test_stock_clients_and_ours_get_what_the_upstream_has_and_keep_it(
         up = stack.enter_context(real_hub.serving(tmp_path / "up", open_reading=True))
         up.org("acme")
         up.user("wil", acme="write")
-        sample_adapters.write(tmp_path / "made", 1, card="# Polite\n")
+        registries.write_sample(tmp_path / "made", 1, card="# Polite\n")
         publication = Publication("acme/polite", tags=("best",))
         put = HubStore(up.address, token=up.tokens["wil"]).put(tmp_path / "made", publication)
         with up.client() as client:
@@ -202,7 +201,7 @@ def test_a_data_set_is_mirrored(tmp_path, mirroring):
         with up.client("wil") as wil:
             create(wil, "acme/rows", type="dataset")
             url = "/api/datasets/acme/rows/commit/main"
-            assert wil.post(url, content=lines({"a b.csv": b"a,b\n"})).status_code == 200
+            assert wil.post(url, content=commit_lines({"a b.csv": b"a,b\n"})).status_code == 200
         with mirroring(up.address).client("bob") as client:
             assert client.get("/datasets/acme/rows/resolve/main/a%20b.csv").content == b"a,b\n"
             assert client.get("/api/models/acme/rows").status_code == 404
@@ -211,29 +210,29 @@ def test_a_data_set_is_mirrored(tmp_path, mirroring):
 @pytest.mark.parametrize(
     ("attack", "status"),
     [
-        (hostile.body(b"<html>log in"), 502),
+        (fake_hub.body(b"<html>log in"), 502),
         (lambda handler: handler.head({"Retry-After": "1"}, "429 Too Many Requests"), 503),
         (lambda handler: handler.head({}, "500 Oops"), 503),
         (lambda handler: handler.head({}, "503 Busy"), 503),
-        (hostile.silence, 503),
-        (hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"), 503),
-        (hostile.claimed(10_000), 503),
-        (hostile.claimed(1 << 40), 502),
-        (hostile.bomb(1 << 20), 502),
-        (hostile.flood, 502),
-        (hostile.body({"sha": "../../etc"}), 502),
-        (hostile.body({"sha": "0" * 40, "siblings": []}), 502),
-        (hostile.body(b"[" * 100_000), 502),
-        (hostile.redirect("http://192.168.0.1/"), 502),
-        (hostile.redirect("file:///etc/passwd"), 502),
-        (hostile.redirect(lambda handler: handler.path), 502),
-        (hostile.echo(404, "RepoNotFound"), 404),
-        (hostile.echo(403, "GatedRepo"), 403),
+        (fake_hub.silence, 503),
+        (fake_hub.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"), 503),
+        (fake_hub.claimed(10_000), 503),
+        (fake_hub.claimed(1 << 40), 502),
+        (fake_hub.bomb(1 << 20), 502),
+        (fake_hub.flood, 502),
+        (fake_hub.body({"sha": "../../etc"}), 502),
+        (fake_hub.body({"sha": "0" * 40, "siblings": []}), 502),
+        (fake_hub.body(b"[" * 100_000), 502),
+        (fake_hub.redirect("http://192.168.0.1/"), 502),
+        (fake_hub.redirect("file:///etc/passwd"), 502),
+        (fake_hub.redirect(lambda handler: handler.path), 502),
+        (fake_hub.echo(404, "RepoNotFound"), 404),
+        (fake_hub.echo(403, "GatedRepo"), 403),
     ],
 )
 def test_what_an_upstream_answers_about_a_repository(shared, attack, status):
     fake, bob, name, card = shared
-    fake.attack = hostile.on("/revision/", attack)
+    fake.attack = fake_hub.on("/revision/", attack)
     began = time.monotonic()
     with impatient():
         answer = bob.get(f"/api/models/{name}")
@@ -251,22 +250,22 @@ def test_what_an_upstream_answers_about_a_repository(shared, attack, status):
 @pytest.mark.parametrize(
     ("attack", "status", "said"),
     [
-        (hostile.body(b"0" * len(CARD)), 502, "git's sha1"),
-        (hostile.body(CARD[:-1]), 502, "size"),
-        (hostile.body(CARD + b"more"), 502, "more than"),
-        (hostile.claimed(len(CARD)), 502, "git's sha1"),
+        (fake_hub.body(b"0" * len(CARD)), 502, "git's sha1"),
+        (fake_hub.body(CARD[:-1]), 502, "size"),
+        (fake_hub.body(CARD + b"more"), 502, "more than"),
+        (fake_hub.claimed(len(CARD)), 502, "git's sha1"),
         (lambda handler: handler.head({"Content-Length": "9"}), 503, "incomplete"),
         (lambda handler: handler.head({}, "429 Slow down"), 503, "429"),
         (lambda handler: handler.head({}, "404 Gone"), 502, "does not give it"),
-        (hostile.silence, 503, "upstream fails"),
-        (hostile.echo(403, "GatedRepo"), 403, "--upstream-token"),
-        (hostile.redirect("http://10.0.0.1/x"), 502, "redirect"),
+        (fake_hub.silence, 503, "upstream fails"),
+        (fake_hub.echo(403, "GatedRepo"), 403, "--upstream-token"),
+        (fake_hub.redirect("http://10.0.0.1/x"), 502, "redirect"),
     ],
 )
 def test_what_an_upstream_sends_as_a_file(shared, attack, status, said):
     fake, bob, name, card = shared
     file = FILE.replace("acme/x", name)
-    fake.attack = hostile.on("/resolve/", attack)
+    fake.attack = fake_hub.on("/resolve/", attack)
     with impatient():
         answer = bob.get(file)
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
@@ -285,7 +284,7 @@ def test_a_download_that_is_cut_goes_on(fake, bob):
 
 def test_one_download_serves_all_who_ask(fake, bob):
     bob.get(INFO)
-    fake.attack = delayed(hostile.on("large", lambda handler: time.sleep(0.3)))
+    fake.attack = delayed(fake_hub.on("large", lambda handler: time.sleep(0.3)))
     found = []
     threads = [
         threading.Thread(
@@ -319,7 +318,7 @@ def test_a_slow_upstream_stops_nobody_else(fake, mirroring):
     with running.client("bob") as client:
         create(client, "bob/own")
         client.get(INFO)
-        fake.attack = hostile.on("/resolve/", hostile.silence)
+        fake.attack = fake_hub.on("/resolve/", fake_hub.silence)
         waiting = [threading.Thread(target=client.get, args=(FILE,)) for _ in range(60)]
         for thread in waiting:
             thread.start()
@@ -336,12 +335,12 @@ def test_what_is_kept_is_served_while_news_fail_and_news_come_whole(fake, bob):
     repository = fake.repositories["acme/x"]
     first = bob.get(INFO).json()["sha"]
     second = repository.commit({"README.md": b"# New\n"})
-    fake.attack = hostile.on("/revision/", lambda handler: handler.head({}, "503 Busy"))
+    fake.attack = fake_hub.on("/revision/", lambda handler: handler.head({}, "503 Busy"))
     assert bob.head(FILE).headers["x-repo-commit"] == first
     assert bob.get(f"{INFO}/refs").json()["branches"][0]["targetCommit"] == first
-    fake.attack = hostile.on("", lambda handler: handler.head({}, "429 Slow down"))
+    fake.attack = fake_hub.on("", lambda handler: handler.head({}, "429 Slow down"))
     assert bob.get(FILE).content == CARD
-    fake.attack = hostile.on("", hostile.echo(404, "RepoNotFound"))  # it was deleted there
+    fake.attack = fake_hub.on("", fake_hub.echo(404, "RepoNotFound"))  # it was deleted there
     assert bob.get(FILE).content == CARD
     fake.attack = None
     assert bob.head(FILE).headers["x-repo-commit"] == second
@@ -413,13 +412,13 @@ def test_the_operators_token_is_for_what_he_lists_and_for_the_upstream(
 ):
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{fake.address}=the-operators-token")
     fake.tokens["the-operators-token"] = "read"
-    fake.repositories["acme/closed"] = hostile.hub_server.Repository(private=True)
+    fake.repositories["acme/closed"] = fake_hub.Repository(private=True)
     fake.repositories["acme/closed"].commit(FILES)
     fake.repositories["acme/other"] = fake.repositories["acme/closed"]
-    with hostile.serving() as elsewhere:
+    with fake_hub.attacking() as elsewhere:
         elsewhere.repositories = fake.repositories
-        away = hostile.redirect(lambda handler: f"{elsewhere.address}{handler.path}")
-        fake.attack = hostile.on("/resolve/.*/large", away)
+        away = fake_hub.redirect(lambda handler: f"{elsewhere.address}{handler.path}")
+        fake.attack = fake_hub.on("/resolve/.*/large", away)
         running = mirroring(fake.address, upstream_token=("Acme/cl*",))
         elsewhere.tokens = {}
         fake.repositories["acme/closed"].private = True
@@ -458,7 +457,7 @@ def test_a_name_of_this_hub_is_never_asked_upstream(fake, bob):
 
 
 def test_a_name_that_becomes_one_of_this_hub_meanwhile_is_not_mirrored(fake, bob):
-    fake.attack = delayed(hostile.on("/revision/", lambda handler: bob.running.org("acme")))
+    fake.attack = delayed(fake_hub.on("/revision/", lambda handler: bob.running.org("acme")))
     assert bob.get(INFO).headers["x-error-code"] == "RepoNotFound"
     create(bob, "acme/x")
 
@@ -475,7 +474,7 @@ def test_a_name_that_becomes_one_of_this_hub_while_news_are_asked(fake, bob):
         commit(bob, "acme/x", {"README.md": b"private"})
 
     for path in (FILE, INFO, f"{INFO}/refs"):
-        fake.attack = delayed(hostile.on("/refs", take))
+        fake.attack = delayed(fake_hub.on("/refs", take))
         with bob.running.client("eve") as eve:
             answer = eve.get(path)
             assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
@@ -533,7 +532,7 @@ def test_a_hash_that_the_upstream_names_opens_no_private_file(fake, bob):
     ]  # fmt: skip
     oid = fake.repositories["acme/x"].commits[-1][0]
     info = {"id": "acme/x", "sha": oid, "siblings": names}
-    fake.attack = hostile.on("/revision/", hostile.body(info))
+    fake.attack = fake_hub.on("/revision/", fake_hub.body(info))
     with bob.running.client("eve") as eve:
         assert eve.get(INFO).status_code == 200
         assert "private text" not in eve.get("/acme/x").text
@@ -626,7 +625,7 @@ def test_who_brought_something_here_is_on_record(shared):
 
 def test_a_registry_mirrors_nothing(tmp_path):
     (tmp_path / "registry").mkdir()
-    made = sample_adapters.write(tmp_path / "made")
+    made = registries.write_sample(tmp_path / "made")
     LocalRegistry(tmp_path / "registry").put(made, Publication("polite"))
     with pytest.raises(ConfigError, match="cannot keep what it mirrors"):
         serve_hub(tmp_path / "registry", "127.0.0.1", 0, HubOptions(upstream="https://a.example"))
@@ -642,7 +641,7 @@ def test_one_folder_mirrors_one_hub(fake, mirroring, tmp_path):
 @pytest.mark.parametrize(
     "attack",
     [
-        hostile.drip(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE)),
+        fake_hub.drip(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE)),
         lambda handler: handler.head({}, "503 Busy"),
     ],
     ids=["slow", "busy"],
@@ -650,12 +649,12 @@ def test_one_folder_mirrors_one_hub(fake, mirroring, tmp_path):
 def test_nothing_is_kept_of_a_download_when_the_server_ends(fake, tmp_path, monkeypatch, attack):
     monkeypatch.setattr(hub_client, "GRACE_SECONDS", 60)
     monkeypatch.setattr(hub_client, "_WAITS", (0.05,) * 100)
-    fake.attack = hostile.on("large", attack)
+    fake.attack = fake_hub.on("large", attack)
     create_hub(tmp_path / "hub")
     with open_hub(tmp_path / "hub", HubOptions(upstream=fake.address)) as hub:
         app = HubApp(hub)
         found = app.mirror._copies.add("models", "acme/x")
-        blob = BlobInfo("", len(LARGE), hostile.hub_server.git_sha1(LARGE))
+        blob = BlobInfo("", len(LARGE), fake_hub.git_sha1(LARGE))
         oid = fake.repositories["acme/x"].commits[-1][0]
 
         async def serve():

@@ -16,9 +16,9 @@ from adapterhub.hub.accounts import revoke_hub_token
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.tokens import token_for
-from tests.kit import commit_body, sample_adapters
-from tests.kit.commit_body import commit, create, head
-from tests.kit.served import write_adapter
+from tests.kit import real_hub, registries
+from tests.kit.real_hub import commit, create, head
+from tests.kit.server import write_adapter
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def pages(hub, tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp / "cache"))
         store = HubStore(hub.address, token=hub.tokens["ada"])
         for seed in range(3):
-            folder = sample_adapters.write(tmp / f"{seed}", seed, accuracy=0.5 + seed / 10)
+            folder = registries.write_sample(tmp / f"{seed}", seed, accuracy=0.5 + seed / 10)
             store.put(folder, Publication("acme/polite", None, ("best",)))
-        folder = sample_adapters.write(tmp / "rude", 7, task="tagging", f1=0.9)
+        folder = registries.write_sample(tmp / "rude", 7, task="tagging", f1=0.9)
         store.put(folder, Publication("acme/rude", visibility="private"))
     return hub
 
@@ -80,7 +80,9 @@ def test_a_repository_without_an_adapter_has_a_page_of_its_files(pages, client):
     with pages.client("ada") as ada:
         create(ada, "acme/data", type="dataset")
         url = "/api/datasets/acme/data/commit/main"
-        assert ada.post(url, content=commit_body.lines({"in/a.csv": b"a,b\n"})).status_code == 200
+        assert (
+            ada.post(url, content=real_hub.commit_lines({"in/a.csv": b"a,b\n"})).status_code == 200
+        )
     assert "in folder" in words(client.get("/datasets/acme/data"))
     below = client.get("/datasets/acme/data/tree/main/in")
     assert "a.csv" in words(below)
@@ -166,7 +168,7 @@ def test_a_stranger_is_asked_for_a_token_wherever_one_is_needed(pages):
 def test_a_card_is_formatted_on_the_page_of_the_files(pages, client):
     with pages.client("ada") as ada:
         create(ada, "acme/carded")
-        body = commit_body.lines({"README.md": b"# A card\n\n|a|b|\n|-|-|\n|1|2|\n"})
+        body = real_hub.commit_lines({"README.md": b"# A card\n\n|a|b|\n|-|-|\n|1|2|\n"})
         assert ada.post("/api/models/acme/carded/commit/main", content=body).status_code == 200
     text = client.get("/acme/carded").text
     assert "<h3>A card</h3>" in text
@@ -234,7 +236,7 @@ def test_a_token_is_stored_once_the_hub_knows_it(pages, tmp_path, monkeypatch, o
 
 
 def test_a_push_asks_for_the_permission_first(pages, tmp_path, monkeypatch, online):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     monkeypatch.setattr("adapterhub.registry.publish.peft_files", None)  # it would compute
     reader = pages.token("wil", "read", "reader")
     cases = (

@@ -13,9 +13,9 @@ import pytest
 
 from adapterhub.web import frame
 from adapterhub.web.connections import raise_file_limit
-from tests.kit import hub_process
-from tests.kit.commit_body import commit, create
-from tests.kit.waiting import wait_until
+from tests.kit import real_hub
+from tests.kit.real_hub import commit, create
+from tests.kit.session import wait_until
 
 HEADS = (
     "POST /settings/login HTTP/1.1\r\nhost: {host}\r\ncontent-length: 900\r\n\r\n",
@@ -39,7 +39,7 @@ def many_files():
 
 def test_clients_are_served_while_strangers_hold_connections(tmp_path, many_files):
     """The process may open 1,024 files: fewer than there are strangers."""
-    hub, seconds, failures = hub_process.made(tmp_path / "hub"), [], []
+    hub, seconds, failures = real_hub.made(tmp_path / "hub"), [], []
     with ExitStack() as stack:
         _, address = stack.enter_context(hub.started(files=1024))
         with hub.client(address) as client:

@@ -18,21 +18,20 @@ from adapterhub.errors import ConfigError
 from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.server import serve_hub
 from adapterhub.hub.state import HubOptions, open_hub, serving_alone
-from tests.kit import hub_process, tiny_models
-from tests.kit.commit_body import commit, create
+from tests.kit import real_hub, tiny_models
+from tests.kit.real_hub import STATES, commit, create, place_of
 from tests.kit.selection import ALL, cases_of
-from tests.kit.shared_state import STATES, place_of
-from tests.kit.waiting import wait_until
+from tests.kit.session import wait_until
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return hub_process.made(tmp_path / "hub").place
+    return real_hub.made(tmp_path / "hub").place
 
 
 @pytest.fixture(params=STATES)
 def hub(request, tmp_path):
-    return hub_process.made(*place_of(request, tmp_path / "hub"))
+    return real_hub.made(*place_of(request, tmp_path / "hub"))
 
 
 def test_a_hub_needs_neither_torch_nor_transformers(hub):

@@ -16,8 +16,8 @@ from adapterhub.hub.state import HubOptions
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
-from tests.kit import sample_adapters
-from tests.kit.commit_body import commit
+from tests.kit import registries
+from tests.kit.real_hub import commit
 
 pytestmark = pytest.mark.usefixtures("online")
 
@@ -32,7 +32,7 @@ def registry(tmp_path):
 @pytest.fixture
 def publish(registry, tmp_path):
     def publish(seed, **options):
-        folder = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        folder = registries.write_sample(tmp_path / f"made-{seed}", seed)
         options = {"published": f"2026-11-2{seed}T10:00:00Z", **options}
         return registry.put(folder, Publication("polite", **options))
 

@@ -20,8 +20,8 @@ from adapterhub.hub.database import SCHEMA_REVISION
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
-from tests.kit import hub_changes, hub_process, real_hub
-from tests.kit.commit_body import commit, create, head
+from tests.kit import real_hub
+from tests.kit.real_hub import commit, create, head
 from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.apart
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.apart
 @pytest.fixture
 def made(new_state):
     """A hub in PostgreSQL and a bucket, with one user."""
-    return hub_process.made(*new_state())
+    return real_hub.made(*new_state())
 
 
 @pytest.fixture
@@ -234,13 +234,13 @@ def facts(client):
 
 
 def test_an_upgrade_changes_all_or_nothing(made, tmp_path):
-    newer = hub_changes.write_changes(tmp_path / "versions")
-    change = newer / f"r{hub_changes.NEXT}_reason.py"
-    change.write_text(f"{hub_changes.CHANGE}    raise KeyboardInterrupt\n")
+    newer = real_hub.write_changes(tmp_path / "versions")
+    change = newer / f"r{real_hub.NEXT}_reason.py"
+    change.write_text(f"{real_hub.CHANGE}    raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         upgrade_hub(made.place, newer)
     assert schema_revision(made.place) == SCHEMA_REVISION
-    change.write_text(hub_changes.CHANGE)
+    change.write_text(real_hub.CHANGE)
     assert upgrade_hub(made.place, newer) == SCHEMA_REVISION
     with pytest.raises(FileError, match="newer adapterhub"), open_hub(made.place):
         pass

@@ -13,8 +13,8 @@ from adapterhub.files.native import write_adapter
 from adapterhub.hub import blobs, upload_endpoints
 from adapterhub.hub.bucket_blobs import BlobBucket
 from tests.kit import real_hub
-from tests.kit.commit_body import commit, create
-from tests.kit.sample_adapters import BACKBONE, FINGERPRINT, IDENTITY
+from tests.kit.real_hub import commit, create
+from tests.kit.registries import FINGERPRINT, IDENTITY, SAMPLE_BACKBONE
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ class Downloads:
 def test_what_was_received_is_not_downloaded_again(tmp_path):
     """Neither for the answer whether it is here, nor to check it, nor for a version."""
     bucket = Downloads()
-    reference = BackboneRef(BACKBONE, None, FINGERPRINT, "bert", identity=IDENTITY)
+    reference = BackboneRef(SAMPLE_BACKBONE, None, FINGERPRINT, "bert", identity=IDENTITY)
     manifest = Manifest(name="large", methods=({"lora": {}},), backbone=reference)
     write_adapter(tmp_path / "made", manifest, {"a": torch.zeros(1 << 20)}, card="")
     files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}

@@ -16,8 +16,8 @@ from adapterhub.hub.content_policy import NamespaceRules, rules_text
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
-from tests.kit import real_hub, sample_adapters, signing
-from tests.kit.commit_body import commit, create, head
+from tests.kit import real_hub, registries
+from tests.kit.real_hub import commit, create, head
 
 pytestmark = [
     pytest.mark.usefixtures("online"),
@@ -40,7 +40,7 @@ def publish(new_hub, tmp_path):
     def publish(seed, user="wil", **options):
         folder = tmp_path / f"made-{seed}"
         if not folder.exists():
-            sample_adapters.write(folder, seed)
+            registries.write_sample(folder, seed)
         return store_of(new_hub, user).put(folder, Publication("acme/polite", **options))
 
     return publish
@@ -55,7 +55,7 @@ def test_a_push_needs_no_xet(files, tmp_path, monkeypatch, caplog):
         running.org("acme")
         running.user("wil", acme="write")
         store = store_of(running, "wil")
-        entry = store.put(sample_adapters.write(tmp_path / "made", 0), Publication("acme/large"))
+        entry = store.put(registries.write_sample(tmp_path / "made", 0), Publication("acme/large"))
         assert store.versions("acme/large") == [entry]
         assert Saved.at(store.get(entry, tmp_path / "got")).read()
         assert "Xet" not in caplog.text
@@ -64,7 +64,7 @@ def test_a_push_needs_no_xet(files, tmp_path, monkeypatch, caplog):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(blobs.BlobReceiver, "_write", full)
-        made = sample_adapters.write(tmp_path / "more", 1)
+        made = registries.write_sample(tmp_path / "more", 1)
         with pytest.raises(RegistryError, match="answered 507"):
             store.put(made, Publication("acme/large"))
 
@@ -208,13 +208,13 @@ def test_our_commands_change_a_hub_as_a_folder(new_hub, publish, monkeypatch):
 
 
 def test_a_version_that_no_listed_key_signed_is_refused(new_hub, tmp_path):
-    key = signing.new_key()
+    key = registries.new_key()
     set_rules(new_hub, "acme", signers=(key.public.id,))
     store = store_of(new_hub, "wil")
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     with pytest.raises(RegistryError, match="keys has signed"):
         store.put(folder, Publication("acme/signed"))
-    for signer, taken in ((signing.new_key(), False), (key, True)):
+    for signer, taken in ((registries.new_key(), False), (key, True)):
         statement = Statement(Saved.at(folder).digest, "signed")
         signature = sign_statement(statement, signer)
         (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
@@ -244,7 +244,7 @@ def test_a_hub_finds_what_its_adapters_are(new_hub, publish):
     with new_hub.client("wil") as client:
         commit(client, "acme/polite", {"README.md": b"---\nlibrary_name: x\ntags: []\n---\n"})
         found = client.get(
-            f"/api/models?filter=adapterhub&filter=base_model:adapter:{sample_adapters.BACKBONE}"
+            f"/api/models?filter=adapterhub&filter=base_model:adapter:{registries.SAMPLE_BACKBONE}"
         )
         assert [each["id"] for each in found.json()] == ["acme/polite"]
         body = client.get("/api/adapterhub/models/acme/polite/versions").json()
@@ -256,9 +256,9 @@ def test_a_hub_finds_what_its_adapters_are(new_hub, publish):
 @pytest.mark.parametrize("deleted", ["newest", "all", "repository"])
 def test_a_signature_is_for_the_number_that_the_hub_gives(new_hub, tmp_path, monkeypatch, deleted):
     monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{new_hub.address}={new_hub.tokens['ada']}")
-    key, address = signing.new_key(), f"{new_hub.address}/acme/polite"
+    key, address = registries.new_key(), f"{new_hub.address}/acme/polite"
     for number in (1, 2, 3):
-        folder = sample_adapters.write(tmp_path / f"made-{number}", number)
+        folder = registries.write_sample(tmp_path / f"made-{number}", number)
         if number == 3:
             store = store_of(new_hub, "ada")
             for version in {"newest": ["v2"], "all": ["v1", "v2"]}.get(deleted, ()):

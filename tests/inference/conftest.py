@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapterhub.inference.open import AdapterSource
-from tests.kit.predicted_tables import train_two
+from tests.kit.runs import train_two
 
 
 @pytest.fixture(scope="session")

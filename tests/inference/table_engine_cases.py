@@ -24,8 +24,8 @@ from adapterhub.inference.table_job import (
     predict_here,
     predict_on_ray,
 )
-from tests.kit.predicted_tables import routed, write_table
-from tests.kit.ray_nodes import two_nodes
+from tests.kit.runs import routed, write_table
+from tests.kit.server import two_nodes
 
 
 @pytest.fixture(scope="module")

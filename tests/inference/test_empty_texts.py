@@ -14,9 +14,9 @@ import adapterhub as ah
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine, GenerationOptions
-from tests.kit.command_line import refused
-from tests.kit.fixtures import json_lines, write_json_lines
-from tests.kit.served import TaskExample, write_adapter
+from tests.kit.data import json_lines, write_json_lines
+from tests.kit.server import TaskExample, write_adapter
+from tests.kit.session import refused
 
 NOTHING = ["", " ", "\n\t", "\u00a0", "\u3000", "\u200b\u200e", None, float("nan")]
 KINDS = {

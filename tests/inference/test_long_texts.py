@@ -18,10 +18,10 @@ from adapterhub.recipe.recipe import read
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks.common.language_models import Writing
 from adapterhub.training.prepare import prepare
-from tests.kit.command_line import refused
-from tests.kit.fixtures import json_lines, sentences, write_json_lines, write_tsv
+from tests.kit.data import json_lines, sentences, write_json_lines, write_tsv
 from tests.kit.selection import long_table
-from tests.kit.served import TaskExample, write_adapter
+from tests.kit.server import TaskExample, write_adapter
+from tests.kit.session import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 LONG = " ".join(["the movie was very good"] * 60)
@@ -274,9 +274,9 @@ def test_targets_longer_than_the_decoder_are_cut_and_told(backbones, tmp_path, a
 
 
 def test_spoken_texts_longer_than_the_decoder_are_refused_by_name(backbones, tmp_path, adapterhub):
-    from tests.kit import sounds
+    from tests.kit import media
 
-    folder = sounds.write_speech(tmp_path / "speech", sounds.PHRASES[:4])
+    folder = media.write_speech(tmp_path / "speech", media.PHRASES[:4])
     table = folder / "metadata.csv"
     lines = table.read_text().splitlines()
     name = lines[2].partition(",")[0]

@@ -10,7 +10,7 @@ import adapterhub as ah
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.inference.merged_checkpoint import write_checkpoint
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 
 @pytest.fixture

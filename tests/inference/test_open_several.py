@@ -11,7 +11,7 @@ from adapterhub.data.examples import Example
 from adapterhub.errors import MismatchError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import AdapterSource, open_adapter, open_several
-from tests.kit.fixtures import sentences
+from tests.kit.data import sentences
 
 EXAMPLES = [Example(text) for text, _ in sentences(20)]
 

@@ -10,7 +10,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.inference.record import training_record
-from tests.kit.sample_adapters import IDENTITY
+from tests.kit.registries import IDENTITY
 
 BACKBONE = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert", identity=IDENTITY)
 

@@ -19,18 +19,18 @@ from adapterhub.inference.table_job import (
     described_job,
     plan_table,
 )
-from tests.kit.predicted_tables import ROWS, routed, write_table
+from tests.kit.runs import TABLE_ROWS, routed, write_table
 
 
 def test_each_row_is_predicted_by_the_adapter_that_it_names(
     two_adapters: dict[str, AdapterSource], tmp_path: Path
 ) -> None:
     planned = plan_table(routed(two_adapters, write_table(tmp_path)))
-    assert sum(part.rows for part in planned.parts) == ROWS
+    assert sum(part.rows for part in planned.parts) == TABLE_ROWS
     assert len(planned.parts) == 4 + 6
     worker = TableWorker(planned.job)
     rows = pa.concat_tables([worker.predict(part) for part in planned.parts]).to_pylist()
-    assert [row["id"] for row in rows] == list(range(ROWS))
+    assert [row["id"] for row in rows] == list(range(TABLE_ROWS))
     assert list(rows[0]) == ["id", "text", "adapter", "prediction"]
     for name, source in two_adapters.items():
         own = [row for row in rows if row["adapter"] == name]

@@ -12,7 +12,7 @@ import pytest
 from adapterhub.errors import OutputError
 from adapterhub.inference.open import AdapterSource
 from adapterhub.inference.table_job import JOB, PlannedTable, TableOutput, plan_table
-from tests.kit.predicted_tables import ROWS, routed, write_table
+from tests.kit.runs import TABLE_ROWS, routed, write_table
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_one_file_is_joined_in_order_when_all_parts_are_there(
         output.write(part, rows_of(planned, part.number))
     output.finish()
     ids = pq.read_table(tmp_path / "out.parquet")["id"].to_pylist()
-    assert len(ids) == ROWS
+    assert len(ids) == TABLE_ROWS
     assert ids == sorted(ids)
     assert not (tmp_path / "out.parquet.parts").exists()
     with pytest.raises(OutputError, match="already there"):

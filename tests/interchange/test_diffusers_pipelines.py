@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.pipeline_files import FILE
-from tests.kit.diffusers_models import diffusers, model, output
+from tests.kit.pipelines import diffusers, model, output
 from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import adapterhub as ah
 from adapterhub.interchange.formats import detect
 from tests.kit import tiny_models
-from tests.kit.adapters_golden import GOLDEN
+from tests.kit.peers import GOLDEN
 
 
 def test_adapters_is_recognised_by_its_tensors(tmp_path):

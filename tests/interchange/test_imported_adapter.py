@@ -8,7 +8,7 @@ import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.interchange.formats import FORMATS, detect
 from tests.kit import tiny_models
-from tests.kit.adapters_golden import GOLDEN, backbone
+from tests.kit.peers import GOLDEN, backbone
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from adapterhub.backbones.find import PACKAGED, PackagedBackbone
-from tests.kit import hub_server, media, tiny_models, warm
-from tests.kit.fixtures import CHAT_TEMPLATE
+from tests.kit import fake_hub, media, processes, tiny_models
+from tests.kit.data import CHAT_TEMPLATE
 
 # Name: architecture and task.
 MODELS = {
@@ -89,10 +89,10 @@ def packaged_files(packaged: PackagedBackbone) -> dict[str, bytes]:
 @cache
 def serve() -> None:
     """Put the stand-ins on the hub of warm processes, once."""
-    hub = warm.hub()
+    hub = processes.hub()
     contents = {name: files(name) for name in MODELS}
     contents |= {name: _media_files(architecture) for name, architecture in MEDIA.items()}
     contents |= {name: packaged_files(packaged) for name, packaged in PACKAGED.items()}
     for name, of_repository in contents.items():
-        hub.repositories[name] = hub_server.Repository()
+        hub.repositories[name] = fake_hub.Repository()
         hub.repositories[name].commit(of_repository)

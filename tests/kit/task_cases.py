@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit import media, sounds, vision_language
-from tests.kit.fixtures import sentences, write_json_lines, write_tsv
+from tests.kit import media
+from tests.kit.data import sentences, write_json_lines, write_tsv
 
 
 @dataclass
@@ -162,17 +162,17 @@ def digits(folder: Path) -> Path:
 
 def tones(folder: Path) -> Path:
     """Write tones of three classes in one folder for each."""
-    return sounds.write_tones(folder / "tones")
+    return media.write_tones(folder / "tones")
 
 
 def speech(folder: Path) -> Path:
     """Write phrases whose letters are tones, and a table with the phrases."""
-    return sounds.write_speech(folder / "speech")
+    return media.write_speech(folder / "speech")
 
 
 def questions_on_pictures(folder: Path) -> Path:
     """Write pictures of digits, each with a question and its answer."""
-    return vision_language.write_questions(folder / "vqa").parent
+    return media.write_questions(folder / "vqa").parent
 
 
 CASES = {

@@ -1,18 +1,30 @@
-"""Web servers that send a folder, and one with the protocol of S3, each on a port of its own."""
+"""Web servers on ports of their own, a client of one request, and a browser."""
 
 from __future__ import annotations
 
+import http.client
+import importlib.util
+import json
 import logging
+import os
+import shutil
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# Web servers that send a folder, and one with the protocol of S3, each on a port of its own.
+
 
 NGINX = """
 daemon off; master_process off; pid {run}/pid; error_log {run}/errors;
@@ -117,3 +129,122 @@ def moto():
     finally:
         server.shutdown()
         server.server_close()
+
+
+# A client of a server in tests: one request, its status, headers and JSON.
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What a server has answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return json.loads(self.data)
+
+    @property
+    def message(self) -> str:
+        """The words of an error, in either form."""
+        error = self.json["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+
+
+def ask(
+    url: str,
+    path: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    method: str | None = None,
+    seconds: float = 60,
+) -> HttpAnswer:
+    """Send a request, with a body as JSON unless it is bytes."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=seconds)
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+        answer = connection.getresponse()
+        return HttpAnswer(answer.status, dict(answer.headers), answer.read())
+    finally:
+        connection.close()
+
+
+def predict(url: str, model: str, *inputs: Any, **more: Any) -> HttpAnswer:
+    """Ask /v1/predict; `token` is sent as a header."""
+    token = more.pop("token", None)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return ask(url, "/v1/predict", {"model": model, "inputs": list(inputs), **more}, headers)
+
+
+# Chromium without a screen, for tests of pages.
+#
+# AXE=path/to/axe.min.js    or npm install --no-save --prefix build axe-core
+
+
+MISSING = [
+    *(name for name in ("chromedriver", "chromium") if shutil.which(name) is None),
+    *(["selenium"] if importlib.util.find_spec("selenium") is None else []),
+]
+ROOT = Path(__file__).parents[2]
+AXE = Path(os.environ.get("AXE", ROOT / "build/node_modules/axe-core/axe.min.js"))
+FOCUSED = "return document.activeElement.outerHTML.slice(0, 200)"
+
+
+def browser(*, scripts: bool = True) -> Any:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    if not scripts:
+        setting = "profile.managed_default_content_settings.javascript"
+        options.add_experimental_option("prefs", {setting: 2})
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+def shown_as(driver: Any, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def overflow(driver: Any) -> int:
+    metrics = driver.execute_cdp_cmd("Page.getLayoutMetrics", {})
+    return metrics["cssContentSize"]["width"] - metrics["cssLayoutViewport"]["clientWidth"]
+
+
+def axe_findings(driver: Any) -> list[Any]:
+    """What axe-core finds on the page that is shown."""
+    # By the debugger's protocol: the page's policy allows no further script.
+    driver.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
+    return driver.execute_async_script(
+        "const done = arguments[0]; axe.run().then((r) => done(r.violations.map("
+        "(v) => [v.id, v.nodes.map((n) => n.html.slice(0, 160)).slice(0, 3)])))"
+    )
+
+
+def press(driver: Any, *keys: str) -> None:
+    """Press keys, wherever the focus is."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(driver).send_keys(*keys).perform()
+
+
+def tab_to(driver: Any, text: str) -> None:
+    """Press Tab until the focus is on an element with this text; it must be seen to be there."""
+    from selenium.webdriver.common.keys import Keys
+
+    for _ in range(60):
+        press(driver, Keys.TAB)
+        if text in driver.execute_script(FOCUSED):
+            style = "return getComputedStyle(document.activeElement).outlineStyle"
+            assert driver.execute_script(style) != "none"
+            return
+    raise AssertionError(f"{text} cannot be reached")

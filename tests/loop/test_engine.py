@@ -17,7 +17,7 @@ from torch import nn
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop import checkpoint, engine, loop
 from adapterhub.recipe.options import TrainOptions
-from tests.kit.training_runs import Data, Learner, Net, Ticks, final_bytes, fit, lines, scores
+from tests.kit.runs import Data, Learner, Net, Ticks, final_bytes, fit, lines, scores
 
 
 @pytest.fixture(params=["loss", "gradient"])

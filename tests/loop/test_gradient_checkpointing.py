@@ -20,7 +20,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.recipe.options import RunOptions
 from adapterhub.speed.activation_memory import activation_bytes
 from tests.kit import tiny_models
-from tests.kit.training_runs import Learner, bits, fit
+from tests.kit.runs import Learner, bits, fit
 
 
 class BertLearner(Learner):

@@ -11,7 +11,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.loop import checkpoint
 from adapterhub.loop.loop import check_length
 from adapterhub.recipe.options import TrainOptions
-from tests.kit.training_runs import OPTIONS, Data, Learner, bits, fit, scores
+from tests.kit.runs import OPTIONS, Data, Learner, bits, fit, scores
 
 CONSTANT = replace(OPTIONS, schedule="constant", warmup=2)
 PER_EPOCH = 3  # optimizer steps of the tiny run

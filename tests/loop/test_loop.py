@@ -16,8 +16,7 @@ from torch import nn
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.loop import checkpoint, loop
 from adapterhub.recipe.options import RunOptions
-from tests.kit.selection import cases_of
-from tests.kit.training_runs import (
+from tests.kit.runs import (
     BATCH,
     OPTIONS,
     Data,
@@ -29,6 +28,7 @@ from tests.kit.training_runs import (
     lines,
     scores,
 )
+from tests.kit.selection import cases_of
 
 
 def test_learns_and_reports(tmp_path: Path) -> None:

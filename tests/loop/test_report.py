@@ -29,7 +29,7 @@ from adapterhub.loop.report import (
 )
 from adapterhub.recipe.options import RunOptions
 from adapterhub.status import counting, showing
-from tests.kit.training_runs import Data, fit, lines
+from tests.kit.runs import Data, fit, lines
 
 
 def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:

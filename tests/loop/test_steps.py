@@ -19,8 +19,7 @@ from adapterhub.tasks.common import language_models
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import training_session
-from tests.kit.fixtures import write_json_lines
-from tests.kit.mixed_tasks import mixed_recipe
+from tests.kit.data import mixed_recipe, write_json_lines
 from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES
 

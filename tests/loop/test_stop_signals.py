@@ -12,7 +12,7 @@ import pytest
 
 from adapterhub.errors import TrainingError
 from adapterhub.loop.processes import catch_stop_signals
-from tests.kit.training_runs import Data, Ticks, final_bytes, fit
+from tests.kit.runs import Data, Ticks, final_bytes, fit
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

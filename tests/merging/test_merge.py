@@ -11,7 +11,7 @@ from adapterhub.adapters.state import get_state
 from adapterhub.backbones.probe import probe
 from adapterhub.errors import AttachError, MergeError
 from tests.kit import tiny_models
-from tests.kit.observed import differences, observed
+from tests.kit.compare import differences, observed
 
 
 def test_a_merged_model_is_a_plain_one_and_unmerge_restores_every_bit():

@@ -9,7 +9,14 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import MergeError
-from tests.kit.expert_models import IMPLEMENTATIONS, TYPES, expert_model, holders, logits, redraw
+from tests.kit.own_models import (
+    IMPLEMENTATIONS,
+    TYPES,
+    expert_logits,
+    expert_model,
+    holders,
+    redraw,
+)
 from tests.kit.selection import long_table
 
 SPECS = (
@@ -30,17 +37,17 @@ def test_a_merged_model_computes_the_same_and_unmerge_restores_every_bit(model_t
     redraw(adapter)
     changed = {placed.site.host for placed in adapter.placed}
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
         # Values this far from zero round differently on each kind of processor.
         ah.merge(model, tolerance=1e-3)
         assert list(model.state_dict()) == list(before)
-        torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(expert_logits(model), expected, atol=1e-4, rtol=1e-3)
         after = model.state_dict()
         moved = {name for name in before if not torch.equal(after[name], before[name])}
         assert moved
         assert {name.rpartition(".")[0] for name in moved} == changed
         ah.unmerge(model)
-        assert torch.equal(logits(model), expected)
+        assert torch.equal(expert_logits(model), expected)
     ah.detach(model)
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -52,11 +59,11 @@ def test_a_merged_checkpoint_is_a_plain_one(tmp_path, experts):
     model = expert_model("gpt_oss", experts)
     redraw(ah.attach(model, "lora(sites=[ffn.experts.*, attn.q, ffn.router])"))
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
         ah.merge(model)
         model.save_pretrained(tmp_path / "merged")
         plain = type(model).from_pretrained(tmp_path / "merged", experts_implementation=experts)
-        torch.testing.assert_close(logits(plain.eval()), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(expert_logits(plain.eval()), expected, atol=2e-5, rtol=1e-4)
     ah.unmerge(model)
     ah.detach(model)
 
@@ -67,9 +74,9 @@ def test_an_adapter_of_experts_beside_others():
     redraw(ah.attach(model, "lora(sites=[attn.q, ffn.experts.down, ffn.router])", name="b"), seed=1)
     with torch.no_grad():
         ah.activate(model, "a", "b")
-        expected = logits(model)
+        expected = expert_logits(model)
         ah.merge(model, "a", "b")
-        torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(expert_logits(model), expected, atol=2e-5, rtol=1e-4)
         ah.unmerge(model)
     ah.detach(model)
 

@@ -18,10 +18,10 @@ from adapterhub.interchange.peft.files import CONFIG_FILE, TENSORS_FILE, write_p
 from adapterhub.interchange.peft.vllm import RANKS, try_vllm
 from adapterhub.merging.vllm import blocking_vllm, in_vllm
 from tests.kit import tiny_models
-from tests.kit.expert_models import expert_model, logits, redraw
-from tests.kit.fixtures import word_tokenizer
-from tests.kit.language_adapters import text_logits, write_language_model, write_noisy
-from tests.kit.vllm_stand_in import standing_in
+from tests.kit.data import word_tokenizer
+from tests.kit.own_models import expert_logits, expert_model, redraw
+from tests.kit.server import standing_in
+from tests.kit.tiny_adapters import text_logits, write_language_model, write_noisy
 
 peft = pytest.importorskip("peft")
 
@@ -245,7 +245,7 @@ def test_experts_have_the_form_that_vllm_takes(tmp_path, model_type):
     adapter = ah.attach(model, {"lora": {"sites": ["ffn.experts.*", "attn.q"], **options}})
     redraw(adapter)
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
     with standing_in():
         files, problems = try_vllm(adapter.export_source())
     assert problems == []
@@ -257,14 +257,14 @@ def test_experts_have_the_form_that_vllm_takes(tmp_path, model_type):
     scale = files.config["lora_alpha"] / files.config["r"]
     with torch.no_grad():
         served = add(model, files.tensors, scale, tmp_path / "backbone")
-        torch.testing.assert_close(logits(served), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(expert_logits(served), expected, atol=2e-5, rtol=1e-4)
         ours = ah.load(model, tmp_path / "lora")
-        torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(expert_logits(model), expected, atol=2e-5, rtol=1e-4)
         assert ours.count() < 1.3 * trained  # of one rank now
         ours.detach()
         if in_peft:
             theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "lora").eval()
-            torch.testing.assert_close(logits(theirs), expected, atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(expert_logits(theirs), expected, atol=2e-5, rtol=1e-4)
 
 
 def test_a_layer_has_updates_of_all_projections_of_its_experts(tmp_path):

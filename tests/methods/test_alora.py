@@ -8,7 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MergeError, SiteError
 from tests.kit import tiny_models
-from tests.kit.one_site import attach_at
+from tests.kit.tiny_adapters import attach_at
 
 EVERYWHERE = ["attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down"]
 INVOCATION = [50, 51]

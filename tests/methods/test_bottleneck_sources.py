@@ -12,7 +12,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from tests.kit import tiny_models
-from tests.kit.fixtures import train
+from tests.kit.data import train
 from tests.kit.selection import long_table
 
 SPECS = ("pfeiffer(source=block)", "parallel(source=residual)", "compacter(source=block)")

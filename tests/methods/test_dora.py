@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
-from tests.kit.one_site import PROJECTIONS, attach_at
+from tests.kit.tiny_adapters import PROJECTIONS, attach_at
 
 
 @pytest.mark.parametrize("architecture", PROJECTIONS)

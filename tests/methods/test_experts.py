@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
-from tests.kit.expert_models import TYPES, expert_model, logits, redraw
+from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
 
 EXPERTS = "[ffn.experts.*]"
@@ -54,7 +54,7 @@ def test_tensors_have_the_names_of_their_sites(model, tmp_path):
     adapter = ah.attach(model, f"lora(sites={EXPERTS}, rank=3)")
     redraw(adapter)
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
     adapter.save(tmp_path / "a")
     site = next(s for s in adapter.anatomy.sites.values() if s.held and s.held.experts)
     ah.detach(model)
@@ -63,7 +63,7 @@ def test_tensors_have_the_names_of_their_sites(model, tmp_path):
     assert tensors[f"{site.id}.lora.B"].shape == (site.held.experts, site.d_out, 3)
     ah.load(model, tmp_path / "a")
     with torch.no_grad():
-        assert torch.equal(logits(model), expected)
+        assert torch.equal(expert_logits(model), expected)
 
 
 def test_experts_are_no_default_sites_of_any_method():
@@ -121,7 +121,7 @@ def test_the_router_learns_and_nothing_else(model_type):
     model = expert_model(model_type)
     adapter = ah.attach(model, "lora(sites=[ffn.router], rank=2)")
     redraw(adapter)
-    logits(model).square().sum().backward()
+    expert_logits(model).square().sum().backward()
     gradients = [p.grad for p in adapter.parameters()]
     routers = [s for s in ah.anatomy_of(model).sites.values() if s.role == "ffn.router"]
     assert len(gradients) == 2 * len(routers) > 0
@@ -139,6 +139,6 @@ def test_the_own_weight_of_a_router_can_train(model_type):
     path = next(f"{s.host}.weight" for s in anatomy.sites.values() if s.role == "ffn.router")
     adapter = ah.attach(model, {"chosen": {"names": [anatomy.key(path)]}})
     assert adapter.count() == model.get_parameter(path).numel()
-    logits(model).square().sum().backward()
+    expert_logits(model).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in adapter.parameters())
     adapter.detach()

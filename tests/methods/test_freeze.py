@@ -8,7 +8,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.freeze import Freeze
 from tests.kit import tiny_models
-from tests.kit.one_site import trained_names
+from tests.kit.tiny_adapters import trained_names
 
 
 def test_the_top_layers_and_the_pooler_train():

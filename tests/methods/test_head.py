@@ -8,7 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError
 from tests.kit import tiny_models
-from tests.kit.fixtures import train
+from tests.kit.data import train
 
 
 def test_only_the_head_trains():

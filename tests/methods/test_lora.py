@@ -12,7 +12,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import dump_methods, parse_methods
 from adapterhub.methods.lora import LoRA
 from tests.kit import tiny_models
-from tests.kit.one_site import PROJECTIONS, attach_at
+from tests.kit.tiny_adapters import PROJECTIONS, attach_at
 
 VARIANTS = sorted(name for name, method in METHODS.items() if issubclass(method, LoRA))
 

@@ -9,8 +9,8 @@ import torch
 
 import adapterhub as ah
 from tests.kit import tiny_models
-from tests.kit.fixtures import train
-from tests.kit.one_site import PROJECTIONS, attach_at
+from tests.kit.data import train
+from tests.kit.tiny_adapters import PROJECTIONS, attach_at
 
 
 @pytest.mark.parametrize("architecture", PROJECTIONS)

@@ -8,7 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
-from tests.kit.one_site import trained_names
+from tests.kit.tiny_adapters import trained_names
 
 
 def test_trained_scales_and_biases_replace_those_of_the_norm():

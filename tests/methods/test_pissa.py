@@ -11,7 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods import pissa
 from tests.kit import tiny_models
-from tests.kit.one_site import PROJECTIONS, attach_at
+from tests.kit.tiny_adapters import PROJECTIONS, attach_at
 
 
 @pytest.mark.parametrize("iterations", [0, 8])

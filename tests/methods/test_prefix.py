@@ -13,8 +13,8 @@ from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.prefix import Prefix
 from adapterhub.recipe.options import TrainOptions
 from tests.kit import tiny_models
-from tests.kit.one_site import attention_tensors
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import attention_tensors
 
 
 def test_attention_reads_the_prefix_before_keys_and_values():

@@ -12,9 +12,9 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.projections import ProjectionMethod
 from adapterhub.methods.waveft import inverse_haar
 from tests.kit import tiny_models
-from tests.kit.one_site import PROJECTIONS, attach_at
 from tests.kit.projection_equations import EQUATIONS, road
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import PROJECTIONS, attach_at
 
 CELLS = [(method, architecture) for method in EQUATIONS for architecture in PROJECTIONS]
 

@@ -11,7 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError, SiteError
 from adapterhub.methods.reft import token_sets
 from tests.kit import tiny_models
-from tests.kit.fixtures import train
+from tests.kit.data import train
 
 METHODS = ("loreft", "noreft", "direft")
 

@@ -8,7 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import MergeError, SiteError
 from tests.kit import tiny_models
-from tests.kit.one_site import trained_names
+from tests.kit.tiny_adapters import trained_names
 
 
 def test_the_embedding_trains_by_default():

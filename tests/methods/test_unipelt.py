@@ -15,8 +15,8 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
-from tests.kit.one_site import attention_tensors
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import attention_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 KINDS = {

@@ -17,7 +17,7 @@ from adapterhub.errors import AdapterhubError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.experts import AtExperts, ExpertsUpdate
 from adapterhub.methods.common.projections import ProjectionMethod
-from tests.kit.expert_models import IMPLEMENTATIONS, expert_model, logits, redraw
+from tests.kit.own_models import IMPLEMENTATIONS, expert_logits, expert_model, redraw
 from tests.kit.projection_equations import EQUATIONS
 from tests.kit.selection import long_table
 
@@ -90,11 +90,11 @@ def test_all_ways_to_multiply_compute_what_the_merged_weights_do(method):
             model = expert_model("mixtral", way)
             torch.manual_seed(0)
             adapter = attach(model, method, experts=experts)
-            output = logits(model)
+            output = expert_logits(model)
             output.square().sum().backward()
             gradients.append([p.grad.clone() for p in adapter.parameters()])
             with torch.no_grad(), merged(model):
-                torch.testing.assert_close(logits(model), output, atol=2e-4, rtol=2e-3)
+                torch.testing.assert_close(expert_logits(model), output, atol=2e-4, rtol=2e-3)
             adapter.detach()
         for other in gradients[1:]:
             for one, same in zip(gradients[0], other, strict=True):
@@ -106,26 +106,26 @@ def test_all_ways_to_multiply_compute_what_the_merged_weights_do(method):
 def test_experts_that_are_computed_at_once(method):
     model = expert_model("llama4_text")
     with torch.no_grad():
-        bare = logits(model)
+        bare = expert_logits(model)
         adapter = attach(model, method)
-        output = logits(model)
+        output = expert_logits(model)
         assert not torch.equal(output, bare)
         with merged(model):
-            torch.testing.assert_close(logits(model), output, atol=2e-4, rtol=2e-3)
+            torch.testing.assert_close(expert_logits(model), output, atol=2e-4, rtol=2e-3)
     adapter.detach()
 
 
 @long_table("method", sorted(OPTIONS), 4)
 def test_files_have_the_stacked_tensors_and_copies_compute_the_same(model, method, tmp_path):
     with torch.no_grad():
-        bare = logits(model)
+        bare = expert_logits(model)
         torch.manual_seed(0)
         adapter = ah.attach(model, {method: {"sites": SITES, **OPTIONS[method]}})
-        assert torch.equal(logits(model), bare)  # the start is that of the method
+        assert torch.equal(expert_logits(model), bare)  # the start is that of the method
         redraw(adapter)
-        expected = logits(model)
+        expected = expert_logits(model)
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(logits(copied), expected)
+            assert torch.equal(expert_logits(copied), expected)
         adapter.save(tmp_path / "a")
         tensors = load_file(tmp_path / "a" / "adapter.safetensors")
         numbers = sum(tensor.numel() for tensor in tensors.values())
@@ -137,7 +137,7 @@ def test_files_have_the_stacked_tensors_and_copies_compute_the_same(model, metho
                 assert len(stored) == placed.site.held.experts
         ah.detach(model)
         ah.load(model, tmp_path / "a")
-        assert torch.equal(logits(model), expected)
+        assert torch.equal(expert_logits(model), expected)
 
 
 def test_each_expert_has_initial_values_of_its_own(model):
@@ -149,14 +149,14 @@ def test_each_expert_has_initial_values_of_its_own(model):
 def test_fixed_numbers_of_an_import_are_stored_once(model, tmp_path):
     adapter = attach(model, "vera", stored=True)
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
     adapter.save(tmp_path / "a")
     names = load_file(tmp_path / "a" / "adapter.safetensors").keys()
     assert sum(name.endswith(".fixed.A") for name in names) == 1
     ah.detach(model)
     ah.load(model, tmp_path / "a")
     with torch.no_grad():
-        assert torch.equal(logits(model), expected)
+        assert torch.equal(expert_logits(model), expected)
 
 
 def test_dropout_is_that_of_the_method(model):
@@ -166,10 +166,10 @@ def test_dropout_is_that_of_the_method(model):
         for module in model.modules():
             if hasattr(module, "config"):
                 module.config._experts_implementation = way
-        assert torch.equal(logits(model), logits(model))
+        assert torch.equal(expert_logits(model), expert_logits(model))
         for placed in adapter.placed:
             placed.module.train()
-        assert not torch.equal(logits(model), logits(model))
+        assert not torch.equal(expert_logits(model), expert_logits(model))
         model.eval()
 
 

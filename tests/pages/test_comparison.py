@@ -18,7 +18,7 @@ from adapterhub.pages.comparison import (
     write_runs_page,
 )
 from adapterhub.pages.run_files import read_run
-from tests.kit.run_folders import predictions, run_folder
+from tests.kit.runs import predictions, run_folder
 
 
 def test_the_same_data_compare_and_others_do_not(tmp_path):

@@ -20,7 +20,7 @@ from adapterhub.pages.figures import (
     svg_chart,
 )
 from adapterhub.pages.row_scores import calibration
-from tests.kit.run_folders import ROWS
+from tests.kit.runs import ROWS
 
 POINTS = [(i, 1 / i if i != 3 else None) for i in range(1, 6)]
 CHARTS = {

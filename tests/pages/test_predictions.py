@@ -13,7 +13,7 @@ from adapterhub.errors import FileError
 from adapterhub.pages.row_scores import KINDS, PREDICTIONS, outcomes_of, read_predictions
 from adapterhub.tasks import TASKS, parse_task
 from adapterhub.tasks.classification import Number, Scored
-from tests.kit.run_folders import ROWS, predictions
+from tests.kit.runs import ROWS, predictions
 
 
 def test_every_kind_has_rows_here():

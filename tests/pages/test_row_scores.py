@@ -14,7 +14,7 @@ from adapterhub.tasks.common.metrics import (
     multi_label_metrics,
     regression_metrics,
 )
-from tests.kit.run_folders import ROWS
+from tests.kit.runs import ROWS
 
 TEXTS = ["the cat sat on the mat", "a dog", "it rains here every day", "x y z"]
 GIVEN = ["the cat sat on a mat", "a dog", "it rains every day here", ""]

@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.errors import FileError
 from adapterhub.pages.run_files import lower_is_better, read_run, submapping
-from tests.kit.run_folders import predictions, run_folder
+from tests.kit.runs import predictions, run_folder
 
 
 def test_a_run_without_an_adapter_is_read(tmp_path):

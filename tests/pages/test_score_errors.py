@@ -12,7 +12,7 @@ from adapterhub.bench.statistics import estimate_all, repeated_runs
 from adapterhub.files.shown_table import ScoreError, recorded_errors, score_text
 from adapterhub.pages.row_scores import KINDS, EvaluatedRows, row_scores, score_error, score_errors
 from adapterhub.tasks.common.metrics import RANKING_METRICS
-from tests.kit.run_folders import ROWS, predictions
+from tests.kit.runs import ROWS, predictions
 from tests.kit.selection import long_table
 
 TEXTS = [

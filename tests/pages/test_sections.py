@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.pages.page import WORST, marked_text, prediction_sections
 from adapterhub.pages.row_scores import KINDS
-from tests.kit.run_folders import predictions
+from tests.kit.runs import predictions
 
 SECTIONS = {
     "sets": ["scores", "worst"],

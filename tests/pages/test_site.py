@@ -26,9 +26,8 @@ from adapterhub.pages.leaderboards import (
 )
 from adapterhub.pages.site import SiteOptions, write_site
 from adapterhub.registry.local import registry_at
-from tests.kit.copied_adapters import write_adapters
+from tests.kit.registries import CARD, TEAM_BACKBONE, digest, write_adapters, write_team
 from tests.kit.selection import ALL
-from tests.kit.team_registry import BACKBONE, CARD, digest, write_team
 
 MOST_BYTES = 150_000  # of a page without its charts
 
@@ -112,7 +111,7 @@ def test_texts_of_strangers_are_never_markup_and_lead_nowhere(site):
                 assert not name.startswith("on"), path
                 if not name.startswith("xmlns") and name not in ("content", "aria-label"):
                     assert not re.search(r"(?i)//|javascript:|data:", value), (path, name, value)
-    text = page(site, f"adapters/{BACKBONE}/hostile.html")
+    text = page(site, f"adapters/{TEAM_BACKBONE}/hostile.html")
     assert text.count("&lt;script&gt;alert(1)") >= 3
     assert "49" not in text.partition("{{ 7 * 7 }}")[0][-20:]
 
@@ -149,7 +148,7 @@ def test_without_its_libraries_it_says_what_to_install(team, tmp_path, monkeypat
 
 
 def test_a_page_of_an_adapter_has_all_that_is_known(site, team):
-    text = page(site, f"adapters/{BACKBONE}/several.html")
+    text = page(site, f"adapters/{TEAM_BACKBONE}/several.html")
     for shown in (
         digest(team, "several", 2),
         "ah.load(model, &#39;several@v2&#39;, registry=&#39;https://hub.example/team&#39;)",
@@ -162,20 +161,20 @@ def test_a_page_of_an_adapter_has_all_that_is_known(site, team):
         "best",
     ):
         assert shown in text, shown
-    assert "on top of adapter-0" in page(site, f"adapters/{BACKBONE}/hostile.html")
+    assert "on top of adapter-0" in page(site, f"adapters/{TEAM_BACKBONE}/hostile.html")
 
 
 def test_yanked_versions_have_a_page_and_are_not_found(site):
-    text = page(site, f"adapters/{BACKBONE}/gone.html")
+    text = page(site, f"adapters/{TEAM_BACKBONE}/gone.html")
     assert "was withdrawn: <bdi>&lt;script&gt;alert(1)" in text
     assert "gone" not in [row[0] for row in rows_of(site)["rows"]]
-    assert "gone.html" in page(site, f"backbones/{BACKBONE}/index.html")
+    assert "gone.html" in page(site, f"backbones/{TEAM_BACKBONE}/index.html")
     assert ">gone<" not in page(site, "index.html")
 
 
 def test_a_broken_version_is_listed_with_its_error(site):
     text = page(site, "problems.html")
-    assert f"{BACKBONE}/broken/v1" in text
+    assert f"{TEAM_BACKBONE}/broken/v1" in text
     assert 'problems.html">Problems</a>' in page(site, "index.html")
 
 
@@ -191,7 +190,7 @@ def test_rows_have_each_version_with_its_own_score_and_date(site):
 
 
 def test_only_scores_on_the_same_rows_are_ranked_together(site):
-    text = page(site, f"leaderboards/{BACKBONE}/classification.html")
+    text = page(site, f"leaderboards/{TEAM_BACKBONE}/classification.html")
     sections = text.split("<section>")[1:]
     ranked = [part for part in sections if ">rank<" in part]
     assert len(ranked) >= 2

@@ -11,7 +11,8 @@ from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.rows import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
 from adapterhub.registry.local import registry_at
-from tests.kit.browsers import (
+from tests.kit.registries import TEAM_BACKBONE, write_adapters, write_team
+from tests.kit.web_servers import (
     AXE,
     MISSING,
     axe_findings,
@@ -21,8 +22,6 @@ from tests.kit.browsers import (
     shown_as,
     tab_to,
 )
-from tests.kit.copied_adapters import write_adapters
-from tests.kit.team_registry import BACKBONE, write_team
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 PAGES = (
@@ -30,12 +29,12 @@ PAGES = (
     "leaderboards.html",
     "datasets.html",
     "problems.html",
-    f"adapters/{BACKBONE}/several.html",
-    f"adapters/{BACKBONE}/hostile.html",
-    f"adapters/{BACKBONE}/gone.html",
-    f"backbones/{BACKBONE}/index.html",
-    f"leaderboards/{BACKBONE}/classification.html",
-    f"compare/{BACKBONE}/classification.html",
+    f"adapters/{TEAM_BACKBONE}/several.html",
+    f"adapters/{TEAM_BACKBONE}/hostile.html",
+    f"adapters/{TEAM_BACKBONE}/gone.html",
+    f"backbones/{TEAM_BACKBONE}/index.html",
+    f"leaderboards/{TEAM_BACKBONE}/classification.html",
+    f"compare/{TEAM_BACKBONE}/classification.html",
     f"datasets/{file_part('data 4')}/index.html",
     "studies/study/task.html",
 )

@@ -15,7 +15,7 @@ from adapterhub.pages.row_scores import (
     is_right,
     span_scores,
 )
-from tests.kit.run_folders import ROWS, predictions
+from tests.kit.runs import ROWS, predictions
 
 
 def random_classes(count: int, seed: int, right: float = 0.7) -> list[dict]:

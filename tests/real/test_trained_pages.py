@@ -9,7 +9,7 @@ from pathlib import Path
 import pages
 import pytest
 
-from tests.kit import warm
+from tests.kit import processes
 
 ROOT = Path(__file__).parents[2]
 # What each needs besides: a program, or a folder of $ADAPTERHUB_DATA.
@@ -30,7 +30,7 @@ def is_there(name: str | None) -> bool:
 def test_the_blocks_of_a_page_run(page: str, smollm2: str, flan_t5: str, whisper: str) -> None:
     if not is_there(NEEDS[page]):
         pytest.skip(f"{NEEDS[page]} is not there")
-    ended = warm.run("scripts/pages.py", page, "--quick", folder=ROOT, timeout=850)
+    ended = processes.run("scripts/pages.py", page, "--quick", folder=ROOT, timeout=850)
     assert ended.returncode == 0, ended.printed
 
 

@@ -23,7 +23,7 @@ from adapterhub.recipe.recipe import (
     write_schema,
 )
 from adapterhub.tasks import TASKS, dump_task
-from tests.kit.schema_check import problems
+from tests.kit.compare import problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCHEMA_OF_RECIPES: dict[str, Any] = json.loads(json.dumps(recipe_schema(), allow_nan=False))

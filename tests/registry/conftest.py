@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from huggingface_hub import constants
 
-from tests.kit import hub_server
+from tests.kit import fake_hub
 
 
 @pytest.fixture
@@ -15,6 +15,6 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub_server.serving() as (hub, address):
+    with fake_hub.serving() as (hub, address):
         hub.address = address
         yield hub

@@ -12,7 +12,7 @@ from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import ConflictError, Publication, is_bucket
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 memory = pytest.importorskip("obstore.store").MemoryStore
 
@@ -137,12 +137,12 @@ def test_a_bucket_that_ignores_conditions_is_refused_before_the_first_write(
     ignored, named = CARELESS[server]
     objects = Careless()
     first = Registry(Bucket("s3://b", objects))
-    first.put(sample_adapters.write(tmp_path / "first"), Publication("polite"))
+    first.put(registries.write_sample(tmp_path / "first"), Publication("polite"))
     before = first.storage.files()  # the probe is gone, too
     objects.ignored = ignored
     store = Registry(Bucket("s3://b", objects))
     assert len(store.versions("polite")) == 1  # reading needs no proof
-    other = sample_adapters.write(tmp_path / "other", 1)
+    other = registries.write_sample(tmp_path / "other", 1)
     for _ in range(2):
         with pytest.raises(RegistryError, match=f"does not obey the condition {named}"):
             WRITES[write](store, other)

@@ -16,7 +16,7 @@ from adapterhub.registry.copying import copy_registry, place
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication
-from tests.kit import hub_server, sample_adapters, signing, web_servers
+from tests.kit import fake_hub, registries, web_servers
 
 DATE = "2026-01-02T03:04:05Z"
 
@@ -29,14 +29,14 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     registry = LocalRegistry(tmp_path / "source")
     for seed in range(3):
-        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         tags = ("best",) if seed == 2 else ()
         registry.put(made, Publication("polite", tags=tags, published=DATE))
-    registry.put(sample_adapters.write(tmp_path / "rude", 7), Publication("rude"))
+    registry.put(registries.write_sample(tmp_path / "rude", 7), Publication("rude"))
     registry.delete("polite", "v1")
     second = registry.resolve("polite", "v2")
     registry.yank(second, "trained on the dev set")
-    key = signing.new_key()
+    key = registries.new_key()
     registry.add_signatures(second, [sign_statement(Statement(second.digest, "polite"), key)])
     return registry
 
@@ -51,7 +51,7 @@ def bucket(tmp_path, monkeypatch):
 
 @contextmanager
 def hub(tmp_path, monkeypatch):
-    with hub_server.serving() as (_, address):
+    with fake_hub.serving() as (_, address):
         yield f"{address}/acme"
 
 
@@ -113,7 +113,7 @@ def test_later_tags_yanks_and_signatures_follow(source, tmp_path):
     third = source.resolve("polite", "v3")
     source.tag(third, "good")
     source.add_signatures(
-        third, [sign_statement(Statement(third.digest, "polite"), signing.new_key())]
+        third, [sign_statement(Statement(third.digest, "polite"), registries.new_key())]
     )
     source.yank(source.resolve("rude"), "rude")
     report = copy_registry(str(source.root), target)
@@ -144,7 +144,7 @@ def test_an_interrupted_copy_goes_on(source, tmp_path, monkeypatch):
 
 def test_what_cannot_be_copied_does_not_stop_the_others(source, tmp_path):
     target = LocalRegistry(tmp_path / "target")
-    target.put(sample_adapters.write(tmp_path / "other", 9), Publication("rude"))
+    target.put(registries.write_sample(tmp_path / "other", 9), Publication("rude"))
     report = copy_registry(str(source.root), str(target.root))
     assert list(report.refused) == ["rude@v1"]
     assert "already published with other bytes" in report.refused["rude@v1"]
@@ -189,7 +189,7 @@ def test_a_registry_is_not_copied_to_itself(source):
 
 def test_the_index_is_written_once(source, tmp_path, monkeypatch):
     for seed in range(20, 30):
-        source.put(sample_adapters.write(tmp_path / f"m{seed}", seed), Publication(f"n{seed}"))
+        source.put(registries.write_sample(tmp_path / f"m{seed}", seed), Publication(f"n{seed}"))
     written, write = [], Registry._write_index
     monkeypatch.setattr(
         Registry, "_write_index", lambda self, *args: written.append(args) or write(self, *args)

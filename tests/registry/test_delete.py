@@ -10,7 +10,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.lockfile import pin, write_lock
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def published(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for seed in range(3):
-        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         ah.publish(made, tags=("best",) if seed == 0 else ())
     return tmp_path / "registry" / "acme--bert-small" / "polite"
 
@@ -35,7 +35,7 @@ def test_a_deleted_version_is_gone_and_its_number_is_not_used_again(published, t
     assert listed() == ["polite@v1", "polite@v2"]
     with pytest.raises(RegistryError, match="has no version v3"):
         ah.pull("polite@v3")
-    assert ah.publish(sample_adapters.write(tmp_path / "new", 9)).version == "v4"
+    assert ah.publish(registries.write_sample(tmp_path / "new", 9)).version == "v4"
     with pytest.raises(RegistryError, match="has no version v3"):
         ah.delete("polite@v3")
     assert [p.name for p in published.iterdir() if p.name.startswith(".adapterhub")] == []
@@ -102,7 +102,7 @@ def test_only_a_version_of_a_local_registry_is_deleted(reference, problem):
 def test_a_name_of_several_backbones(published, tmp_path):
     fingerprint = f"bf16-{'1' * 64}"
     other = {"backbone": "other/gpt", "fingerprint": fingerprint}
-    ah.publish(sample_adapters.write(tmp_path / "other", 5, **other))
+    ah.publish(registries.write_sample(tmp_path / "other", 5, **other))
     with pytest.raises(RegistryError, match="exists for several backbones"):
         ah.delete("polite@v1")
     ah.delete("polite@v1", backbone=fingerprint)

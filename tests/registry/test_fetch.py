@@ -13,7 +13,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.pull import check_copy, fetch, fetch_folder
 from adapterhub.registry.store import Publication, parse_reference
 from adapterhub.registry.trust import trust_key
-from tests.kit import sample_adapters, signing
+from tests.kit import registries
 
 POLITE = parse_reference("polite")
 
@@ -32,13 +32,13 @@ class LaterStore(LocalRegistry):
 
 @pytest.fixture
 def key():
-    return signing.new_key()
+    return registries.new_key()
 
 
 @pytest.fixture
 def store(tmp_path):
     store = LaterStore(tmp_path / "store")
-    store.put(sample_adapters.write(tmp_path / "made"), Publication("polite"))
+    store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
     return store
 
 
@@ -59,7 +59,7 @@ def test_without_rules_no_signature_is_looked_for(store, entry):
 
 
 def test_later_signatures_count_and_go_with_the_copies(store, entry, key, tmp_path):
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError):
         fetch(POLITE, store, entry)
     store.later = (signed(entry, key), sign_statement(Statement("1" * 64, "x"), key))
@@ -72,14 +72,14 @@ def test_later_signatures_count_and_go_with_the_copies(store, entry, key, tmp_pa
 
 
 def test_a_required_signature_that_cannot_be_fetched_is_an_error(store, entry, key):
-    signing.require(key)
+    registries.require_key(key)
     store.is_offline = True
     with pytest.raises(RegistryError, match="unreachable"):
         fetch(POLITE, store, entry)
 
 
 def test_a_folder_is_bound_to_its_digest(tmp_path, key):
-    folder = sample_adapters.write(tmp_path / "run" / "adapter")
+    folder = registries.write_sample(tmp_path / "run" / "adapter")
     assert fetch_folder(tmp_path / "run").saved == Saved.at(folder)
     trust_key(key.public)
     with pytest.raises(SignatureError, match=key.public.id):
@@ -97,7 +97,7 @@ def test_a_copy_is_checked_by_its_name_and_version(store, entry, key, tmp_path):
     folder = fetch(POLITE, store, entry, tmp_path / "mine", find_signers=True).folder
     for text, signers in (("polite@v1", 1), ("polite@v2", 0), ("rude@v1", 0)):
         assert len(check_copy(parse_reference(text), folder, entry.digest, find=True)) == signers
-    signing.require(key)
+    registries.require_key(key)
     with pytest.raises(SignatureError):
         check_copy(parse_reference("rude@v1"), folder, entry.digest, find=False)
 

@@ -17,14 +17,14 @@ from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
 from adapterhub.registry.foreign import entry_of_foreign
 from adapterhub.registry.hub import HubStore
-from tests.kit import hub_server, tiny_models
+from tests.kit import fake_hub, tiny_models
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def upload(hub, folder, name, **more):
-    repository = hub_server.Repository()
+    repository = fake_hub.Repository()
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     repository.commit(files | more)
     hub.repositories[name] = repository
@@ -93,7 +93,7 @@ def test_the_revision_of_the_adapter_is_not_the_revision_of_its_backbone(
 
 def test_only_the_files_that_the_importer_reads_are_pulled(hub, tmp_path):
     config = {"peft_type": "LORA", "base_model_name_or_path": "acme/bert", "r": 8}
-    repository = hub_server.Repository()
+    repository = fake_hub.Repository()
     repository.commit(
         {
             "adapter_config.json": json.dumps(config).encode(),
@@ -115,7 +115,7 @@ def test_only_the_files_that_the_importer_reads_are_pulled(hub, tmp_path):
 
 
 def test_allow_pickle_pulls_a_pickle(hub, tmp_path):
-    repository = hub_server.Repository()
+    repository = fake_hub.Repository()
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.bin": b"x" * 9}
     repository.commit(files | {"setup.py": b"", "training_args.bin": b"y"})
     hub.repositories["acme/old"] = repository

@@ -11,7 +11,7 @@ from adapterhub.registry import hub_client
 from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.local import LocalRegistry, registry_at
 from adapterhub.registry.store import Publication, Query
-from tests.kit import sample_adapters, web_servers
+from tests.kit import registries, web_servers
 
 BACKBONE = "acme--bert-small"
 
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(hub_client, "_WAITS", (0.0,))
     registry = LocalRegistry(tmp_path / "registry")
     for seed, name in enumerate(("polite", "polite", "rude")):
-        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         registry.put(made, Publication(name, tags=("best",) if seed == 0 else ()))
     return registry
 
@@ -92,7 +92,7 @@ def test_a_newer_version_than_the_index_is_found_by_its_name(folder, tmp_path):
     with web_servers.python(folder.root) as url:
         index = folder.root / BACKBONE / "index.json"
         old = index.read_bytes()
-        folder.put(sample_adapters.write(tmp_path / "new", 9), Publication("polite"))
+        folder.put(registries.write_sample(tmp_path / "new", 9), Publication("polite"))
         folder.yank(folder.resolve("polite", "v1"), "bad")
         index.write_bytes(old)  # as if its publisher had died
         registry = registry_at(url)

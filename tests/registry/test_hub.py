@@ -14,7 +14,7 @@ from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, Query
-from tests.kit import hub_server, sample_adapters
+from tests.kit import fake_hub, registries
 
 
 def store(hub, token=False):
@@ -23,7 +23,7 @@ def store(hub, token=False):
 
 @pytest.fixture
 def published(hub, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made", accuracy=0.9, card="# Polite\n\nMine.\n")
+    folder = registries.write_sample(tmp_path / "made", accuracy=0.9, card="# Polite\n\nMine.\n")
     return store(hub).put(folder, Publication("acme/polite"))
 
 
@@ -38,9 +38,9 @@ def test_a_publication_is_one_commit_and_a_tag(hub, published):
 
 def test_the_card_keeps_its_text_and_gets_metadata(hub, published):
     text = hub.repositories["acme/polite"].commits[-1][1]["README.md"].decode()
-    data = hub_server.card_data({"README.md": text.encode()})
+    data = fake_hub.card_data({"README.md": text.encode()})
     assert "# Polite\n\nMine." in text
-    assert data["base_model"] == sample_adapters.BACKBONE
+    assert data["base_model"] == registries.SAMPLE_BACKBONE
     assert data["base_model_relation"] == "adapter"
     assert data["library_name"] == "adapterhub"
     assert {"adapterhub", "lora"} <= set(data["tags"])
@@ -51,7 +51,7 @@ def test_the_card_keeps_its_text_and_gets_metadata(hub, published):
 
 def test_one_search_is_one_request(hub, published):
     hub.requests.clear()
-    (found,) = store(hub).search(Query(backbone=sample_adapters.BACKBONE, metric="accuracy"))
+    (found,) = store(hub).search(Query(backbone=registries.SAMPLE_BACKBONE, metric="accuracy"))
     assert found == published
     assert hub.requests == ["GET /api/models"]
     assert store(hub).search(Query(backbone="other/gpt")) == []
@@ -59,7 +59,7 @@ def test_one_search_is_one_request(hub, published):
 
 def test_access_rights(hub, tmp_path):
     hub.tokens = {"reader": "read", "writer": "write"}
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     for token, words in ((False, "log"), ("reader", "permission"), ("wrong", "log")):
         with pytest.raises(RegistryError) as caught:
             store(hub, token).put(folder, Publication("acme/polite"))
@@ -83,7 +83,7 @@ def test_an_interrupted_download_is_resumed(hub, published, tmp_path, monkeypatc
 def test_a_resumed_download_skips_the_received_bytes(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     numbers = safetensors.torch.save({"a": torch.arange(3 << 20, dtype=torch.float32)})
-    repository = hub_server.Repository()
+    repository = fake_hub.Repository()
     config = b'{"peft_type": "LORA"}'
     repository.commit({"adapter_config.json": config, "adapter_model.safetensors": numbers})
     hub.repositories["acme/large"] = repository
@@ -106,7 +106,7 @@ def test_altered_bytes_are_refused(hub, published, tmp_path):
 
 
 def test_a_moved_version_tag_is_detected(hub, published, tmp_path):
-    sample_adapters.write(tmp_path / "other", seed=5)
+    registries.write_sample(tmp_path / "other", seed=5)
     other = {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
     repository = hub.repositories["acme/polite"]
     repository.tags["v1"] = repository.commit(other)
@@ -115,8 +115,8 @@ def test_a_moved_version_tag_is_detected(hub, published, tmp_path):
 
 
 def test_of_two_concurrent_writers_one_is_refused(hub, published, tmp_path):
-    mine = sample_adapters.write(tmp_path / "mine", seed=1)
-    theirs = sample_adapters.write(tmp_path / "theirs", seed=2)
+    mine = registries.write_sample(tmp_path / "mine", seed=1)
+    theirs = registries.write_sample(tmp_path / "theirs", seed=2)
     hub.before_commit = lambda: store(hub).put(theirs, Publication("acme/polite"))
     with pytest.raises(RegistryError, match="try again"):
         store(hub).put(mine, Publication("acme/polite"))
@@ -142,7 +142,7 @@ def test_an_unreachable_hub_is_an_error():
 
 
 def test_a_repository_without_an_adapter_is_an_error(hub):
-    hub.repositories["acme/text"] = hub_server.Repository()
+    hub.repositories["acme/text"] = fake_hub.Repository()
     hub.repositories["acme/text"].commit({"README.md": b"x"})
     with pytest.raises(FileError, match="holds no adapter"):
         store(hub).resolve("acme/text")
@@ -154,7 +154,7 @@ def test_a_download_shows_its_progress(hub, published, capfd):
 
 
 def test_a_leak_is_refused_before_the_first_request(hub, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made", card="# Polite\n\nsee /home/someone/data\n")
+    folder = registries.write_sample(tmp_path / "made", card="# Polite\n\nsee /home/someone/data\n")
     with pytest.raises(FileError, match="private information"):
         store(hub).put(folder, Publication("acme/polite"))
     assert hub.requests == []
@@ -186,7 +186,7 @@ def test_a_tag_is_known_offline(hub, published, tmp_path, monkeypatch):
 
 
 def test_a_pickle_in_the_cache_is_refused_unless_allowed(hub):
-    repository = hub.repositories["acme/pickle"] = hub_server.Repository()
+    repository = hub.repositories["acme/pickle"] = fake_hub.Repository()
     config = b'{"peft_type": "LORA"}'
     repository.commit({"adapter_config.json": config, "adapter_model.bin": b"\x80\x04."})
     entry = store(hub).resolve("acme/pickle")
@@ -197,7 +197,7 @@ def test_a_pickle_in_the_cache_is_refused_unless_allowed(hub):
 
 
 def test_another_librarys_adapter_is_pinned_to_its_commit(hub):
-    repository = hub.repositories["acme/theirs"] = hub_server.Repository()
+    repository = hub.repositories["acme/theirs"] = fake_hub.Repository()
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"1"}
     repository.tags["v1"] = commit = repository.commit(files)
     for version in (None, "v1", "main", commit):

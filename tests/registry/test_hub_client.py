@@ -21,7 +21,7 @@ from adapterhub.registry.hub_client import (
     login_hint,
     network_hint,
 )
-from tests.kit import hostile_hub, hub_server
+from tests.kit import fake_hub
 
 DATA = bytes(range(256)) * 400
 
@@ -30,8 +30,8 @@ DATA = bytes(range(256)) * 400
 def hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_client, "_WAITS", (0.0, 0.0, 0.0))
-    with hostile_hub.serving() as server:
-        made = server.repositories["acme/a"] = hub_server.Repository()
+    with fake_hub.attacking() as server:
+        made = server.repositories["acme/a"] = fake_hub.Repository()
         made.tags["v1"] = made.commit({"file": DATA})
         yield server
 
@@ -50,7 +50,7 @@ def test_an_answer_has_a_limit(hub):
 
 
 def test_the_query_and_the_token_are_sent(hub):
-    hub.attack = lambda handler: hostile_hub.body(handler.path.encode())(handler) or True
+    hub.attack = lambda handler: fake_hub.body(handler.path.encode())(handler) or True
     client = HubClient(f"{hub.address}/", "secret-token")
     assert client.read("/x", 99, "x", (("filter", "a:b/c"), ("n", "1"))) == (
         b"/x?filter=a%3Ab%2Fc&n=1"
@@ -61,7 +61,7 @@ def test_the_query_and_the_token_are_sent(hub):
 @pytest.mark.parametrize(
     "expected",
     [{"size": len(DATA)}, {"sha256": hashlib.sha256(DATA).hexdigest()},
-     {"git_sha1": hub_server.git_sha1(DATA)}],
+     {"git_sha1": fake_hub.git_sha1(DATA)}],
     ids=str,
 )  # fmt: skip
 def test_a_download_is_verified(hub, tmp_path, expected):
@@ -118,7 +118,7 @@ def test_the_attempts_are_counted_from_the_last_progress(hub, tmp_path, monkeypa
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_an_overload_is_waited_for(hub, status):
     answers = iter((True, True))
-    refuse = hostile_hub.echo(status)
+    refuse = fake_hub.echo(status)
     hub.attack = lambda handler: next(answers, False) and (refuse(handler) or True)
     assert HubClient(hub.address).read("/acme/a/resolve/v1/file", 1 << 20, "a") == DATA
     assert len(hub.requests) == 3
@@ -138,7 +138,7 @@ def test_an_overload_is_waited_for(hub, status):
     ],
 )
 def test_a_refusal_is_explained_without_the_servers_words(hub, status, code, words):
-    hub.attack = hostile_hub.on("", hostile_hub.echo(status, code))
+    hub.attack = fake_hub.on("", fake_hub.echo(status, code))
     with pytest.raises(RegistryError, match=words):
         HubClient(hub.address).read("/x", 99, "acme/a")
 

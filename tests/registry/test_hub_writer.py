@@ -7,7 +7,7 @@ from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.hub_writer import HubWriter
-from tests.kit import hostile_hub
+from tests.kit import fake_hub
 
 TOKEN = "hf_AbCdEfGhIjKl"
 
@@ -15,7 +15,7 @@ TOKEN = "hf_AbCdEfGhIjKl"
 @pytest.fixture
 def hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with hostile_hub.serving() as server:
+    with fake_hub.attacking() as server:
         yield server
 
 
@@ -55,7 +55,7 @@ def test_no_token_is_no_token(hub, monkeypatch):
     ],
 )
 def test_errors_are_explained(hub, status, code, words):
-    hub.attack = hostile_hub.on("", hostile_hub.echo(status, code))
+    hub.attack = fake_hub.on("", fake_hub.echo(status, code))
     with pytest.raises(RegistryError) as caught:
         writer(hub).create_tag("acme/a", "v1", "a" * 40)
     assert words in str(caught.value)
@@ -63,7 +63,7 @@ def test_errors_are_explained(hub, status, code, words):
 
 
 def test_a_servers_own_words_are_shown_in_part(hub):
-    hub.attack = hostile_hub.on(
+    hub.attack = fake_hub.on(
         "", lambda h: h.send(418, b'{"error": "%s"}' % (b"too large " * 99), {})
     )
     with pytest.raises(RegistryError, match="answered 418: too large") as caught:

@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.registry.hub_writer import entry_from_card, hub_card
 from adapterhub.registry.store import Entry
-from tests.kit.hub_server import card_data
+from tests.kit.fake_hub import card_data
 
 ENTRY = Entry(
     reference="hf:acme/polite@v2", name="acme/polite", version="v2", digest="0" * 64,

@@ -31,8 +31,8 @@ from adapterhub.registry.version_files import (
     root_bytes,
     row_of,
 )
-from tests.kit import sample_adapters, signing
-from tests.kit.memory_storage import MemoryStorage
+from tests.kit import registries
+from tests.kit.registries import MemoryStorage
 
 BACKBONE = "acme--bert-small"
 FILE = f"{BACKBONE}/index.json"
@@ -50,7 +50,7 @@ def publish(registry, tmp_path):
     def publish(name="polite", seed=0, **options):
         folder = tmp_path / f"made-{name}-{seed}"
         if not folder.exists():
-            sample_adapters.write(folder, seed, **options)
+            registries.write_sample(folder, seed, **options)
         return registry.put(folder, Publication(name))
 
     return publish
@@ -94,7 +94,7 @@ def test_the_index_follows_every_change(registry, publish):
     assert "tags" not in rows(registry)["polite"]["v1"]
     registry.yank(second, "trained on the dev set")
     assert rows(registry)["polite"]["v2"]["yanked"] == "trained on the dev set"
-    key = signing.new_key()
+    key = registries.new_key()
     statement = Statement(first.digest, "polite", "v1")
     registry.add_signatures(first, [sign_statement(statement, key)])
     assert rows(registry)["polite"]["v1"]["signers"] == [key.public.id]
@@ -214,8 +214,8 @@ def test_an_index_older_than_the_folders_is_found(tmp_path, monkeypatch):
     """A folder that a hand changed: its search reads the folders, and verify says so."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     registry = LocalRegistry(tmp_path / "registry")
-    registry.put(sample_adapters.write(tmp_path / "made"), Publication("polite"))
-    sample_adapters.write(registry.root / BACKBONE / "polite" / "v2", 1)
+    registry.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
+    registries.write_sample(registry.root / BACKBONE / "polite" / "v2", 1)
     assert found(registry) == ["polite@v1", "polite@v2"]
     (problem,) = registry.verify()
     assert problem.startswith(f"{FILE}: polite has changed since")

@@ -17,7 +17,7 @@ from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
-from tests.kit import sample_adapters
+from tests.kit import registries
 from tests.kit.selection import ALL
 
 
@@ -30,7 +30,7 @@ def registry(tmp_path, monkeypatch):
 def put(registry, tmp_path, name="polite", seed=0, **options):
     folder = tmp_path / f"made-{name}-{seed}"
     if not folder.exists():
-        sample_adapters.write(folder, seed, **options)
+        registries.write_sample(folder, seed, **options)
     return registry.put(folder, Publication(name))
 
 
@@ -72,7 +72,7 @@ def test_changes_made_by_other_programs_are_found(registry, tmp_path):
     home = registry.root / "acme--bert-small"
     shutil.copytree(home / "a", home / "b")
     assert names(registry) == ["a", "b"]
-    sample_adapters.write(home / "b" / "v2", 7, accuracy=0.5)
+    registries.write_sample(home / "b" / "v2", 7, accuracy=0.5)
     assert names(registry, metric="accuracy") == ["b"]
     shutil.rmtree(home / "a")
     assert names(registry) == ["b"]
@@ -107,7 +107,7 @@ def test_a_search_without_changes_writes_nothing(registry, tmp_path, monkeypatch
 
 
 def test_words_and_the_start_of_cards_are_found(registry, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     card = "# Grüße\n\n_tagged_ " + "x " * 3_000 + "unreachable"
     (folder / "README.md").write_text(card, encoding="utf-8")
     registry.put(folder, Publication("polite", tags=("best",)))
@@ -147,7 +147,7 @@ def test_searches_during_publications_and_new_indexes(registry, tmp_path):
     published, most = tmp_path / "published", 30 if ALL else 12
     tasks = [(registry.root, task, published) for task in ("search", "index", "delete the index")]
     searchers = in_processes(search_again_and_again, *tasks)
-    folder = sample_adapters.write(tmp_path / "new", 1)
+    folder = registries.write_sample(tmp_path / "new", 1)
     try:
         for number in range(1, most + 1):
             registry.put(folder, Publication(f"n{number}"))
@@ -165,7 +165,7 @@ def write_some(root, number):
     for seed in (number, number, 100):
         folder = root / f"{number}-{seed}"
         if not folder.exists():
-            sample_adapters.write(folder, seed)
+            registries.write_sample(folder, seed)
         entry = registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
         assert registry.gc() == registry.verify() == []
         if seed == number:
@@ -207,7 +207,7 @@ def test_a_version_with_other_bytes_than_published_is_refused(registry, tmp_path
     entry = put(registry, tmp_path)
     kept = registry.get(entry)
     shutil.rmtree(kept)
-    sample_adapters.write(kept, seed=9)
+    registries.write_sample(kept, seed=9)
     with pytest.raises(FileError, match="not what was published"):
         registry.get(entry)
 
@@ -223,7 +223,7 @@ def test_gc_removes_what_an_interrupted_writer_left(registry, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a..b", "x" * 97, "-x", "a@b"])
 def test_invalid_names_are_refused(registry, tmp_path, name):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     with pytest.raises(ConfigError):
         registry.put(folder, Publication(name))
     assert not registry.root.exists()
@@ -231,7 +231,7 @@ def test_invalid_names_are_refused(registry, tmp_path, name):
 
 @pytest.mark.parametrize("tag", ["", "v2", "2", "a b", "../x"])
 def test_invalid_tags_are_refused(registry, tmp_path, tag):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     with pytest.raises(ConfigError):
         registry.put(folder, Publication("polite", tags=(tag,)))
     with pytest.raises(RegistryError):
@@ -264,7 +264,7 @@ def test_a_broken_file_of_tags_is_named(registry, tmp_path):
 
 def test_a_search_in_many_adapters_is_fast(registry, tmp_path):
     """benchmarks/registry.py has the full measurement."""
-    folder = sample_adapters.write(tmp_path / "made", accuracy=0.5)
+    folder = registries.write_sample(tmp_path / "made", accuracy=0.5)
     home = registry.root / "acme--bert-small"
     for number in range(300):
         shutil.copytree(folder, home / f"n{number}" / "v1")

@@ -15,7 +15,7 @@ from adapterhub.registry import local
 from adapterhub.registry.local import Folder, LocalRegistry
 from adapterhub.registry.store import ConflictError, Publication
 from adapterhub.registry.version_files import DATE_FILE, date_now, stamp_bytes
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 PATH = "acme--bert-small/polite"
 
@@ -30,7 +30,7 @@ def add(registry, folder, version=None, tags=()):
 
 
 def test_equal_bytes_keep_their_version(registry, tmp_path):
-    made = [sample_adapters.write(tmp_path / str(seed), seed) for seed in (0, 1)]
+    made = [registries.write_sample(tmp_path / str(seed), seed) for seed in (0, 1)]
     assert [add(registry, folder).version for folder in made] == ["v1", "v2"]
     assert add(registry, made[0], "v7", ("best",)).version == "v1"
     assert [(e.version, e.tags) for e in registry.contents(PATH).entries] == [
@@ -41,7 +41,7 @@ def test_equal_bytes_keep_their_version(registry, tmp_path):
 
 def test_the_stamp_changes_with_versions_tags_and_yanks(registry, tmp_path):
     stamps = [registry.stamp(PATH)]
-    entry = add(registry, sample_adapters.write(tmp_path / "made"))
+    entry = add(registry, registries.write_sample(tmp_path / "made"))
     stamps.append(registry.stamp(PATH))
     registry.tag(entry, "best")
     stamps.append(registry.stamp(PATH))
@@ -60,7 +60,7 @@ def exchange(first, second):
 
 
 def test_versions_that_change_places_are_not_delivered(registry, tmp_path):
-    made = [sample_adapters.write(tmp_path / str(seed), seed) for seed in (0, 1)]
+    made = [registries.write_sample(tmp_path / str(seed), seed) for seed in (0, 1)]
     entries = [add(registry, folder) for folder in made]
     folders = [registry.root / PATH / version for version in ("v1", "v2")]
     exchange(*folders)
@@ -87,7 +87,7 @@ def test_versions_that_change_places_are_not_delivered(registry, tmp_path):
 def test_what_is_pulled_is_what_was_asked_while_versions_change_places(registry, tmp_path):
     digests = {}
     for seed in (0, 1):
-        entry = add(registry, sample_adapters.write(tmp_path / str(seed), seed))
+        entry = add(registry, registries.write_sample(tmp_path / str(seed), seed))
         digests[entry.version] = entry.digest
     folders = [registry.root / PATH / version for version in digests]
     ended, pulled = threading.Event(), []
@@ -108,7 +108,7 @@ def test_what_is_pulled_is_what_was_asked_while_versions_change_places(registry,
 
 
 def test_an_interrupted_writer_leaves_no_version(registry, tmp_path, monkeypatch):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
 
     def interrupted(staged, payload):
         raise OSError(28, "No space left on device")
@@ -123,7 +123,7 @@ def test_an_interrupted_writer_leaves_no_version(registry, tmp_path, monkeypatch
 
 
 def test_leftovers_of_writers_are_removed(registry, tmp_path):
-    add(registry, sample_adapters.write(tmp_path / "made"), tags=("best",))
+    add(registry, registries.write_sample(tmp_path / "made"), tags=("best",))
     assert registry.gc() == []
     folder = registry.root / PATH
     (folder / ".names.json.0a1b2c3d.new").write_text("{")
@@ -136,7 +136,7 @@ def test_leftovers_of_writers_are_removed(registry, tmp_path):
 
 def test_a_broken_version_is_listed_with_its_error(registry, tmp_path):
     for seed in (0, 1):
-        entry = add(registry, sample_adapters.write(tmp_path / str(seed), seed))
+        entry = add(registry, registries.write_sample(tmp_path / str(seed), seed))
     (registry.root / PATH / "v2" / "adapter.json").unlink()
     contents = registry.contents(PATH)
     assert [entry.version for entry in contents.entries] == ["v1"]
@@ -176,5 +176,5 @@ def test_a_folder_that_another_writer_makes_meanwhile_is_no_link(tmp_path, monke
         return seen
 
     monkeypatch.setattr(local, "is_plain_folder", slow)
-    made = sample_adapters.write(tmp_path / "made")
+    made = registries.write_sample(tmp_path / "made")
     assert registry.put(made, Publication("polite")).version == "v1"

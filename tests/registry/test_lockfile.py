@@ -25,14 +25,14 @@ from adapterhub.registry.lockfile import (
 )
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, parse_reference
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.fixture
 def registry(tmp_path):
     store = LocalRegistry(tmp_path / "registry")
     for seed in (0, 1):
-        store.put(sample_adapters.write(tmp_path / f"made-{seed}", seed), Publication("polite"))
+        store.put(registries.write_sample(tmp_path / f"made-{seed}", seed), Publication("polite"))
     store.tag(store.resolve("polite", "v1"), "best")
     return store
 
@@ -54,12 +54,12 @@ def test_other_bytes_are_refused_and_nothing_is_replaced(registry, tmp_path):
     pins = dict([pin("polite@v1", registry.root)])
     kept = registry.root / "acme--bert-small" / "polite" / "v1"
     shutil.rmtree(kept)
-    sample_adapters.write(kept, seed=9)
+    registries.write_sample(kept, seed=9)
     with pytest.raises(MismatchError, match="lock file") as caught:
         sync(pins, tmp_path / "adapters", registry.root)
     assert "polite@v1" in str(caught.value)
     assert not (tmp_path / "adapters").exists()
-    sample_adapters.write(tmp_path / "adapters" / "polite", seed=9)
+    registries.write_sample(tmp_path / "adapters" / "polite", seed=9)
     with pytest.raises(MismatchError):
         sync(pins, tmp_path / "adapters", registry.root)
 
@@ -110,7 +110,7 @@ def test_two_adapters_cannot_share_a_name(registry, tmp_path):
 def project_of(tmp_path, name="project"):
     """Make a project with a registry of its own."""
     store = LocalRegistry(tmp_path / name / "registry")
-    store.put(sample_adapters.write(tmp_path / f"{name}-made", 3), Publication("polite"))
+    store.put(registries.write_sample(tmp_path / f"{name}-made", 3), Publication("polite"))
     return tmp_path / name, store
 
 
@@ -181,7 +181,7 @@ def test_other_bytes_in_the_recorded_registry_are_refused(tmp_path, other_machin
     project, store = project_of(tmp_path)
     pins = dict([pin("polite", store.root, project=project)])
     shutil.rmtree(store.root)
-    store.put(sample_adapters.write(tmp_path / "other", seed=9), Publication("polite"))
+    store.put(registries.write_sample(tmp_path / "other", seed=9), Publication("polite"))
     with pytest.raises(MismatchError, match="lock file"):
         sync(pins, tmp_path / "a", project=project)
 
@@ -231,7 +231,7 @@ def test_another_hub_is_recorded_and_gets_no_token(hub, tmp_path, monkeypatch):
     default, path = constants.ENDPOINT, "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + path)
-    HubStore().put(sample_adapters.write(tmp_path / "made", 3), Publication("acme/polite"))
+    HubStore().put(registries.write_sample(tmp_path / "made", 3), Publication("acme/polite"))
     name, pinned = pin("hf:acme/polite")
     assert (pinned.reference, pinned.endpoint) == ("hf:acme/polite@v1", hub.address)
     assert pinned.registry is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapterhub.registry.store import holds_adapter, nearby_adapters
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("sst2", "runs/sst2/adapter", "runs/deep/sst2", ".hidden/sst2"):
-        sample_adapters.write(tmp_path / folder)
+        registries.write_sample(tmp_path / folder)
     (tmp_path / "out" / "sst2").mkdir(parents=True)
     assert nearby_adapters("sst2") == ["./sst2", "runs/sst2"]
     assert nearby_adapters("ssst2") == ["./sst2", "runs/sst2"]
@@ -34,5 +34,5 @@ def test_a_folder_of_peft_is_to_be_imported(tmp_path, monkeypatch, adapterhub):
     assert code == 2
     assert "adapterhub import ./pl --output ipl" in err
     assert "publish ./pl" not in err
-    sample_adapters.write(tmp_path / "ips")
+    registries.write_sample(tmp_path / "ips")
     assert "adapterhub publish ./ips" in adapterhub("predict", "ipss", "a good movie")[2]

@@ -13,7 +13,7 @@ from adapterhub.registry.local import LocalRegistry, store_of
 from adapterhub.registry.publish import publish
 from adapterhub.registry.pull import pull, read_reference
 from adapterhub.registry.store import Reference, parse_reference
-from tests.kit import sample_adapters, signing
+from tests.kit import registries
 
 
 def test_each_kind_of_reference_has_its_store(tmp_path):
@@ -52,7 +52,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_bare_name_is_the_folder_with_an_adapter(here):
     for folder in ("mine/adapter", "plain", "my run"):
-        sample_adapters.write(here / folder)
+        registries.write_sample(here / folder)
     (here / "theirs").mkdir()
     (here / "theirs" / "adapter_config.json").write_text("{}")
     for name in ("mine", "plain", "my run", "theirs"):
@@ -63,8 +63,8 @@ def test_a_bare_name_is_the_folder_with_an_adapter(here):
 
 
 def test_the_registry_has_the_name_too(here):
-    sample_adapters.write(here / "mine" / "adapter", 1)
-    publish(sample_adapters.write(here.parent / "made", 2), "mine")
+    registries.write_sample(here / "mine" / "adapter", 1)
+    publish(registries.write_sample(here.parent / "made", 2), "mine")
     with pytest.warns(UserWarning, match=r"'mine' is the folder \./mine here; write mine@VERSION"):
         assert pull("mine").name == "adapter"
     assert Saved.at(pull("mine@v1")).digest == Saved.at(here.parent / "made").digest
@@ -85,18 +85,18 @@ def test_a_folder_of_something_else_hides_no_published_adapter(here):
         "  expected: the folder of an adapter, or the output folder of a finished run\n"
         "  try: adapterhub train mine/recipe.yaml --resume, if the run was stopped"
     )
-    publish(sample_adapters.write(here.parent / "made"), "mine")
+    publish(registries.write_sample(here.parent / "made"), "mine")
     assert read_reference("mine").kind == "local"
 
 
 def test_a_name_that_must_be_signed_is_never_a_folder(here):
     """A cloned project has a folder that is called as an adapter of the user."""
-    folder = sample_adapters.write(here / "polite" / "adapter", 1)
-    key = signing.new_key()
-    signing.require(key)
+    folder = registries.write_sample(here / "polite" / "adapter", 1)
+    key = registries.new_key()
+    registries.require_key(key)
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         pull("polite")
-    publish(sample_adapters.write(here.parent / "made"), "polite", sign=key)
+    publish(registries.write_sample(here.parent / "made"), "polite", sign=key)
     assert Saved.at(pull("polite")).digest != Saved.at(folder).digest
     assert read_reference("POLITE").kind == "local"
     shutil.move(here / "polite", here / "other")
@@ -105,13 +105,13 @@ def test_a_name_that_must_be_signed_is_never_a_folder(here):
 
 
 def test_an_argument_that_requires_a_signature_counts_too(here):
-    sample_adapters.write(here / "polite" / "adapter")
+    registries.write_sample(here / "polite" / "adapter")
     assert read_reference("polite").kind == "folder"
     assert read_reference("polite", signed=True).kind == "local"
 
 
 def test_an_unknown_name_suggests_folders(here):
-    sample_adapters.write(here / "runs" / "mine" / "adapter")
+    registries.write_sample(here / "runs" / "mine" / "adapter")
     for name, folder in (("mine", "runs/mine"), ("mime", "runs/mine")):
         with pytest.raises(RegistryError) as error:
             pull(name)
@@ -120,7 +120,7 @@ def test_an_unknown_name_suggests_folders(here):
 
 
 def test_a_folder_is_copied_to_a_new_one(here):
-    made = sample_adapters.write(here / "mine" / "adapter")
+    made = registries.write_sample(here / "mine" / "adapter")
     copy = pull("mine", "copy")
     assert Saved.at(copy).digest == Saved.at(made).digest
     assert sorted(p.name for p in copy.iterdir()) == sorted(p.name for p in made.iterdir())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from adapterhub.files.card import InPeft
 from adapterhub.files.native import Saved
 from adapterhub.registry.publish import PublicationInfo, prepared_folder
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
-    manifest, _ = Saved.at(sample_adapters.write(tmp_path / "made")).read()
+    manifest, _ = Saved.at(registries.write_sample(tmp_path / "made")).read()
     assert PublicationInfo().apply(manifest) == manifest
     licensed = PublicationInfo(license="mit", topics=("manners",)).apply(manifest)
     assert (licensed.license, licensed.tags) == ("mit", ("manners",))
@@ -18,13 +18,13 @@ def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
 
 
 def test_without_changes_the_folder_is_used_as_it_is(tmp_path):
-    source = sample_adapters.write(tmp_path / "made")
+    source = registries.write_sample(tmp_path / "made")
     with prepared_folder(Saved.at(source), PublicationInfo(), "polite") as saved:
         assert saved == Saved.at(source)
 
 
 def test_with_changes_a_copy_is_prepared_and_removed(tmp_path):
-    source = sample_adapters.write(tmp_path / "made", card="# Mine\n\nMy text.\n")
+    source = registries.write_sample(tmp_path / "made", card="# Mine\n\nMy text.\n")
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     in_peft = InPeft(None, ("some reason",))
     with prepared_folder(Saved.at(source), PublicationInfo(license="mit"), "a/b", in_peft) as saved:

@@ -13,7 +13,7 @@ from adapterhub.errors import RegistryError
 from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
-from tests.kit import stacked, tiny_models
+from tests.kit import tiny_adapters, tiny_models
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
 @pytest.fixture
 def task(tmp_path: Path) -> torch.Tensor:
     """An adapter on one that was trained in a folder; its outputs."""
-    return stacked.save_on(tmp_path / "task", [stacked.save_alone(tmp_path / "lang")])
+    return tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
 
 
 def test_one_on_an_unpublished_one_says_what_to_type(
@@ -39,14 +39,14 @@ def test_one_on_an_unpublished_one_says_what_to_type(
     ah.publish(tmp_path / "task")
     model = tiny_models.model("bert")
     ah.load(model, "task")
-    assert torch.equal(stacked.outputs(model), task)
+    assert torch.equal(tiny_adapters.outputs(model), task)
 
 
 def test_a_folder_is_recognized_by_its_content_under_any_name(
     registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
 ) -> None:
     """The licence is part of the manifest: the published digest is another one."""
-    ah.publish(stacked.save_alone(tmp_path / "other", seed=9), "lang")
+    ah.publish(tiny_adapters.save_alone(tmp_path / "other", seed=9), "lang")
     info = PublicationInfo(license="apache-2.0")
     entry = ah.publish(tmp_path / "lang", "german", listing=info)
     assert entry.digest != Saved.at(tmp_path / "task").manifest.on[0].digest
@@ -56,7 +56,7 @@ def test_a_folder_is_recognized_by_its_content_under_any_name(
     assert ref.digest == entry.digest
     model = tiny_models.model("bert")
     ah.load(model, "task")
-    assert torch.equal(stacked.outputs(model), task)
+    assert torch.equal(tiny_adapters.outputs(model), task)
 
 
 def test_a_yanked_one_is_not_used(
@@ -69,14 +69,16 @@ def test_a_yanked_one_is_not_used(
 
 
 def test_a_chain_is_published_from_below(registry: LocalRegistry, tmp_path: Path) -> None:
-    stacked.save_on(tmp_path / "domain", [stacked.save_alone(tmp_path / "lang")], "houlsby(size=4)")
-    expected = stacked.save_on(tmp_path / "task", [tmp_path / "domain"])
+    tiny_adapters.save_on(
+        tmp_path / "domain", [tiny_adapters.save_alone(tmp_path / "lang")], "houlsby(size=4)"
+    )
+    expected = tiny_adapters.save_on(tmp_path / "task", [tmp_path / "domain"])
     info = PublicationInfo(license="mit")
     for name in ("lang", "domain", "task"):
         ah.publish(tmp_path / name, listing=info)
     model = tiny_models.model("bert")
     ah.load(model, "task")
-    assert torch.equal(stacked.outputs(model), expected)
+    assert torch.equal(tiny_adapters.outputs(model), expected)
 
 
 def test_a_hub_has_them_with_the_same_owner(
@@ -100,6 +102,6 @@ def test_a_hub_has_them_with_the_same_owner(
         monkeypatch.setenv(variable, str(tmp_path / "another-machine" / variable))
     model = tiny_models.model("bert")
     ah.load(model, target)
-    assert torch.equal(stacked.outputs(model), task)
+    assert torch.equal(tiny_adapters.outputs(model), task)
     (ref,) = Saved.at(ah.pull(target)).manifest.on
     assert (ref.name, ref.reference) == ("me/lang", f"{hub.address}/me/lang@{ref.version}")

@@ -8,12 +8,12 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.files.native import BESIDE, PEFT_FILES, Saved
 from adapterhub.registry.local import LocalRegistry
-from tests.kit import sample_adapters
-from tests.kit.signing import new_key
+from tests.kit import registries
+from tests.kit.registries import new_key
 
 
 def test_the_name_is_the_adapters_own_unless_given(tmp_path):
-    folder, registry = sample_adapters.write(tmp_path / "made"), tmp_path / "registry"
+    folder, registry = registries.write_sample(tmp_path / "made"), tmp_path / "registry"
     assert ah.publish(folder, registry=registry).reference == "polite@v1"
     assert ah.publish(folder, "rude", version="v3", registry=registry).reference == "rude@v3"
     with pytest.raises(ConfigError, match="invalid adapter name"):
@@ -26,7 +26,7 @@ def test_the_name_is_the_adapters_own_unless_given(tmp_path):
 
 def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder, registry = sample_adapters.write(tmp_path / "made"), tmp_path / "registry"
+    folder, registry = registries.write_sample(tmp_path / "made"), tmp_path / "registry"
 
     def publish(**fields):
         return ah.publish(folder, registry=registry, listing=ah.Listing(**fields))
@@ -48,7 +48,7 @@ def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
 
 
 def test_the_title_of_a_card_is_the_published_name(tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     for name in ("polite", "friendly"):
         ah.publish(folder, name, registry=tmp_path / "registry")
         card = (ah.pull(name, registry=tmp_path / "registry") / "README.md").read_text()
@@ -65,7 +65,7 @@ def test_the_title_of_a_card_is_the_published_name(tmp_path):
     ],
 )
 def test_files_of_peft_in_the_folder_are_published_with_it(tmp_path, way, published):
-    folder, registry = sample_adapters.write(tmp_path / "made"), tmp_path / "registry"
+    folder, registry = registries.write_sample(tmp_path / "made"), tmp_path / "registry"
     (folder / PEFT_FILES[0]).write_text('{"task_type": "SEQ_CLS"}', encoding="utf-8")
     (folder / PEFT_FILES[1]).write_bytes(bytes(8))
     if way == "signed before":

@@ -9,13 +9,15 @@ import pytest
 import adapterhub as ah
 from adapterhub.errors import FileError, OutputError, RegistryError
 from adapterhub.files.native import Saved
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.fixture
 def registry(tmp_path):
     for seed in (0, 1):
-        ah.publish(sample_adapters.write(tmp_path / f"made-{seed}", seed), registry=tmp_path / "r")
+        ah.publish(
+            registries.write_sample(tmp_path / f"made-{seed}", seed), registry=tmp_path / "r"
+        )
     return tmp_path / "r"
 
 
@@ -44,14 +46,14 @@ def test_a_name_is_pulled_from_the_registry(registry, tmp_path):
 
 
 def test_a_tag_on_a_hub_is_pulled(hub, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     ah.push(folder, f"{hub.address}/acme/polite", tags=("best",), peft=False)
     copy = ah.pull(f"{hub.address}/acme/polite@best", tmp_path / "mine")
     assert Saved.at(copy).read()[0] == Saved.at(folder).read()[0]
 
 
 def test_a_folder_is_returned_as_it_is(tmp_path):
-    folder = sample_adapters.write(tmp_path / "run" / "adapter")
+    folder = registries.write_sample(tmp_path / "run" / "adapter")
     assert ah.pull(folder) == ah.pull(tmp_path / "run") == folder
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "adapter_config.json").write_text("{}")

@@ -18,7 +18,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
 from adapterhub.registry.pull import Origins, foundation_of, pull_verified
 from adapterhub.registry.store import Reference
-from tests.kit import stacked, tiny_models
+from tests.kit import tiny_adapters, tiny_models
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
 @pytest.fixture
 def published(registry: LocalRegistry, tmp_path: Path) -> torch.Tensor:
     """Publish `lang`, and `task` on it; return the outputs of `task`."""
-    ah.publish(stacked.save_alone(tmp_path / "lang"))
-    expected = stacked.save_on(tmp_path / "task", ["lang"])
+    ah.publish(tiny_adapters.save_alone(tmp_path / "lang"))
+    expected = tiny_adapters.save_on(tmp_path / "task", ["lang"])
     ah.publish(tmp_path / "task")
     return expected
 
@@ -69,29 +69,31 @@ def test_the_name_alone_is_enough_on_another_machine(
     another_machine(tmp_path, monkeypatch, registry)
     model = tiny_models.model("bert")
     ah.load(model, "task")
-    assert torch.equal(stacked.outputs(model), published)
+    assert torch.equal(tiny_adapters.outputs(model), published)
     pulled = ah.pull("task", "mine")
     shutil.rmtree(tmp_path / "another" / "adapters")  # the folder is complete
     model = tiny_models.model("bert")
     ah.load(model, pulled)
-    assert torch.equal(stacked.outputs(model), published)
+    assert torch.equal(tiny_adapters.outputs(model), published)
 
 
 def test_a_fusion_is_complete_without_its_sources(
     registry: LocalRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [stacked.save_alone(tmp_path / name, seed=n) for n, name in enumerate("ab", start=1)]
+    folders = [
+        tiny_adapters.save_alone(tmp_path / name, seed=n) for n, name in enumerate("ab", start=1)
+    ]
     model = tiny_models.model("bert")
     spec = {"adapterfusion": {"adapters": [str(folder) for folder in folders]}}
     fused = ah.attach(model, spec, name="fused")
     tiny_models.scramble(fused, std=0.02)
-    expected = stacked.outputs(model)
+    expected = tiny_adapters.outputs(model)
     fused.save(tmp_path / "fused")
     ah.publish(tmp_path / "fused")
     another_machine(tmp_path, monkeypatch, registry)
     model = tiny_models.model("bert")
     ah.load(model, "fused")
-    assert torch.equal(stacked.outputs(model), expected)
+    assert torch.equal(tiny_adapters.outputs(model), expected)
 
 
 def yanked(registry: LocalRegistry) -> None:
@@ -148,7 +150,7 @@ def test_a_foundation_that_is_not_as_it_was_is_refused(
 
 
 def test_an_altered_copy_in_a_folder_is_refused(tmp_path: Path) -> None:
-    stacked.save_on(tmp_path / "task", [stacked.save_alone(tmp_path / "lang")])
+    tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
     (copy,) = (tmp_path / "task" / "on").iterdir()
     file = copy / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
@@ -177,7 +179,7 @@ def test_a_circle_is_refused(
 
 
 def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
-    folder = stacked.save_alone(tmp_path / "a0")
+    folder = tiny_adapters.save_alone(tmp_path / "a0")
     ah.publish(folder)
     for level in range(1, 20):
         ref = foundation_of(Reference("local", f"a{level - 1}", "v1"), Saved.at(folder)).ref
@@ -196,7 +198,7 @@ def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
 
 
 def test_another_host_is_not_called(tmp_path: Path) -> None:
-    stacked.save_on(tmp_path / "task", [stacked.save_alone(tmp_path / "lang")])
+    tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
     shutil.rmtree(tmp_path / "task" / "on")
     elsewhere = {"version": "v1", "reference": "https://elsewhere.example/a/lang@v1"}
     forge(tmp_path / "task", lambda tree: tree["on"][0].update(elsewhere))
@@ -219,8 +221,8 @@ def test_a_pulled_one_names_its_version_and_those_below(
 
 
 def test_a_source_of_a_fusion_cannot_be_on_others(tmp_path: Path) -> None:
-    lang = stacked.save_alone(tmp_path / "lang")
-    stacked.save_on(tmp_path / "task", [lang], "pfeiffer(size=4)")
+    lang = tiny_adapters.save_alone(tmp_path / "lang")
+    tiny_adapters.save_on(tmp_path / "task", [lang], "pfeiffer(size=4)")
     spec = {"adapterfusion": {"adapters": [str(lang), str(tmp_path / "task")]}}
     with pytest.raises(AdapterhubError, match="on top of others cannot be copied"):
         ah.attach(tiny_models.model("bert"), spec)
@@ -247,7 +249,7 @@ def test_a_lock_pins_those_below_and_sync_restores_them(
         sync(pins, Path("nowhere"))
     model = tiny_models.model("bert")
     ah.load(model, Path("adapters") / "task")
-    assert torch.equal(stacked.outputs(model), published)
+    assert torch.equal(tiny_adapters.outputs(model), published)
     (copy,) = Path("adapters", "task", "on").iterdir()
     (copy / "adapter.safetensors").unlink()
     with pytest.raises(MismatchError) as error:

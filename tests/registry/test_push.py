@@ -17,7 +17,7 @@ from adapterhub.files.native import PEFT_FILES, Saved
 from adapterhub.interchange.peft import exporter
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import PublicationInfo
-from tests.kit import hub_server, sample_adapters, tiny_models
+from tests.kit import fake_hub, registries, tiny_models
 
 peft = pytest.importorskip("peft")
 pushing = importlib.import_module(
@@ -111,7 +111,7 @@ def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_pa
     )
     for words in ("Tells who is polite.", "| licence | cc-by-4.0 |", "no, maybe, yes", "en, de"):
         assert words in text
-    data = hub_server.card_data(files_of(hub))
+    data = fake_hub.card_data(files_of(hub))
     assert (data["license"], data["language"]) == ("cc-by-4.0", ["en", "de"])
     assert {"adapterhub", "peft", "lora", "classification", "manners"} <= set(data["tags"])
     assert (entry.license, entry.topics, entry.tags) == ("cc-by-4.0", ("manners",), ("best",))
@@ -134,7 +134,7 @@ def test_without_peft_files_the_card_gives_the_reason(hub, backbone, tmp_path, s
     text = files_of(hub)["README.md"].decode()
     assert why in text
     assert "PeftModel" not in text
-    assert "peft" not in hub_server.card_data(files_of(hub))["tags"]
+    assert "peft" not in fake_hub.card_data(files_of(hub))["tags"]
     assert ("plain peft cannot load it" in note) == (options != {"peft": False})
 
 
@@ -193,14 +193,14 @@ def test_pushed_files_contain_no_path_of_this_machine(hub, backbone, tmp_path):
 
 
 def test_a_push_needs_a_reference_to_a_hub(tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     for reference in ("polite", "./out"):
         with pytest.raises(ConfigError, match="hf:owner/name"):
             ah.push(folder, reference)
 
 
 def test_tags_are_set_on_the_new_version(hub, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     entry, _ = push(hub, folder, tags=("best",), peft=False)
     assert (entry.version, entry.tags) == ("v1", ("best",))
     assert hub.repositories["me/polite"].tags.keys() == {"v1", "best"}

@@ -16,10 +16,10 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
 from adapterhub.registry.version_files import Names
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 objects = pytest.importorskip("obstore.store")
-PATH = f"{sample_adapters.BACKBONE.replace('/', '--')}/polite"
+PATH = f"{registries.SAMPLE_BACKBONE.replace('/', '--')}/polite"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def store(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
 def made(tmp_path: Path) -> Callable[[int], Path]:
     def make(seed: int) -> Path:
         folder = tmp_path / f"made-{seed}"
-        return folder if folder.exists() else sample_adapters.write(folder, seed)
+        return folder if folder.exists() else registries.write_sample(folder, seed)
 
     return make
 
@@ -199,7 +199,7 @@ def test_files_are_grouped_by_version_in_their_order(store: Registry, bucket: Bu
 def test_a_manifest_is_read_once_and_again_if_it_has_changed(
     store: Registry, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put(sample_adapters.write(tmp_path / "made"), Publication("polite"))
+    store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
     read, original = [], bucket._objects.get
 
     def counted(path: str) -> object:
@@ -214,7 +214,7 @@ def test_a_manifest_is_read_once_and_again_if_it_has_changed(
     monkeypatch.setattr(bucket, "_objects", Counted())
     (entry,) = Registry(bucket).versions("polite")
     assert "adapter.json" not in read
-    other = sample_adapters.write(tmp_path / "other", 1)
+    other = registries.write_sample(tmp_path / "other", 1)
     (path,) = [path for path in bucket.files() if path.endswith("v1/adapter.json")]
     bucket.write(path, (other / "adapter.json").read_bytes())
     (changed,) = Registry(bucket).versions("polite")

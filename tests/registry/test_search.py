@@ -8,14 +8,14 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.search import why_empty
 from adapterhub.registry.store import Query
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 def test_the_fields_of_a_query_are_keywords(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     registry = tmp_path / "registry"
     for name, accuracy in (("a", 0.5), ("b", 0.75)):
-        folder = sample_adapters.write(tmp_path / name, accuracy=accuracy)
+        folder = registries.write_sample(tmp_path / name, accuracy=accuracy)
         ah.publish(folder, name, registry=registry)
     best = ah.search("bert", registry=registry, sort="accuracy", method="lora", limit=1)
     assert [entry.name for entry in best] == ["b"]
@@ -34,7 +34,7 @@ def test_an_empty_result_is_explained(tmp_path):
             ("b", "mam", "classification", {"f1": 0.5}),
             ("c", "lora", "regression", {}))  # fmt: skip
     for name, method, task, metrics in rows:
-        folder = sample_adapters.write(tmp_path / name, 0, method=method, task=task, **metrics)
+        folder = registries.write_sample(tmp_path / name, 0, method=method, task=task, **metrics)
         ah.publish(folder, name, registry=registry, tags=("good",))
     for query, line in (
         (Query(task="tagging"), "no adapter has task=tagging; tasks here: classification (2),"
@@ -59,7 +59,7 @@ def test_an_empty_result_is_explained(tmp_path):
 
 
 def test_a_hub_is_searched_by_its_url(hub, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     entry = ah.push(folder, f"{hub.address}/acme/polite", peft=False)
     assert ah.search(hub=hub.address) == ah.search("poli", hub=f"{hub.address}/") == [entry]
     with pytest.raises(ConfigError, match="https"):

@@ -18,7 +18,7 @@ from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import published_texts, write_adapter
 from adapterhub.registry.secrets import findings, refuse_leaks
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 ALPHABET = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"
@@ -178,11 +178,11 @@ def write(folder: Path, **changes) -> Path:
         name="polite",
         methods=({"lora": {}},),
         backbone=BackboneRef(
-            sample_adapters.BACKBONE,
+            registries.SAMPLE_BACKBONE,
             None,
-            sample_adapters.FINGERPRINT,
+            registries.FINGERPRINT,
             "bert",
-            identity=sample_adapters.IDENTITY,
+            identity=registries.IDENTITY,
         ),
         **changes,
     )
@@ -218,7 +218,7 @@ def test_local_publishing_and_pushing_are_searched(changes, tmp_path, hub):
 
 def test_what_the_publisher_adds_is_searched(tmp_path):
     listing = ah.Listing(description=f"Made with {HF}.")
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     with pytest.raises(FileError, match="Hugging Face token"):
         ah.publish(folder, registry=tmp_path / "registry", listing=listing)
 

@@ -8,17 +8,17 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import SIGNATURE_FILE, Saved, read_signatures
 from adapterhub.files.signature import Statement
-from tests.kit import sample_adapters, signing
+from tests.kit import registries
 
 
 @pytest.fixture
 def key():
-    return signing.new_key()
+    return registries.new_key()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return sample_adapters.write(tmp_path / "run" / "adapter")
+    return registries.write_sample(tmp_path / "run" / "adapter")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_signing_again_changes_nothing(folder, key):
 
 def test_signatures_of_other_files_are_removed(folder, key, tmp_path):
     ah.sign(folder, key)
-    other = sample_adapters.write(tmp_path / "other", 1)
+    other = registries.write_sample(tmp_path / "other", 1)
     (folder / SIGNATURE_FILE).rename(other / SIGNATURE_FILE)
     ah.sign(other, key)
     assert statements(other) == {Statement(Saved.at(other).digest, "polite")}
@@ -81,7 +81,7 @@ def test_a_published_version_is_signed_without_changing(folder, key, registry):
 
 def test_publication_states_name_and_version(folder, key, registry, tmp_path):
     for seed, version in ((1, "v1"), (2, "v2")):
-        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         entry = ah.publish(made, "rude", sign=key, tags=("best",), registry=registry)
         assert (entry.version, entry.tags) == (version, ("best",))
         stored = ah.pull(f"rude@{version}", registry=registry)
@@ -95,7 +95,7 @@ def test_publication_states_name_and_version(folder, key, registry, tmp_path):
 @pytest.mark.parametrize("deleted", [("v2",), ("v1", "v2")])
 def test_the_number_of_a_deleted_version_is_not_signed(key, registry, tmp_path, deleted):
     for seed in (1, 2, 3):
-        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         if seed == 3:
             for version in deleted:
                 ah.delete(f"rude@{version}", registry=registry)
@@ -103,7 +103,7 @@ def test_the_number_of_a_deleted_version_is_not_signed(key, registry, tmp_path, 
         assert entry.version == f"v{seed}"
         stored = ah.pull("rude", registry=registry)
         assert statements(stored) == {Statement(entry.digest, "rude", entry.version)}
-    other = sample_adapters.write(tmp_path / "other", 4)
+    other = registries.write_sample(tmp_path / "other", 4)
     with pytest.raises(RegistryError, match="highest version so far is v3"):
         ah.publish(other, "rude", version="v2", sign=key, registry=registry)
 
@@ -111,7 +111,7 @@ def test_the_number_of_a_deleted_version_is_not_signed(key, registry, tmp_path, 
 def test_a_published_version_gets_a_signature_by_publishing_again(folder, key, registry):
     entry = ah.publish(folder, registry=registry)
     assert ah.publish(folder, sign=key, registry=registry) == entry
-    assert ah.publish(folder, sign=signing.new_key(), registry=registry) == entry
+    assert ah.publish(folder, sign=registries.new_key(), registry=registry) == entry
     assert len(read_signatures(ah.pull("polite", registry=registry))) == 2
 
 
@@ -132,7 +132,7 @@ def test_a_hub_gets_the_signature_in_one_commit(hub, folder, key, tmp_path):
 def test_a_version_on_a_hub_is_signed_later_by_another_commit(hub, folder, key, tmp_path):
     reference = f"{hub.address}/acme/polite"
     first = ah.push(folder, reference, peft=False)
-    ah.push(sample_adapters.write(tmp_path / "next", 1), reference, peft=False)
+    ah.push(registries.write_sample(tmp_path / "next", 1), reference, peft=False)
     tags = dict(hub.repositories["acme/polite"].tags)
     assert ah.push(folder, reference, peft=False, sign=key).version == "v1"
     assert hub.repositories["acme/polite"].tags == tags

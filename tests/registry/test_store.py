@@ -21,8 +21,8 @@ from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Publication, Query
-from tests.kit import hub_server, real_hub, sample_adapters, signing, web_servers
-from tests.kit.memory_storage import MemoryStorage
+from tests.kit import fake_hub, real_hub, registries, web_servers
+from tests.kit.registries import MemoryStorage
 from tests.kit.selection import ALL
 
 
@@ -44,7 +44,7 @@ class OwnersHub(HubStore):
 
 @contextmanager
 def on_hub(folder):
-    with hub_server.serving() as (hub, address):
+    with fake_hub.serving() as (hub, address):
         store = OwnersHub(address, token=False)
         store.hub = hub
         yield store
@@ -158,7 +158,7 @@ def publish(store, tmp_path):
     def publish(name="polite", seed=0, version=None, tags=(), **options):
         folder = tmp_path / f"made-{name}-{seed}-{len(options)}-{options.get('backbone', 'x')[:4]}"
         if not folder.exists():
-            sample_adapters.write(folder, seed, **options)
+            registries.write_sample(folder, seed, **options)
         return store.put(folder, Publication(name, version, tags))
 
     return publish
@@ -169,7 +169,7 @@ def test_a_published_adapter_can_be_fetched(store, publish, tmp_path):
     assert entry.reference.endswith("polite@v1")
     assert (short_name(entry), entry.version, entry.yanked) == ("polite", "v1", None)
     assert (entry.backbone, entry.methods, entry.task) == (
-        sample_adapters.BACKBONE, ("lora",), "classification",
+        registries.SAMPLE_BACKBONE, ("lora",), "classification",
     )  # fmt: skip
     assert entry.metrics == {"accuracy": 0.9}
     assert entry.parameters == 8
@@ -226,8 +226,8 @@ def test_yanked_versions_are_found_by_number_only(store, publish):
 def test_signatures_are_added_without_changing_a_version(store, publish, tmp_path):
     first, second = publish(seed=0), publish(seed=1)
     statement = Statement(first.digest, "polite", "v1")
-    added = [sign_statement(statement, signing.new_key()) for _ in range(2)]
-    others = sign_statement(Statement("1" * 64, "polite"), signing.new_key())
+    added = [sign_statement(statement, registries.new_key()) for _ in range(2)]
+    others = sign_statement(Statement("1" * 64, "polite"), registries.new_key())
     for signature in added:
         store.add_signatures(first, [signature, others])
     assert store.resolve("polite", "v1") == first
@@ -238,12 +238,12 @@ def test_signatures_are_added_without_changing_a_version(store, publish, tmp_pat
 
 
 def test_signatures_in_a_folder_are_published(store, tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
-    signature = sign_statement(Statement(Saved.at(folder).digest, "polite"), signing.new_key())
+    folder = registries.write_sample(tmp_path / "made")
+    signature = sign_statement(Statement(Saved.at(folder).digest, "polite"), registries.new_key())
     (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
     entry = store.put(folder, Publication("polite"))
     assert read_signatures(store.get(entry, tmp_path / "mine")) == (signature,)
-    broken = sample_adapters.write(tmp_path / "broken", 1)
+    broken = registries.write_sample(tmp_path / "broken", 1)
     (broken / "adapter.sig").write_bytes(b"x")
     with pytest.raises(FileError, match="not a valid signature file"):
         store.put(broken, Publication("rude"))
@@ -290,7 +290,7 @@ def test_search_finds_by_each_field(store, publish):
         return [short_name(entry) for entry in store.search(Query(**query))]
 
     assert found() == ["a", "b", "c", "d"]
-    assert found(backbone=sample_adapters.BACKBONE) == ["a", "b", "c"]
+    assert found(backbone=registries.SAMPLE_BACKBONE) == ["a", "b", "c"]
     assert found(backbone=f"bf16-{'1' * 64}") == ["d"]
     assert found(task="tagging") == ["c"]
     assert found(method="pfeiffer") == ["b"]
@@ -325,7 +325,7 @@ def test_an_invalid_adapter_is_not_published(store, publish, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError):
         store.put(tmp_path / "empty", Publication("polite"))
-    broken = sample_adapters.write(tmp_path / "broken")
+    broken = registries.write_sample(tmp_path / "broken")
     with open(broken / "adapter.safetensors", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
@@ -420,7 +420,7 @@ def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(
 
 
 def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
-    folders = [sample_adapters.write(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
+    folders = [registries.write_sample(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
 
     def put(folder):
         for _ in range(50):  # a writer that lost a race has to try again

@@ -7,7 +7,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.registry.local import LocalRegistry
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def published(tmp_path, monkeypatch):
     """A registry with polite@v1 and polite@v2."""
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
     for seed in range(2):
-        ah.publish(sample_adapters.write(tmp_path / f"made-{seed}", seed))
+        ah.publish(registries.write_sample(tmp_path / f"made-{seed}", seed))
     return LocalRegistry()
 
 
@@ -54,7 +54,7 @@ def test_a_version_that_was_deleted_meanwhile_gets_no_tag(published):
 
 def test_tags_of_a_hub_are_set_and_removed(hub, tmp_path):
     reference = f"{hub.address}/acme/polite"
-    ah.push(sample_adapters.write(tmp_path / "made"), reference, peft=False, tags=("best",))
+    ah.push(registries.write_sample(tmp_path / "made"), reference, peft=False, tags=("best",))
     assert ah.tag(reference) == {"best": "v1"}
     assert ah.tag(reference, "good") == {"best": "v1", "good": "v1"}
     assert ah.tag(reference, "good", remove=True) == {"best": "v1"}

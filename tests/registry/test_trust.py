@@ -26,14 +26,14 @@ from adapterhub.registry.trust import (
     trust_key,
     trust_path,
 )
-from tests.kit import signing
+from tests.kit import registries
 
 DIGEST = "0" * 64
 
 
 @pytest.fixture
 def key():
-    return signing.new_key()
+    return registries.new_key()
 
 
 def is_required(**options):
@@ -45,7 +45,7 @@ def test_nothing_is_trusted_at_first():
 
 
 def test_keys_are_added_and_removed():
-    first, second = signing.new_key(), signing.new_key()
+    first, second = registries.new_key(), registries.new_key()
     for key in (first, second, first):
         trust_key(key.public)
     assert read_trust().keys == tuple(sorted((first.public.text, second.public.text)))
@@ -104,7 +104,7 @@ BROKEN = {
 def test_a_broken_file_never_means_that_nothing_is_required(kind):
     trust_path().parent.mkdir(parents=True)
     trust_path().write_text(BROKEN[kind])
-    for act in (current_trust, lambda: trust_key(signing.new_key().public)):
+    for act in (current_trust, lambda: trust_key(registries.new_key().public)):
         with pytest.raises(FileError):
             act()
     assert trust_path().read_text() == BROKEN[kind]
@@ -114,7 +114,7 @@ def test_a_file_that_is_named_must_exist(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_TRUST", str(tmp_path / "trust.json"))
     with pytest.raises(FileError, match="ADAPTERHUB_TRUST"):
         current_trust()
-    signing.require(signing.new_key())
+    registries.require_key(registries.new_key())
     assert is_required()
     assert trust_path() == tmp_path / "trust.json"
 
@@ -125,13 +125,13 @@ def test_a_link_to_the_file_is_kept(tmp_path, monkeypatch):
     with pytest.raises(FileError):
         current_trust()
     (tmp_path / "real.json").write_text(trusting())
-    signing.require(signing.new_key())
+    registries.require_key(registries.new_key())
     assert (tmp_path / "link.json").is_symlink()
     assert is_required()
 
 
 def test_no_key_of_concurrent_writers_is_lost():
-    keys = [signing.new_key() for _ in range(8)]
+    keys = [registries.new_key() for _ in range(8)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda key: trust_key(key.public), keys))
     assert set(read_trust().keys) == {key.public.text for key in keys}
@@ -140,9 +140,9 @@ def test_no_key_of_concurrent_writers_is_lost():
 def test_the_number_of_keys_is_limited(monkeypatch):
     monkeypatch.setattr(trust, "_MOST_KEYS", 2)
     for _ in range(2):
-        trust_key(signing.new_key().public)
+        trust_key(registries.new_key().public)
     with pytest.raises(ConfigError, match="too many"):
-        trust_key(signing.new_key().public)
+        trust_key(registries.new_key().public)
 
 
 def is_valid(key, statement, subject):
@@ -194,7 +194,7 @@ def test_a_folder_has_no_name(key):
 
 def test_trusted_signatures_come_first(key):
     subject = signed_subject(parse_reference("hf:acme/x"), DIGEST, "acme/x", "v1")
-    strangers = [signing.new_key() for _ in range(3)]
+    strangers = [registries.new_key() for _ in range(3)]
     wrong = sign_statement(Statement("1" * 64, "x"), key)
     signatures = [wrong, *(sign_statement(Statement(DIGEST, "x"), k) for k in (*strangers, key))]
     trusted = Trust((key.public.text,), True)

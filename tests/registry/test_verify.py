@@ -10,18 +10,18 @@ from adapterhub.files.native import Saved
 from adapterhub.registry.sign import signatures_beside
 from adapterhub.registry.store import Reference
 from adapterhub.registry.trust import trust_key
-from tests.kit import sample_adapters, signing
-from tests.kit.hub_server import Repository
+from tests.kit import registries
+from tests.kit.fake_hub import Repository
 
 
 @pytest.fixture
 def key():
-    return signing.new_key()
+    return registries.new_key()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return sample_adapters.write(tmp_path / "run" / "adapter")
+    return registries.write_sample(tmp_path / "run" / "adapter")
 
 
 def test_a_folder(folder, key):
@@ -49,8 +49,8 @@ def test_those_beside_an_adapter(folder, key, tmp_path):
 
 def test_nothing_is_required(folder, key, tmp_path):
     """The command is there to find out why an adapter is refused."""
-    ah.publish(folder, registry=tmp_path / "r", sign=signing.new_key())
-    signing.require(key)
+    ah.publish(folder, registry=tmp_path / "r", sign=registries.new_key())
+    registries.require_key(key)
     found = ah.verify("polite", registry=tmp_path / "r")
     assert not found.is_trusted
     assert [str(c).rpartition(": ")[2] for c in found.signatures] == ["valid, not trusted"]

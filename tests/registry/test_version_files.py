@@ -16,7 +16,7 @@ from adapterhub.registry.version_files import (
     name_to_publish,
     parse_date,
 )
-from tests.kit import sample_adapters
+from tests.kit import registries
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ from tests.kit import sample_adapters
      ("mine/adapter", "polite", "polite"), ("my run/adapter", "default", "default")],
 )  # fmt: skip
 def test_an_adapter_without_a_name_is_called_as_its_run(tmp_path, folder, own, name):
-    saved = Saved.at(sample_adapters.write(tmp_path / folder))
+    saved = Saved.at(registries.write_sample(tmp_path / folder))
     assert name_to_publish(replace(saved, manifest=replace(saved.manifest, name=own))) == name
 
 
 def test_only_a_verified_copy_appears(tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     (folder / "adapter.safetensors").write_bytes(b"broken")
     with pytest.raises(FileError):
         copy_adapter(folder, tmp_path / "copy", Saved.at(folder).digest)
@@ -40,7 +40,7 @@ def test_only_a_verified_copy_appears(tmp_path):
 
 
 def test_the_date_of_a_version_is_beside_its_files_and_in_no_copy(tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
+    folder = registries.write_sample(tmp_path / "made")
     published = copy_adapter(folder, tmp_path / "v1", Saved.at(folder).digest, date=date_now())
     text = parse_date((published / DATE_FILE).read_bytes())
     assert text is not None

@@ -11,7 +11,7 @@ import pytest
 from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.serving import Engine
-from tests.kit.served import EXAMPLES, TaskExample, busy, write_adapter
+from tests.kit.server import EXAMPLES, TaskExample, busy, write_adapter
 
 METHODS = ("lora(rank=2)", "dora(rank=2)", "prefix(length=2)", "prompt(length=3)")
 

@@ -27,8 +27,14 @@ from adapterhub.serving.http.server import HttpServer
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import open_replicas
 from adapterhub.web.tokens import TokenFile
-from tests.kit.ray_nodes import two_nodes
-from tests.kit.served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
+from tests.kit.server import (
+    EXAMPLES,
+    TEXTS,
+    expected_answers,
+    same_answer,
+    two_nodes,
+    write_adapter,
+)
 
 NAMES = tuple(f"polite-{number}" for number in range(8))
 pytestmark = [

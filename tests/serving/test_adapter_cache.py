@@ -13,7 +13,7 @@ from adapterhub.errors import FileError, MismatchError, SignatureError
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, adapter_cache
 from tests.kit import tiny_models
-from tests.kit.served import TEXTS, expected_answers, same_answer, write_adapter
+from tests.kit.server import TEXTS, expected_answers, same_answer, write_adapter
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from adapterhub.web.errors import (
     StoppedError,
     TooLargeError,
 )
-from tests.kit.served import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
+from tests.kit.server import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from adapterhub.inference.embed import embed
 from adapterhub.serving import Engine
 from adapterhub.serving.shared_backbone import SharedBody
 from tests.kit import tiny_models
-from tests.kit.served import (
+from tests.kit.server import (
     EXAMPLES,
     TEXTS,
     TaskExample,

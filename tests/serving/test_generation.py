@@ -31,13 +31,13 @@ from adapterhub.web.errors import (
     TooLargeError,
 )
 from tests.kit import tiny_models
-from tests.kit.served import write_adapter
-from tests.kit.written import (
+from tests.kit.server import (
     CAUSAL,
     LONG_PROMPT,
     PROMPTS,
     SEQ2SEQ,
     tokens_alone,
+    write_adapter,
     write_writers,
     written_alone,
 )

@@ -11,7 +11,7 @@ from adapterhub.adapters.route import TokenRun
 from adapterhub.serving.generation.continuous import PackedModel
 from adapterhub.serving.generation.paged import PAGE, PagedSteps, missing_names, paged_problem
 from tests.kit import tiny_models
-from tests.kit.written import METHODS
+from tests.kit.server import METHODS
 
 # Those that attend by the interface of transformers, with functions that know the paged cache.
 PACKED = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen3", "olmo2", "gemma3_text", "phi3",

@@ -19,8 +19,8 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.serving import lora_cache
 from adapterhub.serving.vllm import ALLOW, MAX_LOST, MAX_RANK, int_id, register
-from tests.kit.language_adapters import text_logits, write_language_model, write_noisy
-from tests.kit.vllm_stand_in import LoRARequest, ModelRegistry, Server, standing_in
+from tests.kit.server import LoRARequest, ModelRegistry, Server, standing_in
+from tests.kit.tiny_adapters import text_logits, write_language_model, write_noisy
 
 
 @pytest.fixture(scope="module")

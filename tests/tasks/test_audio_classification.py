@@ -17,8 +17,8 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError, MismatchError
 from adapterhub.inference.open import Predictor
 from adapterhub.tasks import Setting, parse_task
-from tests.kit import sounds
-from tests.kit.fixtures import write_tsv
+from tests.kit import media
+from tests.kit.data import write_tsv
 
 TASK = parse_task("audio-classification")
 CLASSES = ("high", "low", "middle")
@@ -28,12 +28,12 @@ KINDS = ("wav2vec2", "hubert", "whisper", "audio-spectrogram-transformer")
 
 def encoded(folder, kind="wav2vec2", labelled=True, task=TASK):
     files = task.read(str(folder), DataOptions(), "train")
-    return task.encode(files, Setting(sounds.extractor(kind), 128, CLASSES), labelled=labelled)
+    return task.encode(files, Setting(media.sound_extractor(kind), 128, CLASSES), labelled=labelled)
 
 
 @pytest.fixture(scope="module")
 def tones(tmp_path_factory):
-    return sounds.write_tones(tmp_path_factory.mktemp("sounds") / "tones", each=4)
+    return media.write_tones(tmp_path_factory.mktemp("sounds") / "tones", each=4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,8 +43,8 @@ def test_a_batch_is_what_the_feature_extractor_returns(kind, tones):
     assert batch.pop("labels").tolist() == [0, 1]
     heard = [open_sound((tones / n).read_bytes()).samples for n in ("high/0.wav", "low/1.wav")]
     options = {"padding": True} if kind in ("wav2vec2", "hubert") else {}
-    expected = sounds.extractor(kind)(
-        heard, sampling_rate=sounds.RATE, return_tensors="pt", **options
+    expected = media.sound_extractor(kind)(
+        heard, sampling_rate=media.RATE, return_tensors="pt", **options
     )
     assert batch.keys() == expected.keys()
     assert all(torch.equal(batch[name], expected[name]) for name in batch)
@@ -62,7 +62,7 @@ def test_predictions_are_those_of_the_logits(kind, tones):
     """They are those of plain transformers."""
     options = label_options("audio-classification", CLASSES)
     torch.manual_seed(0)
-    config = sounds.config(kind, **options)
+    config = media.sound_config(kind, **options)
     model = transformers.AutoModelForAudioClassification.from_config(config).eval()
     data = encoded(tones, kind)
     batch = data.batch(range(12))
@@ -76,11 +76,11 @@ def test_predictions_are_those_of_the_logits(kind, tones):
 
 @pytest.mark.parametrize("rate", [8_000, 44_100])
 def test_another_rate_is_that_of_the_backbone(rate, tmp_path):
-    (tmp_path / "a.wav").write_bytes(sounds.encoded(sounds.tone(300, 0.5, rate), rate))
+    (tmp_path / "a.wav").write_bytes(media.encoded_sound(media.tone(300, 0.5, rate), rate))
     file = TASK.example([str(tmp_path / "a.wav")], DataOptions())
-    setting = Setting(sounds.extractor("wav2vec2"), 128)
+    setting = Setting(media.sound_extractor("wav2vec2"), 128)
     data = TASK.encode([file], setting, labelled=False)
-    expected = open_sound((tmp_path / "a.wav").read_bytes()).at(sounds.RATE)
+    expected = open_sound((tmp_path / "a.wav").read_bytes()).at(media.RATE)
     heard = data.batch([0])["input_values"]
     assert heard.shape == (1, 8000)
     normal = (expected - expected.mean()) / (expected.var() + 1e-7) ** 0.5
@@ -101,9 +101,9 @@ def test_only_the_beginning_of_long_sounds_is_heard(tones):
 
 
 def test_a_backbone_may_hear_less(tmp_path):
-    (tmp_path / "a.wav").write_bytes(sounds.encoded(sounds.tone(300, 1.5)))
+    (tmp_path / "a.wav").write_bytes(media.encoded_sound(media.tone(300, 1.5)))
     file = TASK.example([str(tmp_path / "a.wav")], DataOptions())
-    setting = Setting(sounds.extractor("whisper"), 128)
+    setting = Setting(media.sound_extractor("whisper"), 128)
     data = TASK.encode([file], setting, labelled=False)
     assert "first 1 seconds are heard (the backbone hears no more)" in TASK.remarks(data)[0]
     assert TASK.remarks(TASK.encode([], setting, labelled=False)) == ()
@@ -163,7 +163,7 @@ def test_an_adapter_belongs_to_its_processor(backbones, tmp_path):
 
 
 def test_every_broken_file_is_told(tmp_path):
-    folder = sounds.write_tones(tmp_path / "tones", each=2)
+    folder = media.write_tones(tmp_path / "tones", each=2)
     (folder / "low/0.wav").write_bytes(b"no sound")
     (folder / "high/1.wav").write_bytes((folder / "high/1.wav").read_bytes()[:900])
     with pytest.raises(DataError) as error:

@@ -15,7 +15,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
 from adapterhub.tasks.common.base import Encoded
 from adapterhub.tasks.common.batches import by_length, cut_text, in_order, pad
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 STEPS = ["example", "row", "prediction", "metrics"]
 

@@ -17,8 +17,7 @@ from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.loading import make_ready
 from tests.kit import tiny_models
-from tests.kit.fixtures import sentences, word_tokenizer, write_json_lines
-from tests.kit.task_rows import read_error, words_of
+from tests.kit.data import read_error, sentences, word_tokenizer, words_of, write_json_lines
 
 
 def test_chats_are_lists_of_messages(tmp_path):

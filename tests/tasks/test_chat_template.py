@@ -15,7 +15,7 @@ from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import dump_task
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 START, END = "<|im_start|>", "<|im_end|>"
 CALLS = (

@@ -14,7 +14,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.common.class_weights import weighted_loss, weights_of
 from adapterhub.tasks.tagging import Sentence
-from tests.kit.fixtures import sentences, write_tsv
+from tests.kit.data import sentences, write_tsv
 
 
 def test_balanced_classes_have_the_same_total():

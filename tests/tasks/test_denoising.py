@@ -13,7 +13,7 @@ from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.denoising import infilled, permuted, rotated, span_draws
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 MASK = 99
 IDS = st.lists(st.integers(0, 50), min_size=1, max_size=200)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.tasks.common.batches import in_step, results
-from tests.kit.divided import in_processes
+from tests.kit.runs import in_processes
 
 
 @given(batches=st.integers(0, 9), processes=st.integers(1, 5))

@@ -14,8 +14,7 @@ from adapterhub.data.text_pairs import TextPair
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.embedding import SCORES, TEXTS, Embedded, nearest_passages
-from tests.kit.fixtures import write_json_lines
-from tests.kit.task_rows import read_error
+from tests.kit.data import read_error, write_json_lines
 
 PAIRS = [TextPair("the movie", "a film"), TextPair("very bad", "awful", ("good", "the end"))]
 SCORED = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (0.1, 0.9)]

@@ -13,7 +13,7 @@ from adapterhub.pages import figures
 from adapterhub.pages.page import prediction_sections
 from adapterhub.pages.row_scores import read_predictions
 from adapterhub.tasks import TASKS, Setting, parse_task
-from tests.kit.fixtures import json_lines
+from tests.kit.data import json_lines
 from tests.kit.selection import ALL, cases_of
 from tests.kit.task_cases import CASES
 

@@ -14,8 +14,7 @@ from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.language_models import text_before
-from tests.kit.fixtures import sentences, word_tokenizer, write_json_lines
-from tests.kit.task_rows import words_of
+from tests.kit.data import sentences, word_tokenizer, words_of, write_json_lines
 
 TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
 CHATS = [

@@ -12,7 +12,7 @@ from adapterhub.tasks import Encoded, Setting, parse_task
 from adapterhub.tasks.common import batches
 from adapterhub.tasks.common.batches import by_length, on_device, rows_at_once
 from tests.kit import media
-from tests.kit.divided import in_processes
+from tests.kit.runs import in_processes
 from tests.kit.task_cases import CASES
 
 LENGTHS = [9, 1, 5, 5, 2, 40, 3, 3, 8]

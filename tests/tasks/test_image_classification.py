@@ -18,7 +18,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError, MismatchError
 from adapterhub.tasks import Setting, parse_task
 from tests.kit import media
-from tests.kit.fixtures import write_tsv
+from tests.kit.data import write_tsv
 
 TASK = parse_task("image-classification")
 CLASSES = ("0", "1", "2")

@@ -20,12 +20,12 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import next_token_loss
 from adapterhub.tasks.image_text_to_text import TOKENS
-from tests.kit import media, vision_language
-from tests.kit.fixtures import write_json_lines
+from tests.kit import media
+from tests.kit.data import write_json_lines
 from tests.kit.selection import cases_of
 
 TASK = parse_task("image-text-to-text(new_tokens=5)")
-NAMES = sorted(vision_language.SAVED)
+NAMES = sorted(media.SAVED)
 PLAIN, PREPENDING = ("lora", "pfeiffer", "ia3"), ("prefix", "prompt")
 ANSWERING = [
     *((method, name) for method in (None, *PREPENDING) for name in NAMES),
@@ -36,7 +36,7 @@ ANSWERING = [
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
     """Pictures of two sizes with the same question."""
-    return vision_language.write_questions(tmp_path_factory.mktemp("vqa"), digits=3, each=2)
+    return media.write_questions(tmp_path_factory.mktemp("vqa"), digits=3, each=2)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_captions_are_answers_to_the_prompt_of_the_task(questions, loaded, tmp_p
 
 
 def test_the_prompt_is_the_chat_template(questions, loaded):
-    template = vision_language.TEMPLATE.replace("IMAGE", "<image>")
+    template = media.TEMPLATE.replace("IMAGE", "<image>")
     _, processor = loaded("llava", template)
     row = encoded(questions, processor).rows[0]
     assert row["texts"].prompt == "<|user|><image>which digit?<|assistant|>"
@@ -107,14 +107,14 @@ def test_the_prompt_is_the_chat_template(questions, loaded):
 
 
 def test_a_template_without_an_end_gets_one(questions, loaded):
-    template = vision_language.TEMPLATE.replace("IMAGE", "<image>").replace("</s>", "")
+    template = media.TEMPLATE.replace("IMAGE", "<image>").replace("</s>", "")
     _, processor = loaded("llava", template)
     assert learned(encoded(questions, processor).rows[0], processor) == "0</s>"
 
 
 @pytest.mark.parametrize("end", ["</s>", "<pad>", "", None])
 def test_generation_stops_at_what_an_answer_ends_with(end, questions, loaded):
-    written = vision_language.TEMPLATE.replace("IMAGE", "<image>").replace("</s>", end or "")
+    written = media.TEMPLATE.replace("IMAGE", "<image>").replace("</s>", end or "")
     _, processor = loaded("llava", None if end is None else written)
     (row, *_) = encoded(questions, processor).rows
     stop = processor.tokenizer.convert_tokens_to_ids(end or "</s>")
@@ -282,7 +282,7 @@ def chats(questions):
 @pytest.mark.parametrize("name", [*CHATTING, "llava"])
 def test_chats_with_several_pictures_are_those_of_the_processor(name, chats, loaded):
     """Tokens, pictures, loss and answers, in a batch and alone."""
-    template = vision_language.TEMPLATE.replace("IMAGE", "<image>") if name == "llava" else None
+    template = media.TEMPLATE.replace("IMAGE", "<image>") if name == "llava" else None
     model, processor = loaded(name, template)
     task, choice = TASK.fitted(str(chats), DataOptions(), "train")
     assert choice.notes[-1].startswith("read as chats with pictures: messages from 'conversations'")
@@ -334,7 +334,7 @@ def test_a_picture_may_come_late_and_an_answer_may_have_one(name, questions, loa
 
 
 def test_a_template_that_rewrites_earlier_answers_is_refused(chats, loaded):
-    template = vision_language.TEMPLATE.replace("IMAGE", "<image>")
+    template = media.TEMPLATE.replace("IMAGE", "<image>")
     part = "{{ part['text'] }}"
     kept = "message['role'] == 'user' or message == messages[-1]"
     _, processor = loaded("llava", template.replace(part, f"{{% if {kept} %}}{part}{{% endif %}}"))

@@ -15,9 +15,9 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.seq2seq import LanguagePair
-from tests.kit import translators
-from tests.kit.fixtures import word_tokenizer, write_json_lines
-from tests.kit.translators import KINDS, PAIRS, SAVED
+from tests.kit import own_models
+from tests.kit.data import word_tokenizer, write_json_lines
+from tests.kit.own_models import PAIRS, SAVED, TRANSLATORS
 
 
 @pytest.fixture
@@ -25,21 +25,21 @@ def speaker(tmp_path):
     """Return a function from a kind to its tokenizer and model."""
 
     def build(kind, **options):
-        tokenizer = translators.tokenizer(kind, tmp_path, **options)
-        return tokenizer, translators.model(kind, tokenizer)
+        tokenizer = own_models.translation_tokenizer(kind, tmp_path, **options)
+        return tokenizer, own_models.translator(kind, tokenizer)
 
     return build
 
 
 def task_of(kind, target=1, **options):
-    names = KINDS[kind].languages
+    names = TRANSLATORS[kind].languages
     languages = {"src_lang": names[0]} if names[0] else {}
     return parse_task({"seq2seq": {**languages, "tgt_lang": names[target], **options}})
 
 
 def of_transformers(kind, tokenizer, model, text, target):
     """Return the text that transformers generates, as its documentation of each model does."""
-    language = KINDS[kind].languages[target]
+    language = TRANSLATORS[kind].languages[target]
     if kind == "marian":
         ids = tokenizer(f">>{language}<< {text}", return_tensors="pt")
         start = {}
@@ -51,7 +51,7 @@ def of_transformers(kind, tokenizer, model, text, target):
     return model.generate(**ids, **start, **search)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRANSLATORS)
 def test_targets_and_generation_are_those_of_transformers(kind, speaker):
     """Rows, the first tokens of the decoder, and what is generated, for two target languages."""
     tokenizer, model = speaker(kind)
@@ -59,7 +59,7 @@ def test_targets_and_generation_are_those_of_transformers(kind, speaker):
     examples = [Example(text, None, target) for text, target in PAIRS]
     for place in (1, 2):
         task = task_of(kind, place, new_tokens=6)
-        names = KINDS[kind].languages
+        names = TRANSLATORS[kind].languages
         own, _ = speaker(kind) if kind == "marian" else speaker(
             kind, src_lang=names[0], tgt_lang=names[place]
         )  # fmt: skip
@@ -88,10 +88,10 @@ def test_targets_and_generation_are_those_of_transformers(kind, speaker):
     assert getattr(tokenizer, "tgt_lang", None) is None  # as it was
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "marian"])
+@pytest.mark.parametrize("kind", [k for k in TRANSLATORS if k != "marian"])
 def test_limits_keep_the_codes(kind, speaker):
     tokenizer, _ = speaker(kind)
-    source, target, _ = KINDS[kind].languages
+    source, target, _ = TRANSLATORS[kind].languages
     own, _ = speaker(kind, src_lang=source, tgt_lang=target)
     text, label = PAIRS[0]
     task = task_of(kind, max_target=4)
@@ -164,8 +164,8 @@ def test_a_run_records_its_languages(kind, tmp_path, adapterhub):
 
     Without languages the run ends before its first step.
     """
-    folder = translators.save(kind, tmp_path)
-    names = KINDS[kind].languages
+    folder = own_models.save_translator(kind, tmp_path)
+    names = TRANSLATORS[kind].languages
     rows = [{"text": text, "label": label} for text, label in PAIRS * 4]
     spoken = [row | {"src_lang": names[0], "tgt_lang": names[1]} for row in rows]
     common = ("--eval", "none", "--backbone", folder, "--method", "lora(rank=2)", "--epochs", 1)

@@ -14,7 +14,7 @@ from adapterhub.tasks.common.infer_task import encode_whole, longest_row, lost_t
 from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
 from adapterhub.tasks.tagging import Sentence
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.task_cases import CASES
 
 SPECS = [case.task for case in CASES.values()] + [

@@ -12,8 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.fixtures import word_tokenizer
-from tests.kit.task_rows import read_error
+from tests.kit.data import read_error, word_tokenizer
 
 
 def test_the_lines_of_a_file_are_texts(tmp_path):

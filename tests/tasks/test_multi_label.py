@@ -15,7 +15,7 @@ from adapterhub.errors import ConfigError, DataError, MergeError
 from adapterhub.files.native import Saved
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multi_label import LabelledText, Labels
-from tests.kit.fixtures import json_lines, write_json_lines, write_tsv
+from tests.kit.data import json_lines, write_json_lines, write_tsv
 from tests.kit.task_cases import several
 
 TASK = parse_task("multi-label")

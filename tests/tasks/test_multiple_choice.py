@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multiple_choice import Choices
-from tests.kit.task_rows import read_error
+from tests.kit.data import read_error
 
 
 @pytest.mark.parametrize("label", ["B", 1, "1", "y"])

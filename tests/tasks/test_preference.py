@@ -15,7 +15,7 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import orpo_loss
 from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer, write_json_lines
+from tests.kit.data import word_tokenizer, write_json_lines
 
 ROWS = [
     Comparison("the movie was", "very good", "bad"),

@@ -14,7 +14,7 @@ from adapterhub.inference.record import read_training_record
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import parse_task
 from adapterhub.training.prepare import prepare
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
 FORMS: dict[str, tuple[str, dict[str, str], str]] = {

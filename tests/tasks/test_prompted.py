@@ -12,7 +12,7 @@ from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.prompted import Prompted
-from tests.kit.task_rows import words_of
+from tests.kit.data import words_of
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 

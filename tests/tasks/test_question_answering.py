@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.question_answering import Question
-from tests.kit.task_rows import read_error, words_of
+from tests.kit.data import read_error, words_of
 
 
 def test_squad_and_columns(tmp_path):

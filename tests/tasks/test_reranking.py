@@ -13,7 +13,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.classification import Number
 from adapterhub.tasks.common.batches import relevance_loss
-from tests.kit.task_rows import read_error
+from tests.kit.data import read_error
 
 RANKED = {"q": [(0.9, 0.0), (0.8, 1.0), (0.1, 0.5)], "r": [(0.2, 1.0), (0.1, 0.0)], "s": [(1, 0.0)]}
 

@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 ROWS = [
     Comparison("the movie was", "very good", "bad"),

@@ -12,8 +12,7 @@ from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.fixtures import word_tokenizer
-from tests.kit.task_rows import read_error, words_of
+from tests.kit.data import read_error, word_tokenizer, words_of
 
 
 def test_parallel_files_and_columns(tmp_path):

@@ -16,7 +16,7 @@ from adapterhub.tasks.common import shared_prefix
 from adapterhub.tasks.common.language_models import generate, token_loss
 from adapterhub.tasks.common.shared_prefix import PrefixStore, answer_scores, keeping_prefix
 from tests.kit import tiny_models
-from tests.kit.fixtures import WORDS, word_tokenizer
+from tests.kit.data import WORDS, word_tokenizer
 
 _SIZE = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

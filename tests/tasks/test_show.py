@@ -13,7 +13,7 @@ from adapterhub.tasks.common.preview import (
     token_texts,
     tokens_line,
 )
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 
 def test_special_tokens_are_shown(backbone):

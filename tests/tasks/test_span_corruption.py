@@ -12,8 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.span_corruption import span_lengths
-from tests.kit.fixtures import SENTINELS, word_tokenizer
-from tests.kit.task_rows import words_of
+from tests.kit.data import SENTINELS, word_tokenizer, words_of
 
 
 def test_the_lines_of_a_file_are_texts(tmp_path):

@@ -21,8 +21,8 @@ from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.speech_recognition import letter_ids
-from tests.kit import sounds, stand_ins
-from tests.kit.fixtures import write_tsv
+from tests.kit import media, stand_ins
+from tests.kit.data import write_tsv
 from tests.kit.selection import long_table
 
 TASK = parse_task("speech-recognition")
@@ -33,7 +33,7 @@ WRITERS = ("speech-ctc", "speech-whisper", "speech-moonshine")
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory):
     """Four phrases, short enough for the tiny Whisper, which hears a second."""
-    return sounds.write_speech(tmp_path_factory.mktemp("sounds") / "speech", sounds.PHRASES[:4])
+    return media.write_speech(tmp_path_factory.mktemp("sounds") / "speech", media.PHRASES[:4])
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_batch_is_that_of_the_processor(name, speech, loaded):
     heard = [open_sound((speech / f"{i}.wav").read_bytes()).samples for i in range(2)]
     options = {} if "whisper" in name else {"padding": True}
     expected = processor.feature_extractor(
-        heard, sampling_rate=sounds.RATE, return_tensors="pt", **options
+        heard, sampling_rate=media.RATE, return_tensors="pt", **options
     )
     assert batch.keys() == expected.keys()
     assert all(torch.equal(batch[key], expected[key]) for key in batch)
@@ -170,7 +170,7 @@ def test_predictions_are_those_of_plain_transformers(name, speech, loaded):
     expected = []
     for i in range(4):
         heard = [open_sound((speech / f"{i}.wav").read_bytes()).samples]
-        inputs = processor.feature_extractor(heard, sampling_rate=sounds.RATE, return_tensors="pt")
+        inputs = processor.feature_extractor(heard, sampling_rate=media.RATE, return_tensors="pt")
         with torch.no_grad():
             if name == "speech-ctc":
                 ids = model(**inputs).logits.argmax(-1)
@@ -235,7 +235,7 @@ def _file():
 
 def test_a_backbone_without_a_tokenizer_is_refused():
     with pytest.raises(ConfigError, match="has not learned to write"):
-        TASK.encode([_file()], Setting(sounds.extractor("wav2vec2"), 128), labelled=False)
+        TASK.encode([_file()], Setting(media.sound_extractor("wav2vec2"), 128), labelled=False)
 
 
 def test_the_head_of_ctc_is_the_backbones(loaded):

@@ -15,7 +15,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.tag_schemes import scheme_of, spans, written
 from adapterhub.tasks.tagging import Sentence, Tags, entities
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 WORDS = ("New", "York", "Berlin", "is", "big")
 IN = {  # New York and Berlin touch; "is" is another kind

@@ -13,7 +13,7 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.tagging import Sentence, entities
-from tests.kit.task_rows import read_error, words_of
+from tests.kit.data import read_error, words_of
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
 

@@ -19,7 +19,7 @@ from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
 from adapterhub.training.run import run
-from tests.kit.fixtures import WORDS, word_tokenizer
+from tests.kit.data import WORDS, word_tokenizer
 
 STREAMED = {
     "masked-lm": ("bert", "masked-lm"),

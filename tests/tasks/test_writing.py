@@ -16,7 +16,7 @@ from adapterhub.serving.generation.detokenize import TextPieces
 from adapterhub.serving.generation.request import GeneratedToken
 from adapterhub.tasks.common.language_models import WrittenPieces, cleans_up, written_text
 from tests.kit import tiny_models
-from tests.kit.fixtures import write_json_lines
+from tests.kit.data import write_json_lines
 
 TEXTS = (
     "it is paris .",

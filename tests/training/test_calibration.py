@@ -21,7 +21,7 @@ from adapterhub.training import calibration
 from adapterhub.training import run as running
 from adapterhub.training.run import run
 from tests.kit import tiny_models
-from tests.kit.streamed import streamed_recipe, write_shards
+from tests.kit.data import streamed_recipe, write_shards
 
 SITES = {
     "bert": ["attn.q", "attn.v", "ffn.down"],

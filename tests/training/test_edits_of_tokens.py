@@ -18,8 +18,8 @@ from adapterhub.loop.report import reporter_for
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run import run
 from tests.kit import tiny_models
+from tests.kit.runs import final_bytes
 from tests.kit.task_cases import pairs
-from tests.kit.training_runs import final_bytes
 
 METHODS = ("loreft(rank=2)", "alora(rank=2)")
 

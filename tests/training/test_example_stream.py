@@ -19,8 +19,7 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.training import stream as streams
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream import open_examples, stream_rows
-from tests.kit.fixtures import word_tokenizer, write_json_lines
-from tests.kit.streamed import write_shards
+from tests.kit.data import word_tokenizer, write_json_lines, write_shards
 from tests.kit.task_cases import CASES
 
 ANSWERED = [

@@ -26,7 +26,7 @@ from adapterhub.training.prepare import prepare
 from adapterhub.training.run import run
 from adapterhub.training.run_data import read_data
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.selection import long_table
 
 USUAL = Kernels("fp32", SDPA)

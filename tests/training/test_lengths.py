@@ -10,7 +10,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.loading import default_length, fit_rows
 from adapterhub.training.run_data import RunData
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import BackboneLoader, SharedLoader
 from adapterhub.training.run import run
+from tests.kit.runs import final_bytes
 from tests.kit.selection import cases_of
 from tests.kit.task_cases import CASES
 from tests.kit.tiny_models import FULL_MATRIX
-from tests.kit.training_runs import final_bytes
 
 FUSED = "adapterfusion"  # is built from adapters that are attached
 SPECS = {name: list(dump_methods([m.example()])) for name, m in METHODS.items() if name != FUSED}

@@ -28,8 +28,8 @@ from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import RunOutcome, run
 from adapterhub.training.task_mixture import MixedRows, mixed_order
-from tests.kit.mixed_tasks import HEADS, mixed_recipe, write_tasks
-from tests.kit.training_runs import final_bytes, lines
+from tests.kit.data import HEADS, mixed_recipe, write_tasks
+from tests.kit.runs import final_bytes, lines
 
 
 @pytest.fixture(scope="module")

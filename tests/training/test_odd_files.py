@@ -9,7 +9,7 @@ import pytest
 from adapterhub.errors import DataError
 from adapterhub.recipe.recipe import read
 from adapterhub.training.run_data import read_data
-from tests.kit.odd_files import ODD_FILES, OddFile
+from tests.kit.data import ODD_FILES, OddFile
 
 
 @pytest.mark.parametrize("odd", ODD_FILES, ids=lambda odd: odd.name)

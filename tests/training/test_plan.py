@@ -17,7 +17,7 @@ from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import PreparedRun, prepare
 from tests.kit import tiny_models
-from tests.kit.fixtures import write_tsv
+from tests.kit.data import write_tsv
 from tests.kit.selection import long_table
 
 

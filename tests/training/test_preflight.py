@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.fresh_process import run_commands
+from tests.kit.processes import run_commands
 
 ROWS = "text\tlabel\n" + "good film\tyes\nbad film\tno\n" * 4
 FILES = {

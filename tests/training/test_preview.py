@@ -9,8 +9,7 @@ from adapterhub.recipe.recipe import read
 from adapterhub.tasks import TASKS
 from adapterhub.training import loading
 from adapterhub.training.plan import preview_rows
-from tests.kit.fixtures import write_json_lines
-from tests.kit.mixed_tasks import HEADS, mixed_recipe
+from tests.kit.data import HEADS, mixed_recipe, write_json_lines
 from tests.kit.task_cases import CASES
 
 LEARNED = {

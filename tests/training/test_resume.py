@@ -60,7 +60,7 @@ WORDS = (
 @pytest.fixture(scope="module")
 def stopped(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A run that was stopped after step 4 of 6, and the same one that was not, in `whole`."""
-    from tests.kit.fixtures import sentences, write_tsv
+    from tests.kit.data import sentences, write_tsv
 
     folder = tmp_path_factory.mktemp("stopped")
     rows = sentences(64)

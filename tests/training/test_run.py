@@ -15,7 +15,7 @@ from adapterhub.pages.run_files import recorded_words
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
 from adapterhub.training.run import run
-from tests.kit.training_runs import lines
+from tests.kit.runs import lines
 
 
 @pytest.fixture

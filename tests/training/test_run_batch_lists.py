@@ -15,7 +15,7 @@ from adapterhub.training.run import (
     first_batches,
 )
 from adapterhub.training.stream import StreamBatches
-from tests.kit.streamed import streamed_recipe, write_shards
+from tests.kit.data import streamed_recipe, write_shards
 
 
 def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> PreparedRun:

@@ -14,7 +14,7 @@ from adapterhub.pages.page import PAGE
 from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
 from adapterhub.training import run
 from adapterhub.training.run import LatestPredictions, RunPage
-from tests.kit.run_folders import predictions, run_folder
+from tests.kit.runs import predictions, run_folder
 
 ROWS = predictions("classes").rows
 

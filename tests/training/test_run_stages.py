@@ -17,8 +17,8 @@ from adapterhub.errors import OutputError
 from adapterhub.loop.checkpoint import folder_of
 from adapterhub.recipe.sweep import read_staged
 from adapterhub.training.run_stages import check_stages
-from tests.kit.command_line import refused
-from tests.kit.fixtures import WORDS
+from tests.kit.data import WORDS
+from tests.kit.session import refused
 
 QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}
 

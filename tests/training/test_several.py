@@ -16,8 +16,8 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run import run, run_several
+from tests.kit.runs import Ticks
 from tests.kit.selection import part_of
-from tests.kit.training_runs import Ticks
 
 
 @pytest.fixture

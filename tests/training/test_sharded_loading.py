@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from adapterhub.recipe.recipe import read
-from tests.kit import fixtures, warm
+from tests.kit import data, processes
 
 SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 99}
 LAYERS, MB = 16, 1 << 20
@@ -69,8 +69,8 @@ def large(tmp_path_factory):
     config = transformers.LlamaConfig(**SHAPE, num_hidden_layers=LAYERS, pad_token_id=1)
     model = transformers.LlamaModel(config).to(torch.bfloat16)
     model.save_pretrained(folder / "llama")
-    fixtures.word_tokenizer().save_pretrained(folder / "llama")
-    fixtures.write_tsv(folder / "rows.tsv", fixtures.sentences(40))
+    data.word_tokenizer().save_pretrained(folder / "llama")
+    data.write_tsv(folder / "rows.tsv", data.sentences(40))
     return folder
 
 
@@ -86,7 +86,7 @@ def test_a_process_reads_its_share_of_the_backbone(method, share, large):
         "backbone": str(large / "llama"), "data": {"train": str(rows)},
         "output": str(large / "run"), "train": {"shard": True},
     }))  # fmt: skip
-    ended = warm.run(__file__, recipe, processes=2)
+    ended = processes.run(__file__, recipe, processes=2)
     assert ended.returncode == 0, ended.printed[:6000]
     measured = [*map(json.loads, re.findall(r'{"peak".*?}', ended.printed))]
     assert len(measured) == 2

@@ -15,7 +15,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.prepare import prepare, starting_point
 from adapterhub.training.run import run
-from tests.kit.fixtures import write_tsv
+from tests.kit.data import write_tsv
 
 
 class Notes(Reporter):

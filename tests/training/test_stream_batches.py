@@ -26,9 +26,8 @@ from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import run
 from adapterhub.training.stream import StreamBatches, StreamedRows
 from tests.kit import tiny_models
-from tests.kit.fixtures import sentences, write_tsv
-from tests.kit.streamed import streamed_recipe, write_shards
-from tests.kit.training_runs import final_bytes
+from tests.kit.data import sentences, streamed_recipe, write_shards, write_tsv
+from tests.kit.runs import final_bytes
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.task_mixture import MixedRows, TaskMixture, TaskRows, TaskSwitch
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.tiny_models import model as tiny_model
 
 SETTING = Setting(word_tokenizer("<s>", "</s>"), 16, ("neg", "pos"))

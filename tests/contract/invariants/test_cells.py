@@ -26,8 +26,9 @@ from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.ops import cayley
 from tests.kit import selection, tiny_models
-from tests.kit.device_uses import META, HostUses, uses_of_the_host
-from tests.kit.fixtures import train
+from tests.kit.compare import differences, observed
+from tests.kit.data import train
+from tests.kit.devices import META, HostUses, uses_of_the_host
 from tests.kit.matrix import (
     ALL_CELLS,
     CELLS,
@@ -43,7 +44,6 @@ from tests.kit.matrix import (
     mergeable,
     representatives,
 )
-from tests.kit.observed import differences, observed
 
 INVARIANTS: list[Callable[[Cell], None]] = []
 
@@ -493,7 +493,7 @@ def is_on_meta(cell: Cell) -> bool:
 
 @invariant
 def a_pass_stays_on_its_device(cell: Cell) -> None:
-    """No tensor of the host, no copy and no wait for a value (tests/kit/device_uses.py)."""
+    """No tensor of the host, no copy and no wait for a value (tests/kit/devices.py)."""
     if not is_on_meta(cell):
         return
     task, uses = bare_on_meta(cell.architecture)

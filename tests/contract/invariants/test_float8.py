@@ -10,7 +10,7 @@ import adapterhub as ah
 from adapterhub.backbones import weights
 from adapterhub.errors import ConfigError, MergeError, SiteError
 from adapterhub.methods import METHODS
-from tests.kit import float8, tiny_models
+from tests.kit import own_models, tiny_models
 from tests.kit.matrix import REFUSED, example
 from tests.kit.selection import long_table
 
@@ -21,13 +21,13 @@ TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("float8") / "llama"
-    return float8.save_checkpoint(tiny_models.model("llama", "causal-lm"), folder)
+    return own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), folder)
 
 
 @pytest.fixture
 def coded(checkpoint, monkeypatch):
-    float8.float8_kernel(monkeypatch)
-    return float8.float8_model(checkpoint)
+    own_models.float8_kernel(monkeypatch)
+    return own_models.float8_model(checkpoint)
 
 
 def decoded(checkpoint, dtype="fp32", **options):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import adapterhub as ah
 from tests.kit import tiny_models
-from tests.kit.fixtures import train
+from tests.kit.data import train
 
 INFERENCE_FORMS = {
     "prefix(length=4, reparametrize=True, middle=6)": "prefix(length=4)",

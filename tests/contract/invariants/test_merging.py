@@ -21,7 +21,7 @@ from adapterhub.inference.merged_checkpoint import auto_class, write_checkpoint
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.site_module import OutputModule
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.matrix import ALL_CELLS, REFUSED, example, mergeable
 from tests.kit.selection import long_table
 

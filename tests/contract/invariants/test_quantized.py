@@ -26,7 +26,7 @@ from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import parse_methods
 from tests.kit import tiny_models
-from tests.kit.fixtures import train
+from tests.kit.data import train
 from tests.kit.matrix import REFUSED, example, one_of_each_signature
 from tests.kit.selection import long_table
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, BertTokenizerFast
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.matrix import attach_smaller, example
 
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 import adapterhub as ah
 from adapterhub.anatomy.backbone import is_sharded
 from adapterhub.errors import AttachError
-from tests.kit import tiny_models, warm
+from tests.kit import processes, tiny_models
 
 # Site modules, a prefix, and a method that trains the backbone's own parameters.
 CORE = [("lora", "llama"), ("prefix", "bert"), ("full", "bert")]
@@ -82,7 +82,7 @@ def train_sharded(folder):
 def sharded(tmp_path_factory):
     """Run two processes; return the folder where they saved each case."""
     folder = tmp_path_factory.mktemp("sharded")
-    ended = warm.run(__file__, folder, processes=2)
+    ended = processes.run(__file__, folder, processes=2)
     assert ended.returncode == 0, ended.printed[-3000:]
     return folder
 

@@ -18,7 +18,7 @@ from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
 from tests.kit import selection, tiny_models
-from tests.kit.fixtures import word_tokenizer
+from tests.kit.data import word_tokenizer
 from tests.kit.matrix import CELLS, example, one_of_each_signature
 
 THREADS = 8

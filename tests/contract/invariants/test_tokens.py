@@ -16,7 +16,7 @@ from adapterhub.backbones.processor import remember_tokenizer
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
-from tests.kit.fixtures import WORDS, word_tokenizer
+from tests.kit.data import WORDS, word_tokenizer
 
 NEW = ["<a>", "<b>"]
 BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the embedding's unused rows

@@ -18,7 +18,7 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.peft.experts import unpacked
 from adapterhub.interchange.peft.files import TENSORS_FILE
-from tests.kit.expert_models import expert_model, logits, redraw
+from tests.kit.own_models import expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_a_peft_adapter_of_experts_stays_low_rank(model_type, variant, tmp_path)
     theirs.save_pretrained(tmp_path / "theirs")
     adapter = ah.load(model, tmp_path / "theirs")
     assert {"lora", "rslora"} & {method.name for method in adapter.methods}
-    ours_out, theirs_out = logits(model), logits(theirs)
+    ours_out, theirs_out = expert_logits(model), expert_logits(theirs)
     torch.testing.assert_close(ours_out, theirs_out, atol=2e-5, rtol=1e-4)
     check_gradients(adapter, theirs, ours_out, theirs_out)
     adapter.save(tmp_path / "ours")
@@ -113,10 +113,10 @@ def test_a_peft_adapter_of_experts_stays_low_rank(model_type, variant, tmp_path)
         assert all(torch.equal(files[1][name], tensor) for name, tensor in files[0].items())
     ah.detach(model)
     back = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "back").eval()
-    torch.testing.assert_close(logits(back), theirs_out, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(expert_logits(back), theirs_out, atol=2e-5, rtol=1e-4)
     ah.load(model, tmp_path / "ours")
     with torch.no_grad():
-        assert torch.equal(logits(model), ours_out)
+        assert torch.equal(expert_logits(model), ours_out)
         ah.merge(model, tolerance=1e-2)
         merged = theirs.merge_and_unload().state_dict()
         for name, tensor in model.state_dict().items():
@@ -135,7 +135,9 @@ def test_two_adapters_at_once(tmp_path):
         ah.load(model, tmp_path / name, name=name)
     ah.activate(model, "one", "second")
     with torch.no_grad():
-        torch.testing.assert_close(logits(model), logits(theirs), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            expert_logits(model), expert_logits(theirs), atol=2e-5, rtol=1e-4
+        )
     ah.detach(model)
 
 
@@ -161,7 +163,9 @@ def test_files_from_before_transformers_stacked_experts(tmp_path):
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
     adapter = ah.load(model, tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(logits(model), logits(theirs), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            expert_logits(model), expert_logits(theirs), atol=2e-5, rtol=1e-4
+        )
     adapter.save(tmp_path / "ours")
     stored = numbers(tmp_path / "ours" / "adapter.safetensors")
     # Gate and up become one projection of twice the rank, whose B has zeros.
@@ -183,7 +187,9 @@ def test_a_parameter_that_is_no_site_is_stored_whole(tmp_path):
     with pytest.warns(UserWarning, match="bias is not a site: its update is stored as a whole"):
         adapter = ah.load(model, tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(logits(model), logits(theirs), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            expert_logits(model), expert_logits(theirs), atol=2e-5, rtol=1e-4
+        )
     stored = {path: t.numel() for path, t in adapter.tensors().items() if "bias" in path}
     assert sum(stored.values()) == sum(
         p.numel() for n, p in model.named_parameters() if n.endswith("gate_up_proj_bias")
@@ -223,11 +229,11 @@ def test_what_is_trained_here_is_exported(case, tmp_path):
     adapter = ah.attach(model, EXPORTED[case])
     redraw(adapter)
     with torch.no_grad():
-        expected = logits(model)
+        expected = expert_logits(model)
         adapter.export(tmp_path / "peft")
         adapter.detach()
         theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "peft").eval()
-        torch.testing.assert_close(logits(theirs), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(expert_logits(theirs), expected, atol=2e-5, rtol=1e-4)
 
 
 def test_other_updates_of_held_weights_are_not_exported(tmp_path):

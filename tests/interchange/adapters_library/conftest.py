@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from tests.kit.adapters_golden import GOLDEN, backbone
+from tests.kit.peers import GOLDEN, backbone
 
 
 @pytest.fixture

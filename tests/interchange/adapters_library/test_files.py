@@ -11,10 +11,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.interchange.adapters_library.files import read_adapters
-from tests.kit.adapters_golden import (
-    GOLDEN,
-    backbone,
-)
+from tests.kit.peers import GOLDEN, backbone
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

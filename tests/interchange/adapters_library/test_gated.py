@@ -9,12 +9,7 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
-from tests.kit.adapters_golden import (
-    DECODING,
-    GOLDEN,
-    backbone,
-    imported,
-)
+from tests.kit.peers import DECODING, GOLDEN, backbone, imported
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -15,7 +15,7 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
 from adapterhub.interchange.checkpoint_files import read_tensor_file
-from tests.kit.adapters_golden import (
+from tests.kit.peers import (
     AUTO,
     EXPECTED,
     GOLDEN,

@@ -8,16 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.adapters_library.importer import adapters_checkpoint_info
-from tests.kit.adapters_golden import (
-    CASES,
-    COMPARED,
-    EXPECTED,
-    GOLDEN,
-    backbone,
-    hidden,
-    imported,
-    inputs,
-)
+from tests.kit.peers import CASES, COMPARED, EXPECTED, GOLDEN, backbone, hidden, imported, inputs
 from tests.kit.selection import long_table
 
 # Imports warn about what they cannot carry over unchanged.

@@ -9,7 +9,7 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
-from tests.kit.adapters_golden import GOLDEN, backbone
+from tests.kit.peers import GOLDEN, backbone
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

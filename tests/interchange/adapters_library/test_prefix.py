@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from adapterhub.errors import MismatchError
-from tests.kit.adapters_golden import (
-    EXPECTED,
-    UNEVEN,
-    backbone,
-    hidden,
-    imported,
-    inputs,
-)
+from tests.kit.peers import EXPECTED, UNEVEN, backbone, hidden, imported, inputs
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
-from tests.kit.adapters_golden import EXPECTED, GOLDEN, backbone, imported, inputs
+from tests.kit.peers import EXPECTED, GOLDEN, backbone, imported, inputs
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

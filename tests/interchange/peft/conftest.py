@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def trained_checkpoint(tmp_path_factory):
-    from tests.kit.peft_reference import lora_config, trained
+    from tests.kit.peers import lora_config, trained
 
     config = lora_config(r=8, lora_alpha=8, target_modules=["query"])
     return trained(tmp_path_factory.mktemp("trained") / "theirs", "bert", config)

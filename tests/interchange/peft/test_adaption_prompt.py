@@ -10,7 +10,7 @@ from adapterhub.errors import MismatchError
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_export, compare_import, same_bits, trained  # noqa: E402
+from tests.kit.peers import compare_export, compare_import, same_bits, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

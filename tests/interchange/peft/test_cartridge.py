@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_export, compare_import, same_bits  # noqa: E402
+from tests.kit.peers import compare_export, compare_import, same_bits  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit import interchange_table, tiny_models
-from tests.kit.interchange_table import DIRECTIONS, MASKS
-from tests.kit.peft_differential import KINDS, Differential, tasks
+from tests.kit import peft_differential, tiny_models
+from tests.kit.peft_differential import DIRECTIONS, KINDS, MASKS, Differential, tasks
 from tests.kit.selection import long_table
 
 MODELS = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
@@ -39,13 +38,13 @@ def test_equal_or_refused(tmp_path, record_property, kind, architecture, task):
     outcomes = Differential(kind, architecture, task, tmp_path).run()
     for (direction, side), outcome in outcomes.items():
         cell = [kind, architecture, task, direction, side, outcome.word, outcome.reason]
-        record_property(interchange_table.PROPERTY, cell)
+        record_property(peft_differential.PROPERTY, cell)
     assert {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"} == {}
 
 
 @pytest.mark.skipif(tiny_models.FULL_MATRIX, reason="the table is written after the tests")
 def test_the_documented_table_has_every_cell_and_no_wrong_one():
-    documented = interchange_table.documented_counts()
+    documented = peft_differential.documented_counts()
     assert documented.keys() == set(KINDS)
     for kind, counts in documented.items():
         for direction, count in zip(DIRECTIONS, counts, strict=True):

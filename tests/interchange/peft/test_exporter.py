@@ -16,7 +16,7 @@ from tests.kit.matrix import example
 from tests.kit.selection import cases_of
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_export, core, outputs, same_bits  # noqa: E402
+from tests.kit.peers import compare_export, core, outputs, same_bits  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -15,7 +15,7 @@ from adapterhub.interchange.peft import files
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import edit, edit_tensors, exported  # noqa: E402
+from tests.kit.peers import edit, edit_tensors, exported  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

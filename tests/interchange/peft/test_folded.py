@@ -11,7 +11,7 @@ from tests.kit import tiny_models
 from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import (  # noqa: E402
+from tests.kit.peers import (  # noqa: E402
     compare_import,
     core,
     linear_names,

@@ -9,7 +9,7 @@ from adapterhub.errors import MismatchError
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_import, core  # noqa: E402
+from tests.kit.peers import compare_import, core  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

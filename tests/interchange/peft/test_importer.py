@@ -10,7 +10,7 @@ from adapterhub.errors import AdapterhubError, MismatchError
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import (  # noqa: E402
+from tests.kit.peers import (  # noqa: E402
     compare_import,
     core,
     edit,

@@ -17,7 +17,7 @@ from tests.kit import tiny_models
 from tests.kit.selection import ALL, long_table
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_export, core, same_bits  # noqa: E402
+from tests.kit.peers import compare_export, core, same_bits  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -11,7 +11,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
-from tests.kit.plain_modules import GROUPED, KINDS, OTHERWISE, network
+from tests.kit.own_models import GROUPED, KINDS, OTHERWISE, network
 from tests.kit.selection import long_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,7 +11,7 @@ from adapterhub.errors import MismatchError
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import KINDS, compare_export, compare_import, core, same_bits, trained  # noqa: E402
+from tests.kit.peers import KINDS, compare_export, compare_import, core, same_bits, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -9,7 +9,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import MismatchError, SiteError
 from tests.kit import tiny_models
-from tests.kit.peft_reference import KINDS, core, trained
+from tests.kit.peers import KINDS, core, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -8,7 +8,7 @@ import torch
 
 import adapterhub as ah
 from tests.kit import tiny_models
-from tests.kit.peft_reference import lora_config, outputs, trained
+from tests.kit.peers import lora_config, outputs, trained
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -10,7 +10,7 @@ from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft.exporter import to_peft
 from tests.kit import tiny_models
-from tests.kit.peft_reference import core
+from tests.kit.peers import core
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

@@ -12,7 +12,7 @@ from adapterhub.interchange.peft.targets import Targets, ends_with, modules_of
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import edit, edit_tensors, lora_config, trained  # noqa: E402
+from tests.kit.peers import edit, edit_tensors, lora_config, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -12,8 +12,8 @@ import adapterhub as ah
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import MismatchError
 from tests.kit import tiny_models
+from tests.kit.peers import core, edit
 from tests.kit.peft_differential import add_noise
-from tests.kit.peft_reference import core, edit
 from tests.kit.selection import long_table
 
 pytestmark = [

@@ -13,7 +13,7 @@ from tests.kit import tiny_models
 from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import linear_names, lora_config  # noqa: E402
+from tests.kit.peers import linear_names, lora_config  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

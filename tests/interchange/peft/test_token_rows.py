@@ -12,7 +12,7 @@ from tests.kit import tiny_models
 from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_import, core, edit, lora_config, outputs, trained  # noqa: E402
+from tests.kit.peers import compare_import, core, edit, lora_config, outputs, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -15,7 +15,7 @@ from adapterhub.interchange.translation import Translation
 from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
-from tests.kit.peft_reference import compare_import, core, linear_names, lora_config, trained  # noqa: E402
+from tests.kit.peers import compare_import, core, linear_names, lora_config, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -12,8 +12,7 @@ import pytest
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.request import Service
-from tests.kit.http_service import NAMED, running, service_of, write_named
-from tests.kit.served import expected_answers
+from tests.kit.server import NAMED, expected_answers, running, service_of, write_named
 
 
 @dataclass(frozen=True)

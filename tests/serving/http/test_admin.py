@@ -18,9 +18,8 @@ from adapterhub.serving.http.request import Service
 from adapterhub.serving.http.server import ENDPOINTS, served_endpoints
 from adapterhub.serving.options import ServeOptions, read_serve_options
 from adapterhub.web.tokens import TokenFile
-from tests.kit.http_client import ask, predict
-from tests.kit.http_service import running
-from tests.kit.served import EXAMPLES, TEXTS, write_adapter
+from tests.kit.server import EXAMPLES, TEXTS, running, write_adapter
+from tests.kit.web_servers import ask, predict
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,16 @@ from http_load import Load
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
 from adapterhub.serving import Engine
-from tests.kit.http_service import running, service_of
 from tests.kit.matrix import example
 from tests.kit.selection import cases_of
-from tests.kit.served import EXAMPLES, expected_answers, same_answer, write_adapter
+from tests.kit.server import (
+    EXAMPLES,
+    expected_answers,
+    running,
+    same_answer,
+    service_of,
+    write_adapter,
+)
 
 CLIENTS = 32
 REQUESTS = int(os.environ.get("ADAPTERHUB_REQUESTS", "600"))

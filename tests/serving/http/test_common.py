@@ -14,9 +14,17 @@ from requests import Session, get, request
 from adapterhub.serving import Engine
 from adapterhub.serving.http.server import ENDPOINTS
 from adapterhub.tasks import TASKS, parse_task
-from tests.kit.http_service import BACKBONE, NAMED, running, service_of
 from tests.kit.selection import ALL
-from tests.kit.served import TEXTS, TaskExample, same_answer, write_adapter
+from tests.kit.server import (
+    BACKBONE,
+    NAMED,
+    TEXTS,
+    TaskExample,
+    running,
+    same_answer,
+    service_of,
+    write_adapter,
+)
 
 schemathesis = pytest.importorskip("schemathesis", reason='pip install "adapterhub[clients]"')
 CASES = 200 if ALL else 4

@@ -16,9 +16,8 @@ from adapterhub.serving import Engine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.web.tokens import TokenFile
-from tests.kit.http_client import ask, predict
-from tests.kit.http_service import running
-from tests.kit.served import EXAMPLES, TEXTS, write_adapter
+from tests.kit.server import EXAMPLES, TEXTS, running, write_adapter
+from tests.kit.web_servers import ask, predict
 
 TEXT = TEXTS[0]
 

@@ -9,8 +9,7 @@ import pytest
 import requests
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError
 
-from tests.kit.http_service import NAMED, PAIRS
-from tests.kit.served import CONTEXT, TEXTS, same_answer
+from tests.kit.server import CONTEXT, NAMED, PAIRS, TEXTS, same_answer
 
 
 @pytest.fixture(autouse=True)

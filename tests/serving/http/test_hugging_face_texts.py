@@ -12,9 +12,17 @@ from requests import get, post
 from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
 from adapterhub.tasks import parse_task
-from tests.kit import translators
-from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
-from tests.kit.served import TEXTS, TaskExample, expected_answers, write_adapter
+from tests.kit import own_models
+from tests.kit.server import (
+    BACKBONE,
+    TEXTS,
+    TaskExample,
+    expected_answers,
+    running,
+    service_of,
+    write_adapter,
+    write_wordy,
+)
 
 MESSAGES = [{"role": "user", "content": TEXTS[0]}]
 TOKENS = 6
@@ -148,7 +156,7 @@ def test_what_is_refused(client):
 
 def test_languages_are_fields_of_a_request(tmp_path):
     """Of an adapter for one pair, and of a backbone for several; without them, or with others."""
-    backbone, text = translators.save("mbart50", tmp_path), "the cat sleeps"
+    backbone, text = own_models.save_translator("mbart50", tmp_path), "the cat sleeps"
     spec = "seq2seq(src_lang=en_XX, tgt_lang={}, new_tokens=4)"
     german = TaskExample(spec.format("de_DE"), "seq2seq")
     folder = write_adapter(backbone, tmp_path / "german", "lora(rank=2)", german)

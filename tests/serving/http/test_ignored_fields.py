@@ -6,9 +6,8 @@ import pytest
 
 from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
-from tests.kit.http_client import ask
-from tests.kit.http_service import running, service_of
-from tests.kit.served import TEXTS, TaskExample, write_adapter
+from tests.kit.server import TEXTS, TaskExample, running, service_of, write_adapter
+from tests.kit.web_servers import ask
 
 CHAT = {"messages": [{"role": "user", "content": "a plot"}], "max_tokens": 4, "temperature": 0}
 TEXT = {"prompt": "a plot", "max_tokens": 4, "temperature": 0}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from requests import get, post
 
-from tests.kit.http_service import NAMED
-from tests.kit.served import CONTEXT, TEXTS, same_answer
+from tests.kit.server import CONTEXT, NAMED, TEXTS, same_answer
 
 triton = pytest.importorskip("tritonclient.http", reason='pip install "adapterhub[clients]"')
 from tritonclient.utils import InferenceServerException  # noqa: E402

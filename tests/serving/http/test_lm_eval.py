@@ -12,8 +12,7 @@ from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.serving import Engine
-from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
-from tests.kit.served import TEXTS, TaskExample
+from tests.kit.server import BACKBONE, TEXTS, TaskExample, running, service_of, write_wordy
 
 lm_eval = pytest.importorskip("lm_eval", reason='pip install "adapterhub[lm-eval]"')
 pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval and its dependencies

@@ -10,8 +10,14 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
 from adapterhub.serving.http.server import HttpServer
 from adapterhub.serving.options import ServeOptions
-from tests.kit.http_service import running, service_of
-from tests.kit.served import TEXTS, expected_answers, same_answer, write_adapter
+from tests.kit.server import (
+    TEXTS,
+    expected_answers,
+    running,
+    same_answer,
+    service_of,
+    write_adapter,
+)
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.kit.http_service import BACKBONE, NAMED
-from tests.kit.served import TEXTS, same_answer
+from tests.kit.server import BACKBONE, NAMED, TEXTS, same_answer
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 

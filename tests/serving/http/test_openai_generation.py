@@ -14,9 +14,18 @@ from adapterhub.serving import Engine
 from adapterhub.serving.adapter_cache import BareBackbone
 from adapterhub.serving.http.request import AsyncGeneration
 from adapterhub.web.errors import StoppedError
-from tests.kit.http_service import BACKBONE, running, service_of, write_wordy
-from tests.kit.served import TEXTS, TaskExample, expected_answers, write_adapter
-from tests.kit.written import SEQ2SEQ, written_alone
+from tests.kit.server import (
+    BACKBONE,
+    SEQ2SEQ,
+    TEXTS,
+    TaskExample,
+    expected_answers,
+    running,
+    service_of,
+    write_adapter,
+    write_wordy,
+    written_alone,
+)
 
 openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"')
 TOKENS = 8

@@ -19,9 +19,8 @@ from adapterhub.serving.http import request as services
 from adapterhub.serving.http.request import RequestLimits
 from adapterhub.serving.http.server import ENDPOINTS
 from adapterhub.serving.shared_backbone import ClassModel, SharedBody
-from tests.kit.http_client import ask, predict
-from tests.kit.http_service import running, service_of, started
-from tests.kit.served import TEXTS, TaskExample, busy, write_adapter
+from tests.kit.server import TEXTS, TaskExample, busy, running, service_of, started, write_adapter
+from tests.kit.web_servers import ask, predict
 
 QUEUE = 60  # tokens
 EXAMPLES = {

@@ -16,8 +16,8 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
-from tests.kit.http_client import predict
-from tests.kit.served import EXAMPLES, TEXTS, write_adapter
+from tests.kit.server import EXAMPLES, TEXTS, write_adapter
+from tests.kit.web_servers import predict
 
 pytestmark = [
     pytest.mark.apart,

@@ -25,11 +25,10 @@ from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.serving.shared_backbone import SharedBody
 from tests.kit import tiny_models
-from tests.kit.http_client import ask, predict
-from tests.kit.http_service import running
 from tests.kit.selection import ALL
-from tests.kit.served import TEXTS, busy, expected_answers, same_answer, write_adapter
-from tests.kit.waiting import wait_until
+from tests.kit.server import TEXTS, busy, expected_answers, running, same_answer, write_adapter
+from tests.kit.session import wait_until
+from tests.kit.web_servers import ask, predict
 
 TEXT = TEXTS[0]
 

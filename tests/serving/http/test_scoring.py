@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from requests import post
 
-from tests.kit.http_service import NAMED
-from tests.kit.served import CONTEXT, TEXTS, same_answer
+from tests.kit.server import CONTEXT, NAMED, TEXTS, same_answer
 
 QUERY = "good film"
 DOCUMENTS = ["a plot", CONTEXT, "fine", "the actor was awful"]

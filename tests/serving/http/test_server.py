@@ -23,10 +23,9 @@ from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web import connections
 from adapterhub.web.frame import Endpoint
 from adapterhub.web.tokens import TokenFile
-from tests.kit.http_client import ask, predict
-from tests.kit.http_service import started
-from tests.kit.served import EXAMPLES, TEXTS, write_adapter
-from tests.kit.waiting import wait_until
+from tests.kit.server import EXAMPLES, TEXTS, started, write_adapter
+from tests.kit.session import wait_until
+from tests.kit.web_servers import ask, predict
 
 
 @pytest.fixture(scope="module")

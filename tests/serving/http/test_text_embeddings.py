@@ -8,13 +8,16 @@ import pytest
 from requests import get, post
 
 from adapterhub.serving import Engine
-from tests.kit.http_service import NAMED, PAIRS, running, service_of
-from tests.kit.served import (
+from tests.kit.server import (
     CONTEXT,
+    NAMED,
+    PAIRS,
     TEXTS,
     TaskExample,
     expected_answers,
+    running,
     same_answer,
+    service_of,
     write_adapter,
 )
 

@@ -12,7 +12,8 @@ from adapterhub.serving.http import try_page
 from adapterhub.serving.http.admin import operations
 from adapterhub.serving.http.server import ENDPOINTS, make_app
 from adapterhub.web.tokens import TokenFile
-from tests.kit.browsers import (
+from tests.kit.server import BACKBONE, TEXTS, expected_answers, running, service_of
+from tests.kit.web_servers import (
     AXE,
     MISSING,
     axe_findings,
@@ -22,8 +23,6 @@ from tests.kit.browsers import (
     shown_as,
     tab_to,
 )
-from tests.kit.http_service import BACKBONE, running, service_of
-from tests.kit.served import TEXTS, expected_answers
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ALL = (*ENDPOINTS, *try_page.ENDPOINTS, *operations())

@@ -1,18 +1,109 @@
-"""Run an operation, and raise before one line of the package: an interrupt, or an error."""
+"""What surrounds a test: homes, slow calls, waiting, faults and refusals."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
+import gc
+import os
 import random
 import signal
+import ssl
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+import uvicorn.server
+
 import adapterhub
+
+# The user's folders of a test, or of what a session prepares before its tests.
+
+
+@contextmanager
+def home_in(folder: Path, cache: Path | None = None) -> Iterator[None]:
+    """Set the user's registry, trusted keys, record of versions and cache to those of a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        patch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        patch.setenv("XDG_CACHE_HOME", str(cache or folder / "cache"))
+        patch.setenv("ADAPTERHUB_STATE", str(folder / "state"))
+        for variable in ("ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"):
+            patch.delenv(variable, raising=False)
+        yield
+
+
+# Slow calls that have no effect in a test, left out.
+
+
+_TICK = 0.01  # seconds
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """Do not wait for the disk or for a server's end, and do not read certificates.
+
+    A flush to the disk matters after a power cut only: a killed process loses nothing that it has
+    written. A test that is about flushing replaces `os.fsync` itself. Each client of a hub reads
+    the certificates of all authorities, and the servers of the tests do without encryption.
+    uvicorn looks ten times a second whether it is to end, and then waits as long once more. Where
+    there is no accelerator, torch keeps each seed for later, with the stack of its caller. A server
+    that ends lets the collector look through all objects again, which here are those of all tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None, raising=False)
+        patch.setattr(uvicorn.server, "asyncio", _Asyncio())
+        patch.setattr(gc, "unfreeze", lambda: None)
+        if torch := sys.modules.get("torch"):
+            for kind in (torch.cuda, torch.xpu, torch.mtia):
+                if not kind.is_available():
+                    patch.setattr(kind, "manual_seed_all", lambda seed: None, raising=False)
+        yield
+
+
+class _Asyncio:
+    """asyncio with short pauses."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, _TICK))
+
+
+# Wait for what another thread or process does, however busy the machine is.
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Return as soon as a condition holds; fail when it does not within the seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        time.sleep(0.005)
+
+
+# Assertions on a run of the command line.
+
+
+def refused(result, *expected):
+    """Assert that a run failed with exit code 2 and one message that contains every text."""
+    code, out, err = result
+    assert code == 2, err or out
+    assert "Traceback" not in err
+    for text in expected:
+        assert text in err, err
+    assert err.count("error: ") <= 1 or "Error: " in err
+
+
+# Run an operation, and raise before one line of the package: an interrupt, or an error.
+
 
 PACKAGE = str(Path(adapterhub.__path__[0]))
 Place = tuple[str, int]  # a file and a line of it

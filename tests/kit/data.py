@@ -1,4 +1,4 @@
-"""Data files as people have them: what `train FILE` is to read in each, or what it is to say."""
+"""Small data files: sentences, tables, shards, files as people have them, and their tokenizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,210 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import AdapterhubError
+from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.tasks import parse_task
+from adapterhub.tasks.common.batches import IGNORED
+from tests.kit import tiny_models
+
+# Small data sets, a word-level tokenizer and a short training loop for tests.
+
+
+WORDS = [
+    "the",
+    "a",
+    "movie",
+    "film",
+    "was",
+    "is",
+    "very",
+    "good",
+    "great",
+    "fine",
+    "bad",
+    "poor",
+    "awful",
+    "dull",
+    "plot",
+    "actor",
+    "scene",
+    "end",
+]
+GOOD, BAD = ("good", "great", "fine"), ("bad", "poor", "awful", "dull")
+
+
+SENTINELS = [f"<extra_id_{i}>" for i in range(8)]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' </s> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+
+
+def word_tokenizer(start: str = "", end: str = "") -> PreTrainedTokenizerFast:
+    """Build a word-level tokenizer with the special ids of `tiny_models`.
+
+    It puts the tokens `start` and `end` around each text.
+    """
+    special = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]
+    words = [*special, *SENTINELS, *WORDS, "user", "assistant", ":", "0", "1", "2", "3"]
+    assert len(words) <= tiny_models.VOCAB
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    around = [(w, words.index(w)) for w in (start, end) if w]
+    if around:
+        single = " ".join(part for part in (start, "$A", end) if part)
+        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=around)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="</s>",
+        bos_token="<s>", mask_token="<mask>", additional_special_tokens=SENTINELS,
+        model_max_length=64, chat_template=CHAT_TEMPLATE,
+    )  # fmt: skip
+
+
+def write_json_lines(path: Path, rows: list[dict]) -> Path:
+    """Write rows to a JSON Lines file and return its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def sentences(count: int) -> list[tuple[str, str]]:
+    """Generate (sentence, label) pairs; one word of the sentence determines its label."""
+    rows = []
+    for i in range(count):
+        label, words = ("pos", GOOD) if i % 2 else ("neg", BAD)
+        thing = ("movie", "film", "plot", "actor", "scene", "end")[i // 2 % 6]
+        rows.append(
+            (f"the {thing} was {'very ' * (i // 5 % 2)}{words[i // 3 % len(words)]}", label)
+        )
+    return rows
+
+
+def write_tsv(path: Path, rows: list[tuple[str, ...]], header: str = "text\tlabel") -> Path:
+    """Write rows to a tab-separated file and return its path."""
+    path.write_text("\n".join([header, *("\t".join(row) for row in rows)]) + "\n", encoding="utf-8")
+    return path
+
+
+def json_lines(text: str) -> list[dict]:
+    """Parse JSON Lines."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def train(adapter, steps, learning_rate=None):
+    """Train with AdamW, by default at the method's own learning rate; return the losses."""
+    options = RunOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
+    groups = AdapterTrainee(adapter).param_groups(options)
+    optimizer = torch.optim.AdamW(groups)
+    losses = []
+    for _ in range(steps):
+        loss = adapter.model(**tiny_models.labelled_batch(adapter.model)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# Readable rows, and errors in data, for the tests of tasks.
+
+
+def words_of(tokenizer, ids: list[int]) -> list[str]:
+    """Return the tokens of ids, without ignored labels."""
+    return tokenizer.convert_ids_to_tokens([i for i in ids if i != IGNORED])
+
+
+def read_error(task: str, file: Path, text: str) -> str:
+    """Write a data file, read it for a task, and return the error message."""
+    file.write_text(text)
+    with pytest.raises(AdapterhubError) as error:
+        parse_task(task).read(str(file), DataOptions(), "train")
+    return str(error.value)
+
+
+# Parquet shards to stream, and recipes that stream them.
+
+
+def write_shards(folder: Path, sizes: tuple[int, ...] = (20, 13, 31), rows: int = 5) -> str:
+    """Write sentences with their class into Parquet files of some sizes; return their pattern."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made, start = sentences(sum(sizes)), 0
+    for number, size in enumerate(sizes):
+        texts = [
+            f"{text} {own_words(start + i)}" for i, (text, _) in enumerate(made[start:][:size])
+        ]
+        labels = [label for _, label in made[start : start + size]]
+        table = pa.table({"text": texts, "label": labels})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=rows)
+        start += size
+    return str(folder / "part-*.parquet")
+
+
+def own_words(number: int) -> str:
+    """Return three words without a meaning for the class, other ones for each number to 511."""
+    return " ".join(WORDS[number // 8**place % 8] for place in range(3))
+
+
+def streamed_recipe(backbone: Path, output: Path, source: str, *words: str, **data: Any) -> Recipe:
+    """Return a recipe that streams a source without evaluation; words are KEY=VALUE."""
+    flags = {
+        "backbone": str(backbone),
+        "output": str(output),
+        "data": {"train": source, "eval": "none", "stream": True} | data,
+    }
+    usual = ["method=lora(rank=2)", "train.batch_size=4", "train.max_steps=12", "data.buffer=16",
+             "train.log_every=1", "train.tensorboard=false", "train.report=false"]  # fmt: skip
+    return read(None, [*usual, *words], flags)
+
+
+# A run with three tasks on a tiny backbone: two classifications and a regression.
+
+
+HEADS = {"mood": ("neg", "pos"), "thing-2": ("actor", "end", "film"), "length": ()}
+
+
+def write_tasks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Write the data of three tasks of 24, 20 and 9 rows, and return them for a recipe."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = sentences(96)
+    things = [(text, word) for text, _ in rows if (word := text.split()[1]) in HEADS["thing-2"]]
+    lengths = [(text, str(len(text.split()) / 2)) for text, _ in rows[5:]]
+    data = {"mood": rows[:24], "thing-2": things[:20], "length": lengths[:9]}
+    tasks = {}
+    for name, own in data.items():
+        train = write_tsv(folder / f"{name}.tsv", own)
+        dev = write_tsv(folder / f"{name}-dev.tsv", own[::2])
+        tasks[name] = {"data": {"train": str(train), "eval": str(dev)}}
+    tasks["length"] |= {"task": "regression", "weight": 0.5}
+    return tasks
+
+
+def mixed_recipe(
+    backbone: Path, folder: Path, *words: str, tasks: dict[str, Any] | None = None
+) -> Recipe:
+    """Return a recipe with three tasks, in a new folder; words are KEY=VALUE."""
+    flags = {
+        "backbone": str(backbone),
+        "output": str(folder / "run"),
+        "tasks": tasks or write_tasks(folder / "data"),
+    }
+    usual = ["method=lora(rank=2)", "train.batch_size=4", "train.epochs=2", "train.log_every=1"]
+    usual += ["train.tensorboard=false", "train.report=false"]
+    return read(None, [*usual, *words], flags)
+
+
+# Data files as people have them: what `train FILE` is to read in each, or what it is to say.
+
 
 TOPICS = {
     "billing": ("the invoice of {} names the wrong amount", "please refund the payment of {}"),

@@ -1,18 +1,12 @@
-"""Scripts in processes that have their slow imports behind them: forks of one that has made them.
-
-    warm.run("scripts/pages.py", "README.md", folder=ROOT)  # like `python scripts/pages.py ...`
-
-A fork begins at once where a new interpreter takes five seconds to import torch, transformers and
-what they need. It has its own working directory, environment, arguments and `__main__`, and no
-model or thread of another. Only what is read at import is that of the parent: the hub is `hub()`,
-with a cache that is empty at first, and there is no GPU.
-"""
+"""Processes: forks with their slow imports behind them, two at once, and fresh ones."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -24,14 +18,25 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+# Scripts in processes that have their slow imports behind them: forks of one that has made them.
+#
+#     run("scripts/pages.py", "README.md", folder=ROOT)  # like `python scripts/pages.py ...`
+#
+# A fork begins at once where a new interpreter takes five seconds to import torch, transformers and
+# what they need. It has its own working directory, environment, arguments and `__main__`, and no
+# model or thread of another. Only what is read at import is that of the parent: the hub is `hub()`,
+# with a cache that is empty at first, and there is no GPU.
+
+
 # What adapterhub's modules import when they are called, not when they are imported.
-LATER = (
+IMPORTED_LATER = (
     "datasets", "matplotlib.pyplot", "rouge_score.rouge_scorer", "sacrebleu", "scipy.stats",
     "sklearn.metrics", "torch._inductor.compile_fx", "torch.utils.tensorboard",
     "transformers.trainer", "transformers.models.bert.modeling_bert",
@@ -72,7 +77,7 @@ def run(
 
 
 def hub() -> Any:
-    """Return the hub that the forks know: a `hub_server.Hub`, empty at first."""
+    """Return the hub that the forks know: a `fake_hub.Hub`, empty at first."""
     _parent()  # it imports while the hub is filled
     return _hub()[0]
 
@@ -102,7 +107,7 @@ class _Parent:
         }  # fmt: skip
         with (self.folder / "errors").open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, self.printed], env=environment, text=True,
+                [sys.executable, __file__, "fork", self.printed], env=environment, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 start_new_session=True,
             )  # fmt: skip
@@ -139,9 +144,9 @@ def _parent() -> _Parent:
 
 @cache
 def _hub() -> tuple[Any, str]:
-    from tests.kit import hub_server
+    from tests.kit import fake_hub
 
-    serving = hub_server.serving()
+    serving = fake_hub.serving()
     atexit.register(serving.__exit__, None, None, None)
     return serving.__enter__()
 
@@ -157,7 +162,7 @@ def _import() -> None:
     for module in pkgutil.walk_packages(adapterhub.__path__, "adapterhub."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in LATER:
+    for name in IMPORTED_LATER:
         with suppress(ModuleNotFoundError):  # tensorboard is of an extra
             importlib.import_module(name)
     load_docstrings()
@@ -199,15 +204,165 @@ def _become(job: dict[str, Any], environment: dict[str, str], printed: str) -> N
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _main() -> None:
+def _fork(printed: str) -> None:
     _import()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all of them
     if forked := _forked(sys.stdin, sys.stdout):
-        _become(*forked, sys.argv[1])
+        _become(*forked, printed)
     else:
-        shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+        shutil.rmtree(Path(printed).parent, ignore_errors=True)
+
+
+# Commands of adapterhub in two processes, started by torchrun or accelerate, and their results.
+
+
+def run_all(commands):
+    """Run commands one after another in this process, which may be one of several."""
+    import pytest
+
+    from adapterhub import cli
+
+    before = sys.argv
+    try:
+        for words in commands:
+            sys.argv = ["adapterhub", *map(str, words)]
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+            assert not ended.value.code, words
+    finally:
+        sys.argv = before
+
+
+def in_two(folder, commands):
+    """Run commands in two processes, with the environment that torchrun gives them."""
+    ended = run(__file__, "commands", written(folder, commands), processes=2)
+    assert ended.returncode == 0, ended.printed[-4000:]
+    return ended.printed
+
+
+def launch(folder, commands, *launcher):
+    """Start commands in two processes by a launcher, which is a module of Python."""
+    count = [] if "--num_processes=2" in launcher else ["--nproc-per-node=2"]
+    return start(*launcher, *count, __file__, "commands", written(folder, commands))
+
+
+def written(folder, commands):
+    path = folder / "commands.json"
+    path.write_text(json.dumps([[*map(str, words)] for words in commands]))
+    return path
+
+
+def start(*words):
+    """Start a module of Python, such as torchrun, without GPUs."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, words)],
+        env=environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def finished(started):
+    try:
+        printed, _ = started.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        started.terminate()
+        printed, _ = started.communicate()
+    assert started.returncode == 0, printed[-4000:]
+    return printed
+
+
+def same_adapters(one, two):
+    import torch
+    from safetensors.torch import load_file
+
+    files = (folder / "adapter" / "adapter.safetensors" for folder in (one, two))
+    expected, found = map(load_file, files)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def losses(folder):
+    """Return the loss of each step of a run, rounded as it was recorded."""
+    return [line["loss"] for line in lines_of(folder) if "loss" in line]
+
+
+def evaluations(folder):
+    """Return the metrics of each evaluation of a run."""
+    return [line["metrics"] for line in lines_of(folder) if "metrics" in line]
+
+
+def lines_of(folder):
+    return [*map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
+
+
+# Command lines in one fresh process of Python, and the slow libraries that each has imported.
+#
+# python processes.py fresh < COMMANDS > RESULTS      JSON: {name: words}, {name: [code, output,
+# slow]}
+
+
+# They take from 0.2 to 3 seconds each.
+SLOW = {"torch", "transformers", "datasets", "pandas", "sklearn", "scipy", "accelerate", "peft"}
+# Libraries that a training run without trackers, and a prediction, do without.
+UNNEEDED = {"datasets", "peft", "seqeval", "sacrebleu", "nltk", "rouge_score", "wandb", "mlflow",
+            "detect_secrets", "cryptography"}  # fmt: skip
+# Libraries that a run loads behind its first step, for metrics and charts, and a prediction never.
+LATER = {"pandas", "pyarrow", "sklearn", "scipy.stats", "matplotlib"}
+_PLACES = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
+
+
+def run_commands(
+    commands: Mapping[str, Sequence[str]], folder: Path
+) -> dict[str, tuple[int, str, list[str]]]:
+    """Run command lines in a folder, which is also the home; a word `import:M` imports M.
+
+    Args:
+        commands: the words of each command line, by name.
+        folder: the working directory.
+
+    Returns:
+        Exit code, output with errors, and the slow libraries that are imported by then.
+    """
+    run = subprocess.run(
+        [sys.executable, __file__, "fresh"],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **dict.fromkeys(_PLACES, str(folder))},
+        check=True,
+    )
+    return {name: tuple(result) for name, result in json.loads(run.stdout).items()}
+
+
+def _run(words: Sequence[str]) -> tuple[int, str, list[str]]:
+    output, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        sys.argv, sys.stdin = ["adapterhub", *words], io.TextIOWrapper(io.BytesIO())
+        try:
+            if words[0].startswith("import:"):
+                __import__(words[0].removeprefix("import:"))
+            else:
+                from adapterhub.cli import main
+
+                main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+    return code, output.getvalue(), sorted((SLOW | UNNEEDED | LATER) & sys.modules.keys())
+
+
+def _fresh() -> None:
+    results = {name: _run(words) for name, words in json.load(sys.stdin).items()}
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":
-    _main()
+    if sys.argv[1] == "fork":
+        _fork(sys.argv[2])
+    elif sys.argv[1] == "commands":
+        run_all(json.loads(Path(sys.argv[2]).read_text()))
+    else:
+        _fresh()
