@@ -507,9 +507,9 @@ def _opened(place: HubPlace) -> Iterator[Hub]:
 
 def _note(hub: Hub, connection: Any, action: str, target: str) -> None:
     """Record the action of a command in the audit log."""
-    from adapterhub.hub.accounts import Visitor
+    from adapterhub.hub.database import write_audit
 
-    hub.note_action(connection, Visitor("", "command line"), action, target)
+    write_audit(connection, "", "command line", action, target)
 
 
 def _given() -> str:

@@ -29,6 +29,8 @@ from adapterhub.errors import ConfigError, warn_user
 STATE_VARIABLE = "ADAPTERHUB_STATE"
 Kind = Literal["cache", "config", "data", "state"]
 _DRAFT_SECONDS = 24 * 3600.0
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a full disk."""
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -72,6 +74,27 @@ def sync_file(handle: IO[Any]) -> None:
         os.fsync(handle.fileno())
     except OSError as error:
         if error.errno not in _NO_SYNC:
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames durable if the disk supports it; Windows, CIFS, sshfs and others do not.
+
+    The files were synced before, so without it a power failure can only restore older names.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if os.name == "nt":
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in FULL_DISK:
             raise
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from adapterhub.config.user_folders import sync_file
+from adapterhub.config.user_folders import FULL_DISK, sync_file, sync_folder
 from adapterhub.errors import OutputError, not_fetched
 from adapterhub.files.schema import CRLF, shorten, with_lf
 
@@ -37,7 +37,6 @@ _LONGEST_LINE = 16 << 20  # bytes: a row of texts, labels and probabilities
 _PIECE = 1 << 22  # bytes of a large file held in memory
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)  # names used by `replace_file`
 _START = 1025  # bytes: a longer file is not a git-lfs pointer
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnreadableError(Exception):
@@ -58,7 +57,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _remedy(folder: Path, code: int | None) -> str:
-    if code in _FULL:
+    if code in FULL_DISK:
         return f"free some space or save to another disk; {folder.parent} is unchanged"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make {folder.parent} writable or save to another folder"
@@ -241,27 +240,6 @@ def sync_files(folder: Path) -> None:
         with open(path, "rb+") as handle:  # Windows cannot flush a read-only descriptor
             sync_file(handle)
     sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames durable if the disk supports it; Windows, CIFS, sshfs and others do not.
-
-    The files were synced before, so without it a power failure can only restore older names.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    if os.name == "nt":
-        return
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
 
 
 def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:

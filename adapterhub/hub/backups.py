@@ -15,9 +15,9 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, delete, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
-from adapterhub.config.user_folders import sync_file
+from adapterhub.config.user_folders import sync_file, sync_folder
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.files.atomic import explained, sync_folder
+from adapterhub.files.atomic import explained
 from adapterhub.hub.blobs import BlobFolder, BlobInfo, Blobs, StagedBlob
 from adapterhub.hub.database import (
     DATABASE,

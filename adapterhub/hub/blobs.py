@@ -12,7 +12,6 @@ files in a bucket: bucket_blobs.py.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
@@ -26,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
-from adapterhub.config.user_folders import sync_file
-from adapterhub.files.atomic import FileDigest, file_digest, sync_folder
+from adapterhub.config.user_folders import FULL_DISK, sync_file, sync_folder
+from adapterhub.files.atomic import FileDigest, file_digest
 from adapterhub.web.errors import FullDiskError, TooManyBytesError
 
 MAX_REGULAR_LISTED = 1 << 20  # bytes: larger files are listed as LFS files
@@ -403,6 +402,6 @@ def _written(write: Callable[[], _Result]) -> _Result:
     try:
         return write()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL_DISK:
             raise FullDiskError from None
         raise

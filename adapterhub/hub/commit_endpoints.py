@@ -1,4 +1,4 @@
-"""Commits in two requests: how to send each file, and the commit itself.
+"""Commits in three requests: check the card, ask how to send each file, and commit.
 
 The body of a commit is parsed as it arrives. It has lines of JSON; some contain a file in base64. A
 file may have hundreds of megabytes. Its text is decoded and written piece by piece, so memory never
@@ -17,7 +17,8 @@ from typing import Any
 import pathspec
 from starlette.responses import Response
 
-from adapterhub.errors import one_line
+from adapterhub.config.yaml import parse_mapping
+from adapterhub.errors import AdapterhubError, one_line
 from adapterhub.hub.accounts import WRITE
 from adapterhub.hub.blobs import BlobReceiver, Blobs, StagedBlob, discard_staged
 from adapterhub.hub.commits import (
@@ -34,8 +35,8 @@ from adapterhub.hub.commits import (
 from adapterhub.hub.content_policy import NamespaceRules, check_name_of_file
 from adapterhub.hub.database import received_reader
 from adapterhub.hub.gate import check_files, check_room
-from adapterhub.hub.request import REPOSITORY, HubCall, in_thread, json_answer, json_fields
-from adapterhub.hub.search_rows import refresh_listing
+from adapterhub.hub.request import OPEN, REPOSITORY, HubCall, in_thread, json_answer, json_fields
+from adapterhub.hub.search_rows import MOST_METADATA, front_matter_size, refresh_listing
 from adapterhub.web.errors import HubRefusal, TooManyBytesError
 from adapterhub.web.frame import Endpoint
 
@@ -228,6 +229,21 @@ _ALWAYS_LARGE = (".parquet",)
 _IGNORE = ".gitignore"
 
 
+def validate_yaml(call: HubCall) -> Response:
+    """Check the metadata of a card."""
+    content = call.text("content", "").replace("\r\n", "\n")
+    size = front_matter_size(content)
+    if size > MOST_METADATA:
+        said = f"the metadata has more than {MOST_METADATA:,} characters"
+        return json_answer({"errors": [{"message": said}], "warnings": []}, 400)
+    try:
+        if content[4:size].strip():
+            parse_mapping(content[4:size], "the card")
+    except AdapterhubError as error:
+        return json_answer({"errors": [{"message": error.problem}], "warnings": []}, 400)
+    return json_answer({"errors": [], "warnings": []})
+
+
 def preupload(call: HubCall) -> Response:
     """Return for each file whether to send it in the commit, before it, or not at all.
 
@@ -242,9 +258,9 @@ def preupload(call: HubCall) -> Response:
         if head is None and call.values["rev"] != MAIN:
             raise no_branch(connection, call.repository.id, call.values["rev"])
         tree: Tree = read_tree(connection, head.tree) if head else {}
-        rules = call.rules(connection)
         sizes = [_size_of(file) for file in files]
-        check_room(call.hub, connection, call.repository.namespace, sum(sizes), is_early=True)
+        own = call.repository.namespace
+        rules = check_room(call.hub, connection, own, sum(sizes), is_early=True)
     call.hub.blobs.require_room(sum(sizes))
     ignored = _ignored(call, fields.get("gitIgnore"), tree)
     found = [
@@ -276,12 +292,12 @@ def _commit(call: HubCall, change: CommitChange) -> Response:
     """Check and commit the files."""
     folder, own, rev = call.hub.blobs, call.repository.id, call.values["rev"]
     with call.hub.database.reading() as connection:
-        rules = call.rules(connection)
         sent = granted(connection, own, {sha256 for sha256, _ in change.large.values()})
         new = {staged.info.sha256: staged.info.size for staged in change.files.values()}
         known = granted(connection, own, [*new])
         size = sum(size for sha256, size in new.items() if sha256 not in known)
-        check_room(call.hub, connection, call.repository.namespace, size, is_early=True)
+        namespace = call.repository.namespace
+        rules = check_room(call.hub, connection, namespace, size, is_early=True)
     named = [(path, s, sent[s].size) for path, (s, _) in change.large.items() if s in sent]
     infos = {path: staged.info for path, staged in change.files.items()}
     files = [*named, *((path, info.sha256, info.size) for path, info in infos.items())]
@@ -366,6 +382,7 @@ def _size_of(file: object) -> int:
 
 
 COMMITS = (
+    Endpoint("POST", "/api/validate-yaml", validate_yaml, OPEN, _BODY),
     Endpoint("POST", REPOSITORY + "/preupload/{rev}", preupload, WRITE, _BODY),
     Endpoint("POST", REPOSITORY + "/commit/{rev}", commit, WRITE, reads_itself=True),
 )

@@ -500,7 +500,7 @@ listings = Table(
     Column("size", BigInteger, nullable=False),
     Column("score", Float),  # the higher the better
     Column("head", _words(40), nullable=False),
-    Column("about", Text, nullable=False),  # see repositories.py
+    Column("about", Text, nullable=False),  # see search_rows.py
     Column("entry", Text),  # its current version; none if it has no adapter
     Column("tokens", Text, nullable=False),  # labels and words that a search compares
     Index("listings_by_name", "type", "name"),
@@ -536,6 +536,23 @@ audit = Table(
     Column("target", _words(300), nullable=False),
     Column("address", _words(64), nullable=False),
 )
+
+
+def write_audit(
+    connection: Connection, user: str, token: str, action: str, target: str, address: str = ""
+) -> None:
+    """Write an action to the audit log, in the transaction of the action.
+
+    Args:
+        connection: the transaction.
+        user: the name of the user; "" for a stranger.
+        token: the name of the user's token.
+        action: what was done.
+        target: what it was done to.
+        address: the address of the client.
+    """
+    values = {"time": now_text(), "who": user, "token": token, "action": action}
+    connection.execute(insert(audit).values(**values, target=target[:300], address=address))
 
 
 HubPlace = Path | URL

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, select
 
-from adapterhub.hub.accounts import ADMIN, Visitor, namespace_of
+from adapterhub.hub.accounts import ADMIN, Owner, Visitor, namespace_of
 from adapterhub.hub.blobs import StagedBlob
 from adapterhub.hub.commits import TAG, Tree, promised_bytes, read_tree, sizes_of, used_bytes
 from adapterhub.hub.content_policy import (
@@ -111,8 +111,11 @@ def check_moved(hub: Hub, repository: HubRepository, rules: NamespaceRules) -> C
 
 def quota_of(hub: Hub, connection: Connection, namespace: int) -> int | None:
     """Return the quota of a namespace in bytes; None for no limit."""
-    own = namespace_of(connection, namespace).quota
-    return hub.options.quota if own is None else own
+    return _quota(hub, namespace_of(connection, namespace))
+
+
+def _quota(hub: Hub, owner: Owner) -> int | None:
+    return hub.options.quota if owner.quota is None else owner.quota
 
 
 def check_room(
@@ -123,8 +126,10 @@ def check_room(
     *,
     is_kept: bool = False,
     is_early: bool = False,
-) -> None:
+) -> NamespaceRules:
     """Refuse files that exceed the quota of a namespace, including reserved space.
+
+    Return the rules of the namespace, which apply to the files.
 
     Args:
         hub: the hub.
@@ -137,13 +142,14 @@ def check_room(
     Raises:
         TooManyBytesError: the quota is exceeded.
     """
-    owner, quota = namespace_of(connection, namespace), quota_of(hub, connection, namespace)
+    owner = namespace_of(connection, namespace)
+    quota, rules = _quota(hub, owner), parse_rules(owner.rules)
     if quota is None or not size:
-        return
+        return rules
     used = used_bytes(connection, namespace, committed=is_early)
     promised = 0 if is_early else promised_bytes(connection, namespace)
     if used + promised + (0 if is_kept else size) <= quota:
-        return
+        return rules
     before = f"{used - size * is_kept:,}" if not promised else f"{used:,}"
     waiting = f", and uploads are promised {promised:,}" if promised else ""
     raise TooManyBytesError(

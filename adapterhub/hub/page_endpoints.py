@@ -251,7 +251,8 @@ def log_in(call: HubCall) -> Response:
         raise HubRefusal("this is not a token of this hub", status=401)
     with call.hub.database.writing() as connection:
         cookie = begin_session(connection, token)
-        call.hub.note_action(connection, found, "log in", found.user, call.address)
+        call.visitor = found
+        call.note(connection, "log in", found.user)
     answer = redirect(call, "/")
     answer.set_cookie(
         COOKIE,

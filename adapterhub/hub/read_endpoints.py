@@ -10,8 +10,6 @@ from urllib.parse import parse_qs
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from adapterhub.config.yaml import parse_mapping
-from adapterhub.errors import AdapterhubError
 from adapterhub.hub.accounts import READ, WRITE
 from adapterhub.hub.blobs import BlobInfo
 from adapterhub.hub.commits import (
@@ -31,12 +29,6 @@ from adapterhub.hub.commits import (
     refs_of,
 )
 from adapterhub.hub.mirror_store import kept_tree, sum_of_sizes
-from adapterhub.hub.repositories import (
-    MOST_METADATA,
-    HubDescription,
-    describe_tree,
-    front_matter_size,
-)
 from adapterhub.hub.request import (
     OPEN,
     REPOSITORY,
@@ -47,13 +39,20 @@ from adapterhub.hub.request import (
     listed_answer,
     part_of_list,
 )
-from adapterhub.hub.search_rows import HubListing, HubQuery, listing_of, search_listings
+from adapterhub.hub.search_rows import (
+    HubDescription,
+    HubListing,
+    HubQuery,
+    describe_tree,
+    listing_of,
+    search_listings,
+)
 from adapterhub.web.errors import HubRefusal, MissingEntryError
 from adapterhub.web.frame import Endpoint
 
 _MOST_LISTED, _USUAL_LISTED = 1_000, 500
 _MOST_IN_TREE, _USUAL_IN_TREE = 1_000, 1_000
-_SMALL_BODY, _CARD_BODY = 1 << 20, 4 << 20
+_SMALL_BODY = 1 << 20
 
 
 def whoami(call: HubCall) -> Response:
@@ -221,21 +220,6 @@ def allowed(call: HubCall) -> Response:
     return json_answer({})
 
 
-def validate_yaml(call: HubCall) -> Response:
-    """Check the metadata of a card."""
-    content = call.text("content", "").replace("\r\n", "\n")
-    size = front_matter_size(content)
-    if size > MOST_METADATA:
-        said = f"the metadata has more than {MOST_METADATA:,} characters"
-        return json_answer({"errors": [{"message": said}], "warnings": []}, 400)
-    try:
-        if content[4:size].strip():
-            parse_mapping(content[4:size], "the card")
-    except AdapterhubError as error:
-        return json_answer({"errors": [{"message": error.problem}], "warnings": []}, 400)
-    return json_answer({"errors": [], "warnings": []})
-
-
 def no_harnesses(call: HubCall) -> Response:
     """Return an empty answer to a request that each client process sends."""
     return json_answer({"standardEnvVars": [], "harnesses": {}})
@@ -331,7 +315,6 @@ def _entry(path: str, info: BlobInfo | FolderInfo, commit: CommitRecord | None) 
 READS = (
     Endpoint("GET", "/api/whoami-v2", whoami, TOKEN),
     Endpoint("GET", f"/api/{TYPE}", list_repositories, READ),
-    Endpoint("POST", "/api/validate-yaml", validate_yaml, OPEN, _CARD_BODY),
     Endpoint("GET", "/api/agent-harnesses", no_harnesses, OPEN),
     Endpoint("GET HEAD POST", "/api/telemetry/{rest:path}", nothing, OPEN),
     Endpoint("POST", "/v1/telemetry", nothing, OPEN),

@@ -6,26 +6,19 @@ repository.
 `v3` is a tag whose number stays reserved even when the version, or its repository, is deleted.
 Deleting a version removes each commit that has its files; files without a commit are collected
 later.
-
-A repository is described by its card and by the tags that clients of the Hub search. Tools
-overwrite cards, so the description of an adapter comes from its own files if they contain it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from adapterhub.backbones.hub_network import is_commit
-from adapterhub.errors import AdapterhubError, one_line, printable
-from adapterhub.files import schema
-from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, split_card
-from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json
+from adapterhub.errors import one_line, printable
 from adapterhub.files.native import (
     BESIDE_FILE,
     BESIDE_SIGNATURE,
@@ -71,7 +64,7 @@ from adapterhub.hub.database import (
     retired,
     versions,
 )
-from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES
+from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.store import (
     NAME_RULE,
     is_name,
@@ -93,144 +86,6 @@ from adapterhub.web.errors import (
 
 ReadBlob = Callable[[str, int], bytes]
 """Returns the first bytes of a file, by its sha256."""
-MOST_METADATA = 64 << 10
-_MOST_TAGS, _MOST_TAG = 200, 200
-
-
-@dataclass(frozen=True)
-class HubDescription:
-    """The description of a commit.
-
-    Attributes:
-        card: the metadata of its card.
-        tags: the tags that clients filter by.
-        library: the library that loads it.
-        pipeline: the Hub's name of its task.
-        files: the paths of its files.
-    """
-
-    card: Mapping[str, Any]
-    tags: tuple[str, ...]
-    library: str | None
-    pipeline: str | None
-    files: tuple[str, ...]
-
-    def text(self) -> str:
-        """Format the description for the database."""
-        return json.dumps(vars(self), ensure_ascii=False, default=str)
-
-
-def parse_description(text: str) -> HubDescription:
-    """Parse a description from the database."""
-    fields: dict[str, Any] = json.loads(text)
-    fields |= {name: tuple(fields[name]) for name in ("tags", "files")}
-    return HubDescription(**fields)
-
-
-def describe_tree(tree: Tree, read: ReadBlob) -> HubDescription:
-    """Describe the files of a commit."""
-    card = card_of(tree, read)
-    config = _peft_config(tree, read)
-    manifest = manifest_in(tree, read)
-    library = _text(card.get("library_name"))
-    if config and library in (None, "transformers"):
-        library = "peft"
-    elif library is None:
-        library = "adapterhub" if manifest else "transformers" if "config.json" in tree else None
-    pipeline = _text(card.get("pipeline_tag"))
-    tags = dict.fromkeys(
-        tag[:_MOST_TAG] for tag in _tags(card, config, manifest, tree, library, pipeline) if tag
-    )
-    return HubDescription(card, (*tags,)[:_MOST_TAGS], library, pipeline, (*sorted(tree),))
-
-
-def card_of(tree: Tree, read: ReadBlob) -> dict[str, Any]:
-    """Return the metadata of a commit's card; empty if it cannot be read."""
-    blob = tree.get(CARD_FILE)
-    if blob is None or blob.size > 2 * MAX_CARD_BYTES:
-        return {}
-    text = read(blob.sha256, 2 * MAX_CARD_BYTES).decode("utf-8", "replace")
-    if front_matter_size(text) > MOST_METADATA:
-        return {}
-    metadata: dict[str, Any] = json.loads(json.dumps(split_card(text)[0], default=str))
-    return metadata
-
-
-def front_matter_size(card: str) -> int:
-    """Return the approximate length of a card's metadata: parsing long ones takes seconds."""
-    if not card.startswith("---"):
-        return 0
-    end = card.find("\n---", 3)
-    return end if end >= 0 else 0
-
-
-def manifest_in(tree: Tree, read: ReadBlob) -> Manifest | None:
-    """Return the manifest of a commit; None if it has no manifest in our format."""
-    blob = tree.get(MANIFEST_FILE)
-    if blob is None or blob.size > MAX_MANIFEST_BYTES:
-        return None
-    try:
-        return from_json(read(blob.sha256, MAX_MANIFEST_BYTES))
-    except AdapterhubError:
-        return None
-
-
-def _peft_config(tree: Tree, read: ReadBlob) -> dict[str, Any]:
-    blob = tree.get(CONFIG_FILE)
-    if blob is None or blob.size > MAX_CONFIG_BYTES:
-        return {}
-    return schema.parse_object(read(blob.sha256, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)[0]
-
-
-def _tags(
-    card: Mapping[str, Any],
-    config: Mapping[str, Any],
-    manifest: Manifest | None,
-    tree: Tree,
-    library: str | None,
-    pipeline: str | None,
-) -> Iterator[str]:
-    if manifest is not None:
-        yield "adapterhub"
-    yield from filter(None, (library, pipeline))
-    if any(path.endswith(".safetensors") for path in tree):
-        yield "safetensors"
-    if method := _text(config.get("peft_type")):
-        yield method.lower()
-    if manifest is not None:
-        yield from (method for spec in manifest.methods for method in spec)
-    yield from _texts(card.get("tags"))
-    yield from _texts(card.get("language"))
-    yield from (f"dataset:{name}" for name in _texts(card.get("datasets")))
-    yield from (f"license:{name}" for name in _texts(card.get("license")))
-    is_adapter = bool(config) or manifest is not None
-    for name in dict.fromkeys(_backbones(card, config, manifest)):
-        yield f"base_model:{name}"
-        relation = card.get("base_model_relation") or ("adapter" if is_adapter else None)
-        if isinstance(relation, str):
-            yield f"base_model:{relation}:{name}"
-
-
-def _backbones(
-    card: Mapping[str, Any], config: Mapping[str, Any], manifest: Manifest | None
-) -> Iterator[str]:
-    yield from _texts(card.get("base_model"))
-    named = config.get("base_model_name_or_path")
-    if isinstance(named, str) and named.count("/") <= 1:
-        yield named
-    if manifest is not None and "/" in manifest.backbone.id:
-        yield manifest.backbone.id
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _texts(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, str)]
-
-
 _VERBS = {WRITE: "write to", ADMIN: "change"}
 
 

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
+from starlette.requests import Request
 from starlette.responses import Response
 
-from adapterhub.errors import one_line
 from adapterhub.files.schema import json_depth
-from adapterhub.hub.accounts import Visitor, namespace_of
+from adapterhub.hub.accounts import (
+    COOKIE,
+    READ,
+    Visitor,
+    namespace_of,
+    session_visitor,
+    visitor_of,
+    visitor_of_proxy,
+)
 from adapterhub.hub.content_policy import NamespaceRules, parse_rules
+from adapterhub.hub.database import write_audit
 from adapterhub.hub.gate import CheckedFiles, changing
-from adapterhub.hub.repositories import HubRepository, find_repository, missing
+from adapterhub.hub.repositories import HubRepository, find_repository, missing, visible_repository
 from adapterhub.hub.state import Hub
-from adapterhub.web.connections import client_address
+from adapterhub.web.connections import is_among
 from adapterhub.web.errors import (
     HubRefusal,
-    MissingRepositoryError,
+    UnknownTokenError,
 )
-from adapterhub.web.frame import Endpoint, WebCall, match_endpoint
+from adapterhub.web.frame import WebCall
 
 if TYPE_CHECKING:
     from adapterhub.hub.mirror import Mirror
@@ -43,11 +50,6 @@ THREADS: ContextVar[anyio.CapacityLimiter | None] = ContextVar("threads", defaul
 TYPE = "{type:models|datasets|spaces}"
 REPOSITORY = f"/api/{TYPE}/{{owner}}/{{name}}"
 """The path of a repository, the prefix of most of the Hub's protocol."""
-_OF_REPOSITORY = re.compile(
-    r"/api/(models|datasets|spaces)/[^/]+/"
-    r"(?!tree/|revision/|commits?/|refs$|paths-info/|preupload/|tag/|branch/|resolve/)[^/]+/."
-)
-"""The endpoints of OWNER/NAME; a client may also omit the owner."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -61,6 +63,7 @@ class HubCall(WebCall):
         mirror: the mirror of the hub's upstream.
         base: the address that the client uses, without a trailing slash.
         path: the quoted path of the request, without the hub's prefix.
+        address: the address of the sender, as far back as configured proxies vouch for it.
         visitor: the sender.
         found: the target of the request.
     """
@@ -69,6 +72,7 @@ class HubCall(WebCall):
     mirror: Mirror
     base: str
     path: str
+    address: str
     visitor: Visitor = field(default_factory=Visitor)
     found: HubRepository | None = None
 
@@ -78,11 +82,58 @@ class HubCall(WebCall):
         assert self.found is not None
         return self.found
 
-    @cached_property
-    def address(self) -> str:
-        """The address of the sender, as far back as configured proxies vouch for it."""
-        headers = self.request.headers.getlist("x-forwarded-for")
-        return client_address(self.peer, headers, self.hub.options.proxies)
+    @property
+    def key(self) -> Hashable:
+        """A key of everything that determines the visitor, the repository and the needed role."""
+        headers, values = self.headers, self.values
+        place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
+        known = (headers.get("authorization"), headers.get("cookie"), self._named_user())
+        return ("admitted", self.endpoint.role, self.request.method, *place, *known)
+
+    def identify(self) -> tuple[Visitor, HubRepository | None]:
+        """Identify the visitor and the repository in the path.
+
+        Raises:
+            HubRefusal: the token is unknown, or does not permit the request.
+        """
+        needs, values = self.endpoint.role, self.values
+        with self.hub.database.reading() as connection:
+            self.visitor = visitor = self._visitor(connection)
+            if "owner" not in values:
+                return visitor, None
+            return visitor, visible_repository(
+                connection,
+                values.get("type", values.get("kind", "models")),
+                f"{values['owner']}/{values['name']}",
+                visitor,
+                READ if needs == TOKEN else needs,
+                open_reading=self.hub.options.open_reading,
+                was_named=True,
+            )
+
+    def _visitor(self, connection: Connection) -> Visitor:
+        """Return the visitor, by token, by login cookie, or by a trusted proxy's header."""
+        kind, _, token = self.headers.get("authorization", "").partition(" ")
+        if kind:
+            found = None
+            if kind.lower() == "bearer":
+                found = visitor_of(connection, token.strip(), operator=self.hub.operator)
+            if found is None:
+                raise UnknownTokenError
+            return found
+        if self.request.method in ("GET", "HEAD"):
+            if user := self._named_user():
+                return visitor_of_proxy(connection, user)
+            if cookie := self.request.cookies.get(COOKIE):
+                return session_visitor(connection, cookie)
+        return Visitor()
+
+    def _named_user(self) -> str:
+        """Return the user named by a trusted proxy."""
+        options = self.hub.options
+        if options.user_header and is_among(self.peer, options.proxies):
+            return self.headers.get(options.user_header, "")
+        return ""
 
     @property
     def prefix(self) -> str:
@@ -92,7 +143,7 @@ class HubCall(WebCall):
     @property
     def peer(self) -> str:
         """The address at the other end of the connection."""
-        return self.request.client.host if self.request.client else ""
+        return peer_of(self.request)
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -141,7 +192,7 @@ class HubCall(WebCall):
 
     def note(self, connection: Connection, action: str, target: str) -> None:
         """Write to the audit log, in the transaction of the action."""
-        self.hub.note_action(connection, self.visitor, action, target, self.address)
+        write_audit(connection, self.visitor.user, self.visitor.token, action, target, self.address)
 
     async def remembered(self, key: Hashable, read: Callable[[], _Result]) -> _Result:
         """Return the cached result of `read`, or run it in a thread after a write."""
@@ -154,6 +205,11 @@ class HubCall(WebCall):
         if len(known) < _MOST_REMEMBERED:
             known[key] = value
         return value
+
+
+def peer_of(request: Request) -> str:
+    """Return the address at the other end of a connection."""
+    return request.client.host if request.client else ""
 
 
 async def in_thread(
@@ -180,50 +236,6 @@ def json_fields(data: bytes, name: str, depth: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise HubRefusal(f"{name} is not an object of JSON")
     return found
-
-
-def unquoted(part: str) -> str:
-    """Decode a percent-encoded part of a path.
-
-    Raises:
-        HubRefusal: it is not UTF-8, or has a control character.
-    """
-    try:
-        found = unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise HubRefusal("the path is not UTF-8") from None
-    if any(ord(c) < 32 or ord(c) == 127 for c in found):
-        raise HubRefusal("the path has a control character")
-    return found
-
-
-def find_endpoint(
-    endpoints: Iterable[Endpoint], method: str, path: str
-) -> tuple[Endpoint, dict[str, str]]:
-    """Return the endpoint of a quoted path, and the parts of the path.
-
-    Raises:
-        MissingRepositoryError: no endpoint matches a path of a repository.
-        HubRefusal: no endpoint matches.
-    """
-    is_api = path.startswith("/api/")
-    among = (each for each in endpoints if each.path.startswith("/api/") == is_api)
-    found, values, methods = match_endpoint(among, method, path)
-    if found is not None:
-        return found, {name: unquoted(text) for name, text in values.items()}
-    if methods:
-        raise HubRefusal(f"this path is not asked by {method}", status=405)
-    is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
-    if is_own or _OF_REPOSITORY.match(path):
-        raise HubRefusal(
-            f"not supported here: this hub has no {method} {one_line(path, 100)}", status=501
-        )
-    if re.match(r"/api/(models|datasets|spaces)/[^/]+|.*/resolve/", path):
-        raise MissingRepositoryError(
-            "a repository has the form OWNER/NAME on this hub, as openai-community/gpt2 for gpt2; "
-            "models of other hubs are found with --upstream, or without HF_ENDPOINT",
-        )
-    raise HubRefusal("there is nothing at this address", status=404)
 
 
 def json_answer(

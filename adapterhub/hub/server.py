@@ -9,28 +9,25 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import anyio
-from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
 from adapterhub.errors import AdapterhubError, ConfigError, one_line
 from adapterhub.hub.accounts import (
-    COOKIE,
     READ,
     Visitor,
     count_tokens,
     note_use,
-    session_visitor,
-    visitor_of_proxy,
 )
 from adapterhub.hub.commit_endpoints import COMMITS
 from adapterhub.hub.commits import MAIN
@@ -41,16 +38,15 @@ from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.page_endpoints import PAGES, error_page
 from adapterhub.hub.read_endpoints import READS
 from adapterhub.hub.readonly_registry import is_registry, viewing
-from adapterhub.hub.repositories import HubRepository, visible_repository
+from adapterhub.hub.repositories import HubRepository
 from adapterhub.hub.request import (
     OPEN,
     PAGE,
     THREADS,
-    TOKEN,
     HubCall,
-    find_endpoint,
     in_thread,
     json_answer,
+    peer_of,
     redirect,
 )
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub, serving_alone
@@ -60,6 +56,7 @@ from adapterhub.web.connections import (
     BACKLOG,
     ConnectionLimits,
     address_of,
+    client_address,
     is_among,
     is_loopback_address,
     is_loopback_host,
@@ -76,8 +73,7 @@ from adapterhub.web.errors import (
     hub_body,
     refusal_of,
 )
-from adapterhub.web.frame import UNKNOWN, Endpoint, WebFrame, place_of
-from adapterhub.web.tokens import digest_of_token, is_token
+from adapterhub.web.frame import UNKNOWN, Endpoint, WebFrame, match_endpoint, place_of
 
 log = logging.getLogger("adapterhub.hub")
 
@@ -93,6 +89,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 """All endpoints, in order; the first match is used."""
 _NOTE_SECONDS = 60.0  # between two updates of the last use of tokens
 _WRITERS = 12  # threads; each may hold a connection to the database
+_OF_REPOSITORY = re.compile(
+    r"/api/(models|datasets|spaces)/[^/]+/"
+    r"(?!tree/|revision/|commits?/|refs$|paths-info/|preupload/|tag/|branch/|resolve/)[^/]+/."
+)
+"""The endpoints of OWNER/NAME; a client may also omit the owner."""
 _NOWHERE = Endpoint("GET", UNKNOWN, lambda call: None, OPEN)
 
 
@@ -137,6 +138,11 @@ class HubApp(WebFrame[HubCall]):
             mirror=self.mirror,
             base=base,
             path=path,
+            address=client_address(
+                peer_of(request),
+                request.headers.getlist("x-forwarded-for"),
+                self.hub.options.proxies,
+            ),
         )
 
     async def admit(self, call: HubCall) -> Response | None:
@@ -225,44 +231,19 @@ class HubApp(WebFrame[HubCall]):
 
     async def _admit(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
         """Identify the visitor and the target; a missing repository may exist upstream."""
-        admit = partial(self._admitted, call)
         try:
-            return await call.remembered(self._key_of(call), admit)
+            return await call.remembered(call.key, call.identify)
         except MissingRepositoryError:
             kind = call.values.get("type", call.values.get("kind", "models"))
             name = f"{call.values['owner']}/{call.values['name']}"
             if call.endpoint.role != READ or not await self.mirror.add(kind, name, call.visitor):
                 raise
             await in_thread(self._note_mirrored, call, name)
-        return await in_thread(admit)
+        return await in_thread(call.identify)
 
     def _note_mirrored(self, call: HubCall, name: str) -> None:
         with self.hub.database.writing() as connection:
             call.note(connection, "mirror", name)
-
-    def _key_of(self, call: HubCall) -> tuple[object, ...]:
-        """Return the key of everything that determines visitor, target and required role."""
-        headers, values = call.request.headers, call.values
-        place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
-        known = (headers.get("authorization"), headers.get("cookie"), self._named_user(call))
-        return ("admitted", call.endpoint.role, call.request.method, *place, *known)
-
-    def _admitted(self, call: HubCall) -> tuple[Visitor, HubRepository | None]:
-        """Identify the visitor and the repository; refuse a visitor without permission."""
-        needs, values = call.endpoint.role, call.values
-        with self.hub.database.reading() as connection:
-            call.visitor = visitor = self._visitor(call, connection)
-            if "owner" not in values:
-                return visitor, None
-            return visitor, visible_repository(
-                connection,
-                values.get("type", values.get("kind", "models")),
-                f"{values['owner']}/{values['name']}",
-                visitor,
-                READ if needs == TOKEN else needs,
-                open_reading=self.hub.options.open_reading,
-                was_named=True,
-            )
 
     def _check_visitor(self, call: HubCall) -> None:
         """Refuse a stranger if no repository has determined who may read it."""
@@ -272,31 +253,6 @@ class HubApp(WebFrame[HubCall]):
         if call.found or call.visitor.user or is_open or call.endpoint.role == PAGE:
             return
         raise HubRefusal(f"this needs a token of this hub: {call.base}/settings/tokens", status=401)
-
-    def _visitor(self, call: HubCall, connection: Connection) -> Visitor:
-        """Return the visitor, by token, by login cookie, or by a trusted proxy's header."""
-        headers = call.request.headers
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind:
-            found = None
-            if kind.lower() == "bearer" and is_token(token.strip()):
-                found = self.hub.visitor_with(connection, digest_of_token(token.strip()))
-            if found is None:
-                raise UnknownTokenError
-            return found
-        if call.request.method in ("GET", "HEAD"):
-            if user := self._named_user(call):
-                return visitor_of_proxy(connection, user)
-            if cookie := call.request.cookies.get(COOKIE):
-                return session_visitor(connection, cookie)
-        return Visitor()
-
-    def _named_user(self, call: HubCall) -> str:
-        """Return the user named by a trusted proxy."""
-        options = self.hub.options
-        if options.user_header and is_among(call.peer, options.proxies):
-            return call.request.headers.get(options.user_header, "")
-        return ""
 
     def _base(self, request: Request) -> str:
         """Return the address that the client uses.
@@ -315,9 +271,10 @@ class HubApp(WebFrame[HubCall]):
 
     def _scheme(self, request: Request) -> str:
         """Return the scheme that the client used; a configured proxy may name it."""
-        peer = request.client.host if request.client else ""
         named = request.headers.get("x-forwarded-proto", "").lower()
-        is_named = named in ("http", "https") and is_among(peer, self.hub.options.proxies)
+        is_named = named in ("http", "https") and is_among(
+            peer_of(request), self.hub.options.proxies
+        )
         return named if is_named else request.url.scheme
 
     async def _keep_noting(self) -> None:
@@ -363,6 +320,50 @@ def raise_if_writing(call: HubCall) -> None:
 def refused(error: HubRefusal) -> Response:
     """Return the response for a refusal, with the headers that the Hub's clients read."""
     return json_answer(*hub_body(error))
+
+
+def unquoted(part: str) -> str:
+    """Decode a percent-encoded part of a path.
+
+    Raises:
+        HubRefusal: it is not UTF-8, or has a control character.
+    """
+    try:
+        found = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise HubRefusal("the path is not UTF-8") from None
+    if any(ord(c) < 32 or ord(c) == 127 for c in found):
+        raise HubRefusal("the path has a control character")
+    return found
+
+
+def find_endpoint(
+    endpoints: Iterable[Endpoint], method: str, path: str
+) -> tuple[Endpoint, dict[str, str]]:
+    """Return the endpoint of a quoted path, and the parts of the path.
+
+    Raises:
+        MissingRepositoryError: no endpoint matches a path of a repository.
+        HubRefusal: no endpoint matches.
+    """
+    is_api = path.startswith("/api/")
+    among = (each for each in endpoints if each.path.startswith("/api/") == is_api)
+    found, values, methods = match_endpoint(among, method, path)
+    if found is not None:
+        return found, {name: unquoted(text) for name, text in values.items()}
+    if methods:
+        raise HubRefusal(f"this path is not asked by {method}", status=405)
+    is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
+    if is_own or _OF_REPOSITORY.match(path):
+        raise HubRefusal(
+            f"not supported here: this hub has no {method} {one_line(path, 100)}", status=501
+        )
+    if re.match(r"/api/(models|datasets|spaces)/[^/]+|.*/resolve/", path):
+        raise MissingRepositoryError(
+            "a repository has the form OWNER/NAME on this hub, as openai-community/gpt2 for gpt2; "
+            "models of other hubs are found with --upstream, or without HF_ENDPOINT",
+        )
+    raise HubRefusal("there is nothing at this address", status=404)
 
 
 _WRITE_SECONDS = 60.0

@@ -10,7 +10,6 @@ bucket with the files.
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import shutil
 import threading
@@ -27,7 +26,6 @@ from sqlalchemy import URL, Connection, insert, select
 from sqlalchemy.exc import DatabaseError
 
 from adapterhub.errors import ConfigError, FileError
-from adapterhub.hub.accounts import ADMIN, Visitor, visitor_of
 from adapterhub.hub.blobs import BlobFolder, Blobs
 from adapterhub.hub.database import (
     DATABASE,
@@ -39,9 +37,9 @@ from adapterhub.hub.database import (
     audit,
     create_database_file,
     create_tables,
-    now_text,
     revision_in,
     settings,
+    write_audit,
 )
 from adapterhub.web.errors import BusyError, HubRefusal
 from adapterhub.web.tokens import digest_of_token, new_token
@@ -167,6 +165,9 @@ class Hub:
         place: where the hub is.
         options: the operator's options.
 
+    Attributes:
+        operator: the digest of the token of `operator_token`; "" outside of it.
+
     Raises:
         ConfigError: the hub does not exist, or another program made it.
     """
@@ -183,13 +184,7 @@ class Hub:
         self.failed_logins = FailedLogins()
         self.metrics = HubMetrics()
         self._used: set[str] = set()
-        self._operator = ""
-
-    def visitor_with(self, connection: Connection, digest: str) -> Visitor | None:
-        """Return the visitor whose token has a digest; None if it is not valid."""
-        if self._operator and hmac.compare_digest(self._operator, digest):
-            return Visitor("operator", "command line", ADMIN, True, digest=digest)
-        return visitor_of(connection, digest=digest)
+        self.operator = ""
 
     @contextmanager
     def operator_token(self) -> Iterator[str]:
@@ -198,11 +193,11 @@ class Hub:
         It is not in the database, so no other process that serves the hub accepts it.
         """
         token = new_token()
-        self._operator = digest_of_token(token)
+        self.operator = digest_of_token(token)
         try:
             yield token
         finally:
-            self._operator = ""
+            self.operator = ""
 
     def note_token(self, name: str) -> None:
         """Record the use of a token for `take_used`."""
@@ -213,21 +208,6 @@ class Hub:
         used, self._used = self._used, set()
         return sorted(used)
 
-    def note_action(
-        self, connection: Connection, visitor: Visitor, action: str, target: str, address: str = ""
-    ) -> None:
-        """Write an action and its user to the audit log, in the transaction of the action."""
-        connection.execute(
-            insert(audit).values(
-                time=now_text(),
-                who=visitor.user,
-                token=visitor.token,
-                action=action,
-                target=target[:300],
-                address=address,
-            )
-        )
-
     def note_failure(self, address: str, action: str) -> None:
         """Count a wrong token, and write it to the audit log.
 
@@ -237,7 +217,7 @@ class Hub:
         self.failed_logins.note(address)
         if not self.options.is_read_only:
             with suppress(BusyError), self.database.writing() as connection:
-                self.note_action(connection, Visitor(), f"failed {action}", "", address)
+                write_audit(connection, "", "", f"failed {action}", "", address)
 
     def close(self) -> None:
         """Close the database."""

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.responses import Response
 
-from adapterhub.hub.accounts import UPLOAD_SECONDS, WRITE, read_sealed, sealed_text
+from adapterhub.hub.accounts import UPLOAD_SECONDS, WRITE, read_sealed, sealed_text, visitor_of
 from adapterhub.hub.blobs import BlobReceiver, StagedBlob, discard_staged
 from adapterhub.hub.commits import grant, granted, promise
 from adapterhub.hub.database import changes_of
@@ -208,7 +208,7 @@ def _check_key(call: HubCall, connection: Connection) -> tuple[int, str, int]:
     visitor = repository = None
     if parts is not None and len(parts) == 4:
         repository = repository_of_id(connection, int(parts[0]))
-        visitor = call.hub.visitor_with(connection, parts[3])
+        visitor = visitor_of(connection, digest=parts[3], operator=call.hub.operator)
     if not (parts and visitor and repository and visitor.may(WRITE, repository.namespace)):
         raise DeniedError(
             "this address is not one of this hub's, has expired, or belongs to a token that may "
