@@ -536,7 +536,7 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
     """Store the rules and the quota of a namespace; return the current ones."""
     from adapterhub.files.signature import read_public_key
     from adapterhub.hub.accounts import MIRROR, change_owner, members_of
-    from adapterhub.hub.content_policy import RULES, parse_rules, rules_text
+    from adapterhub.hub.gate import RULES, parse_rules, rules_text
 
     if unknown := sorted({*options["allowed"], *options["disallow"]} - {*RULES}):
         raise ConfigError(f"no such rule: {unknown[0]!r}", expected=", ".join(RULES))

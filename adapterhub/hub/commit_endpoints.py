@@ -32,9 +32,8 @@ from adapterhub.hub.commits import (
     read_tree,
     write_commit,
 )
-from adapterhub.hub.content_policy import NamespaceRules, check_name_of_file
 from adapterhub.hub.database import received_reader
-from adapterhub.hub.gate import check_files, check_room
+from adapterhub.hub.gate import NamespaceRules, check_files, check_name_of_file, check_room
 from adapterhub.hub.request import OPEN, REPOSITORY, HubCall, in_thread, json_answer, json_fields
 from adapterhub.hub.search_rows import MOST_METADATA, front_matter_size, refresh_listing
 from adapterhub.web.errors import HubRefusal, TooManyBytesError

@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select, true, update
@@ -47,6 +48,9 @@ from adapterhub.web.errors import (
 
 _MOST_FILES = 20_000
 MOST_PATH, _MOST_PART = 1024, 255
+PICKLES = re.compile(r"(?i)\.(bin|pt|pth|ckpt|pkl|pickle|joblib|dill|npy|npz|h5|keras|mar|t7)$")
+PACKED_WEIGHTS = (".gguf", ".gz", ".zst")
+"""The suffixes of weights in other forms than safetensors and pickles."""
 
 Tree = Mapping[str, BlobInfo]
 """The files of a commit by their paths."""
@@ -89,6 +93,16 @@ def _part_problem(part: str) -> str:
     if len(part.encode()) > _MOST_PART:
         return f"a part has more than {_MOST_PART} bytes"
     return unportable(part)
+
+
+def is_weights(path: str) -> bool:
+    """Return whether a file contains model weights, by its name."""
+    return suffix_of(path) in (".safetensors", *PACKED_WEIGHTS) or bool(PICKLES.search(path))
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix of a path in small letters, with its dot."""
+    return Path(path).suffix.lower()
 
 
 def check_paths(paths: Iterable[str]) -> None:

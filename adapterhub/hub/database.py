@@ -356,7 +356,7 @@ namespaces = Table(
     Column("folded", _words(96), nullable=False, unique=True),  # no two may differ only by case
     Column("kind", _words(8), nullable=False),  # user, org, or mirror
     Column("is_admin", Boolean, nullable=False, default=False),  # a user who may change everything
-    Column("rules", Text, nullable=False, default="{}"),  # see content_policy.py
+    Column("rules", Text, nullable=False, default="{}"),  # see gate.py
     Column("quota", BigInteger),  # bytes
     Column("created", _words(20), nullable=False),
     Column("is_disabled", Boolean, nullable=False, default=False, server_default=false()),

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from adapterhub._version import __version__
 from adapterhub.hub.accounts import ADMIN, READ, WRITE
 from adapterhub.hub.commits import Tree, commit_at
-from adapterhub.hub.content_policy import signature_problem
 from adapterhub.hub.database import blobs, repositories, versions
+from adapterhub.hub.gate import signature_problem
 from adapterhub.hub.repositories import delete_version, move_tag, versions_of
 from adapterhub.hub.request import OPEN, TOKEN, TYPE, HubCall, json_answer
 from adapterhub.hub.search_rows import refresh_listing

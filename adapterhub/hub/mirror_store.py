@@ -38,12 +38,6 @@ from adapterhub.hub.commits import (
     refs_of,
     used_bytes,
 )
-from adapterhub.hub.content_policy import (
-    NamespaceRules,
-    check_contents,
-    check_name_of_file,
-    parse_rules,
-)
 from adapterhub.hub.database import (
     blobs,
     changes_of,
@@ -53,7 +47,13 @@ from adapterhub.hub.database import (
     refs,
     repositories,
 )
-from adapterhub.hub.gate import changing
+from adapterhub.hub.gate import (
+    NamespaceRules,
+    changing,
+    check_contents,
+    check_name_of_file,
+    parse_rules,
+)
 from adapterhub.hub.gc import forget_blob, remove_files
 from adapterhub.hub.mirror_client import ASK_SECONDS, Upstream
 from adapterhub.hub.repositories import (

@@ -44,12 +44,12 @@ from adapterhub.hub.commits import (
     Tree,
     branch_head,
     commit_at,
+    is_weights,
     move_ref,
     read_tree,
     refs_of,
     write_commit,
 )
-from adapterhub.hub.content_policy import is_weights
 from adapterhub.hub.database import (
     NewVersion,
     changes_of,

@@ -26,9 +26,8 @@ from adapterhub.hub.accounts import (
     visitor_of,
     visitor_of_proxy,
 )
-from adapterhub.hub.content_policy import NamespaceRules, parse_rules
 from adapterhub.hub.database import write_audit
-from adapterhub.hub.gate import CheckedFiles, changing
+from adapterhub.hub.gate import CheckedFiles, NamespaceRules, changing, parse_rules
 from adapterhub.hub.repositories import HubRepository, find_repository, missing, visible_repository
 from adapterhub.hub.state import Hub
 from adapterhub.web.connections import is_among
@@ -85,7 +84,7 @@ class HubCall(WebCall):
     @property
     def key(self) -> Hashable:
         """A key of everything that determines the visitor, the repository and the needed role."""
-        headers, values = self.headers, self.values
+        headers, values = self.request.headers, self.values
         place = (values.get("type", values.get("kind")), values.get("owner"), values.get("name"))
         known = (headers.get("authorization"), headers.get("cookie"), self._named_user())
         return ("admitted", self.endpoint.role, self.request.method, *place, *known)
@@ -113,7 +112,7 @@ class HubCall(WebCall):
 
     def _visitor(self, connection: Connection) -> Visitor:
         """Return the visitor, by token, by login cookie, or by a trusted proxy's header."""
-        kind, _, token = self.headers.get("authorization", "").partition(" ")
+        kind, _, token = self.request.headers.get("authorization", "").partition(" ")
         if kind:
             found = None
             if kind.lower() == "bearer":
@@ -132,7 +131,7 @@ class HubCall(WebCall):
         """Return the user named by a trusted proxy."""
         options = self.hub.options
         if options.user_header and is_among(self.peer, options.proxies):
-            return self.headers.get(options.user_header, "")
+            return self.request.headers.get(options.user_header, "")
         return ""
 
     @property

@@ -248,7 +248,7 @@ class HubApp(WebFrame[HubCall]):
     def _check_visitor(self, call: HubCall) -> None:
         """Refuse a stranger if no repository has determined who may read it."""
         if call.visitor.token:
-            self.hub.note_token(call.visitor.token)
+            self.hub.used_tokens.add(call.visitor.token)
         is_open = call.endpoint.role == READ and self.hub.options.open_reading
         if call.found or call.visitor.user or is_open or call.endpoint.role == PAGE:
             return
@@ -284,7 +284,7 @@ class HubApp(WebFrame[HubCall]):
                 await in_thread(self._note_uses)
 
     def _note_uses(self) -> None:
-        used = self.hub.take_used()
+        used, self.hub.used_tokens = sorted(self.hub.used_tokens), set()
         if used or self.mirror.has_notes:
             with self.hub.database.writing() as connection:
                 note_use(connection, used)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from sqlalchemy import URL, Connection, insert, select
 from sqlalchemy.exc import DatabaseError
 
@@ -42,6 +41,7 @@ from adapterhub.hub.database import (
     write_audit,
 )
 from adapterhub.web.errors import BusyError, HubRefusal
+from adapterhub.web.frame import RequestMetrics
 from adapterhub.web.tokens import digest_of_token, new_token
 
 BLOBS, WRITES = "blobs", "writes"
@@ -122,42 +122,6 @@ class FailedLogins:
             self.times[address] = [*self.times[address][-_FAILURES:], time.monotonic()]
 
 
-_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-class HubMetrics:
-    """Counters of requests and their durations by endpoint and status, for Prometheus."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        labels = ("method", "path", "status")
-        self._requests = Counter(
-            "adapterhub_hub_requests",
-            "Requests that were answered.",
-            labels,
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "adapterhub_hub_request_seconds",
-            "Time to an answer.",
-            registry=self.registry,
-            buckets=_BOUNDS,
-        )
-
-    def observe(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        self._requests.labels(method, path, str(status)).inc()
-        self._seconds.observe(seconds)
-
-    def text(self, gauges: Mapping[str, int]) -> bytes:
-        """Return all metrics as text, including some figures of the hub."""
-        shown = CollectorRegistry()
-        shown.register(self.registry)
-        for name, value in gauges.items():
-            Gauge(f"adapterhub_hub_{name}", name.replace("_", " "), registry=shown).set(value)
-        return generate_latest(shown)
-
-
 class Hub:
     """An open hub.
 
@@ -166,6 +130,8 @@ class Hub:
         options: the operator's options.
 
     Attributes:
+        metrics: the metrics of requests.
+        used_tokens: the names of tokens used since the last note in the database.
         operator: the digest of the token of `operator_token`; "" outside of it.
 
     Raises:
@@ -182,8 +148,8 @@ class Hub:
         self.secret = bytes.fromhex(found["secret"])
         self.blobs = blobs_of(place, found)
         self.failed_logins = FailedLogins()
-        self.metrics = HubMetrics()
-        self._used: set[str] = set()
+        self.metrics = RequestMetrics("adapterhub_hub")
+        self.used_tokens: set[str] = set()
         self.operator = ""
 
     @contextmanager
@@ -198,15 +164,6 @@ class Hub:
             yield token
         finally:
             self.operator = ""
-
-    def note_token(self, name: str) -> None:
-        """Record the use of a token for `take_used`."""
-        self._used.add(name)
-
-    def take_used(self) -> list[str]:
-        """Return the tokens that were used since the last call."""
-        used, self._used = self._used, set()
-        return sorted(used)
 
     def note_failure(self, address: str, action: str) -> None:
         """Count a wrong token, and write it to the audit log.

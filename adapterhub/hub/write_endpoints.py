@@ -15,8 +15,7 @@ from adapterhub.hub.commits import (
     refs_of,
     write_commit,
 )
-from adapterhub.hub.content_policy import parse_rules
-from adapterhub.hub.gate import check_moved
+from adapterhub.hub.gate import check_moved, parse_rules
 from adapterhub.hub.repositories import (
     check_ref_name,
     create_repository,

@@ -30,6 +30,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -55,6 +56,7 @@ _PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 _POLICY = re.compile('http-equiv="Content-Security-Policy" content="([^"]*)"')
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _WATCHED_AFTER = 0.02  # seconds
+_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -341,6 +343,44 @@ class WebFrame(ABC, Generic[C]):
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+class RequestMetrics:
+    """Counters of requests by endpoint and status, and their durations, for Prometheus.
+
+    Args:
+        prefix: the start of the names.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.registry = CollectorRegistry()
+        labels = ("method", "path", "status")
+        self._requests = Counter(
+            f"{prefix}_requests",
+            "Requests that were answered.",
+            labels,
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            f"{prefix}_request_seconds",
+            "Time to an answer.",
+            registry=self.registry,
+            buckets=_BOUNDS,
+        )
+
+    def observe(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(method, path, str(status)).inc()
+        self._seconds.observe(seconds)
+
+    def text(self, gauges: Mapping[str, int]) -> bytes:
+        """Return all metrics as text, including some figures of the server."""
+        shown = CollectorRegistry()
+        shown.register(self.registry)
+        for name, value in gauges.items():
+            Gauge(f"{self.prefix}_{name}", name.replace("_", " "), registry=shown).set(value)
+        return generate_latest(shown)
 
 
 def trace_of(traceparent: str | None) -> str:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save
 
 from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.content_policy import NamespaceRules, rules_text
+from adapterhub.hub.gate import NamespaceRules, rules_text
 from tests.kit.real_hub import commit, create
 
 TENSORS = save({"a": np.zeros(8, "float32"), "b": np.ones(3, "int8")})

@@ -27,8 +27,8 @@ from adapterhub.hub import mirror_store as copies_module
 from adapterhub.hub.accounts import change_owner, find_owner
 from adapterhub.hub.backups import backup_hub
 from adapterhub.hub.blobs import BlobInfo
-from adapterhub.hub.content_policy import NamespaceRules, rules_text
 from adapterhub.hub.database import KEEPING, grants, now_text
+from adapterhub.hub.gate import NamespaceRules, rules_text
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.hub.mirror import Mirror
 from adapterhub.hub.server import HubApp, serve_hub

@@ -12,7 +12,7 @@ from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, sign_statement, signatures_to_json
 from adapterhub.hub import blobs
 from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.content_policy import NamespaceRules, rules_text
+from adapterhub.hub.gate import NamespaceRules, rules_text
 from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication

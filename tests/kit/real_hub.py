@@ -39,7 +39,7 @@ from adapterhub.hub.accounts import (
     set_member,
 )
 from adapterhub.hub.commits import Tree, read_tree
-from adapterhub.hub.content_policy import NamespaceRules, parse_rules, rules_text
+from adapterhub.hub.gate import NamespaceRules, parse_rules, rules_text
 from adapterhub.hub.database import (
     SCHEMA_REVISION,
     HubPlace,
