@@ -39,7 +39,6 @@ from adapterhub.hub.accounts import (
     set_member,
 )
 from adapterhub.hub.commits import Tree, read_tree
-from adapterhub.hub.gate import NamespaceRules, parse_rules, rules_text
 from adapterhub.hub.database import (
     SCHEMA_REVISION,
     HubPlace,
@@ -53,6 +52,7 @@ from adapterhub.hub.database import (
     repositories,
     versions,
 )
+from adapterhub.hub.gate import NamespaceRules, parse_rules, rules_text
 from adapterhub.hub.import_export import answering_in_thread
 from adapterhub.hub.server import HubApp, known_hosts
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
