@@ -24,7 +24,7 @@ from adapterhub.backbones.probe import check_causal
 from adapterhub.backbones.processor import (
     PictureTextProcessor,
     processor_options,
-    remember_tokenizer,
+    snapshot_of,
     tokenizer_of,
 )
 from adapterhub.backbones.quantized import (
@@ -340,9 +340,10 @@ def _prepare_processor(
         config = model.config if hasattr(model.config, "pad_token_id") else text_config(model)
         if config.pad_token_id is None:
             config.pad_token_id = tokenizer.pad_token_id
-        Backbone.of(model).remember_vocabulary_size()
+        known = Backbone.of(model)
+        known.remember_vocabulary_size()
         size = max(tokenizer.get_vocab().values(), default=-1) + 1
-        remember_tokenizer(model, tokenizer, size)
+        known.tokenizer = snapshot_of(known, tokenizer, size)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
 
 

@@ -495,21 +495,6 @@ def snapshot_of(
     return snapshot
 
 
-def remember_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int
-) -> TokenizerSnapshot:
-    """Record the tokenizer that is used with a model.
-
-    `size` is the number of token ids that belong to the backbone.
-
-    Raises:
-        AttachError: `tokenizer` is not a transformers tokenizer.
-    """
-    backbone = Backbone.of(model)
-    snapshot = backbone.tokenizer = snapshot_of(backbone, tokenizer, size)
-    return snapshot
-
-
 def check_removable(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer if added tokens could not be removed again.
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from adapterhub.anatomy.backbone import Backbone
-from adapterhub.backbones.processor import TokenizerSnapshot, remember_tokenizer
+from adapterhub.backbones.processor import TokenizerSnapshot, snapshot_of
 from adapterhub.errors import AttachError, MismatchError
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
@@ -72,16 +72,17 @@ def test_tokens_that_would_get_other_ids_are_refused(before):
 
 def test_a_model_has_one_snapshot_per_tokenizer():
     model, tokenizer = tiny_models.model("bert"), word_tokenizer()
-    assert Backbone.of(model).tokenizer is None
-    first = remember_tokenizer(model, tokenizer, len(tokenizer))
+    backbone = Backbone.of(model)
+    assert backbone.tokenizer is None
+    first = backbone.tokenizer = snapshot_of(backbone, tokenizer, len(tokenizer))
     tokenizer.add_tokens(["<new>"])
-    assert remember_tokenizer(model, tokenizer, len(tokenizer)) is first
+    assert snapshot_of(backbone, tokenizer, len(tokenizer)) is first
     assert Backbone.of(copy.deepcopy(model)).tokenizer is first, (
         "a copied model uses the tokenizer too"
     )
-    assert remember_tokenizer(model, word_tokenizer(), 5) is not first
+    assert snapshot_of(backbone, word_tokenizer(), 5) is not first
     with pytest.raises(AttachError, match="str is not a tokenizer"):
-        remember_tokenizer(model, "bert", 5)
+        snapshot_of(backbone, "bert", 5)
 
 
 def test_the_default_of_several_chat_templates_is_used():

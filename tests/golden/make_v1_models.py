@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
-from adapterhub.backbones.processor import remember_tokenizer
+from adapterhub.backbones.processor import snapshot_of
 from tests.kit import tiny_models
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>\n' }}{% endfor %}"
@@ -69,7 +69,8 @@ def backbone_of(case: Case) -> PreTrainedModel:
             parameter.copy_(numbers(parameter.shape, 11 * layer + parameter.ndim, 61, 128))
     if case.tokens:
         tokenizer = small_tokenizer()
-        remember_tokenizer(model, tokenizer, len(tokenizer))
+        backbone = Backbone.of(model)
+        backbone.tokenizer = snapshot_of(backbone, tokenizer, len(tokenizer))
     return model
 
 

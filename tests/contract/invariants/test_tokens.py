@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
-from adapterhub.backbones.processor import remember_tokenizer
+from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
@@ -173,7 +173,7 @@ def test_another_tokenizer_is_refused(backbones, tmp_path):
     with pytest.raises(MismatchError, match="a different tokenizer") as error:
         ah.load(plain, tmp_path / "a", tokenizer=other)
     assert Saved.at(tmp_path / "a").manifest.tokenizer in str(error.value)
-    assert remember_tokenizer(torch.nn.Module(), other, 64).identity() in str(error.value)
+    assert TokenizerSnapshot(other, 64).identity() in str(error.value)
     assert Backbone.of(plain).tokenizer is None, "a refused load leaves nothing"
     assert not any("adapterhub" in name for name in plain.state_dict())
     ah.load(plain, tmp_path / "a", any_tokenizer=True)
@@ -236,8 +236,7 @@ def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
 
 
 def identity(tokenizer):
-    model = torch.nn.Module()
-    return remember_tokenizer(model, tokenizer, len(tokenizer)).identity()
+    return TokenizerSnapshot(tokenizer, len(tokenizer)).identity()
 
 
 def test_a_tokenizer_identity_depends_on_its_content(backbone, tmp_path):
