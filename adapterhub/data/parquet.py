@@ -1,10 +1,8 @@
-"""Read columns of Parquet files, and reject those that would expand to far more memory.
+"""Read columns of Parquet files.
 
-A dictionary's values are stored once and repeated by number: a file of 100 kB can expand to
-gigabytes. So the sizes stated in the file are added up first. Then a column is read in batches:
-dictionaries stay dictionaries while their expanded size is summed, and only then are values
-converted to Python objects. A file with wrong sizes is rejected after the batch that exceeds the
-limit.
+A file stores equal values once: 100 kB can expand to gigabytes. A column is therefore read in
+batches, and rows with equal texts share one Python object. The sizes stated in the file must fit
+into the free memory.
 
 An Arrow table gives each object all keys of its column's objects: missing keys are null.
 `plain_values` drops them at every depth. A key that was null in the row itself cannot be
@@ -15,23 +13,22 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from adapterhub.data.table import inner_cell, inner_columns, names_of_classes
 from adapterhub.errors import DataError
 
-_LEAST_LIMIT = 64 << 20  # bytes: the limit for small files, as for gzip files
-_MOST_EXPANSION = 100  # times the file's size; text expands 3 to 20 times
 _BYTES_A_VALUE = 64  # of a Python object and its list slot, without its characters
-_MOST_CHUNKS = 100_000  # columns times row groups
-_MOST_ROWS = 1024  # of a batch
+_MOST_ROWS = 256  # of a batch
 
 
 class ExpansionError(ValueError):
-    """The values of a file would take more memory than its size justifies."""
+    """The values of a file take more memory than is free."""
 
 
 @dataclass(frozen=True)
@@ -49,69 +46,60 @@ class ParquetColumns:
         """Return the number of rows."""
         return int(self.metadata.num_rows)
 
-    @property
-    def limit(self) -> int:
-        """Return the maximum bytes that the values of a column may take."""
-        return max(_MOST_EXPANSION * len(self.data), _LEAST_LIMIT)
-
     def values(self, name: str) -> list[object]:
         """Read the values of a column or of a field in it, such as `doc.text`; classes as names.
 
         Raises:
-            ExpansionError: the values would take more memory than the file's size justifies.
+            ExpansionError: the values take more memory than is free.
             ValueError: the column is damaged; pyarrow also raises its own errors.
         """
-        groups = [self.metadata.row_group(i) for i in range(self.metadata.num_row_groups)]
-        stated = sum(group.total_byte_size for group in groups)
-        self._check(stated + self.rows * _BYTES_A_VALUE)
-        leaves = map(self.metadata.schema.column, range(self.metadata.num_columns))
-        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        try:
-            values = self._read(name, texts, _MOST_ROWS)
-        except OSError:  # delta encodings, whose values may each be long
-            values = self._read(name, [], min(_MOST_ROWS, self.limit // max(stated, 1)))
+        import pyarrow.parquet
+
+        size = self.rows * _BYTES_A_VALUE + sum(
+            chunk.total_uncompressed_size
+            for group in map(self.metadata.row_group, range(self.metadata.num_row_groups))
+            for chunk in map(group.column, range(self.metadata.num_columns))
+            if f"{chunk.path_in_schema}.".startswith(f"{name}.")
+        )
+        if size > (free := free_memory()):
+            raise ExpansionError(f"its values take {size:,} bytes, and {int(free):,} are free")
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(self.data), metadata=self.metadata)
+        values: list[object] = []
+        known: dict[str, str] = {}
+        for rows in file.iter_batches(_MOST_ROWS, columns=[name], use_threads=False):
+            if rows.num_columns != 1:
+                raise ValueError(f"the column {name!r} is damaged")
+            batch = plain_values(rows.column(0))
+            values += (known.setdefault(v, v) if type(v) is str else v for v in batch)
         if name in self.inner:
             return [inner_cell(value, self.inner[name]) for value in values]
         return names_of_classes(self.classes.get(name), values)
 
-    def _read(self, name: str, dictionaries: list[str], batch: int) -> list[object]:
-        import pyarrow.parquet
 
-        file = pyarrow.parquet.ParquetFile(
-            io.BytesIO(self.data), read_dictionary=dictionaries, metadata=self.metadata
-        )
-        values: list[object] = []
-        size = 0
-        for group in range(self.metadata.num_row_groups):  # pyarrow joins no nested dictionaries
-            for rows in file.iter_batches(batch, [group], [name], use_threads=False):
-                if rows.num_columns != 1:
-                    raise ValueError(f"the column {name!r} is damaged")
-                size += _expanded(rows.column(0))
-                self._check(size)
-                values += plain_values(rows.column(0))
-        return values
+def free_memory() -> float:
+    """Return the bytes that this process may use; infinity if the system does not report them."""
+    try:
+        import resource
 
-    def _check(self, size: int) -> None:
-        if size > self.limit:
-            raise ExpansionError(f"{len(self.data)} bytes expand to more than {self.limit}")
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        free = int(line.split()[1]) * 1024.0
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return free if most == resource.RLIM_INFINITY else min(free, most - used)
+    except (ImportError, OSError, ValueError):
+        return math.inf
 
 
 def open_parquet(data: bytes) -> ParquetColumns:
-    """Open a Parquet file and read its summary.
-
-    Raises:
-        ExpansionError: the file has too many columns and row groups for a file of examples.
-    """
+    """Open a Parquet file and read its summary."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
-    metadata = file.metadata
-    if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
-        raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
     names = tuple(file.schema_arrow.names)
     inner = {name: path[1:] for name, path in columns_in_structs(file.schema_arrow).items()}
     classes = _classes(file.schema_arrow.metadata or {})
-    return ParquetColumns(data, metadata, (*names, *inner), classes, inner)
+    return ParquetColumns(data, file.metadata, (*names, *inner), classes, inner)
 
 
 def columns_in_structs(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -220,22 +208,3 @@ def opened_parquet(location: str, expected: str = "a complete Parquet file") -> 
             f"{location} is not a Parquet file: {str(error).splitlines()[0]}",
             expected=expected,
         ) from error
-
-
-def _expanded(array: Any) -> int:
-    """Return the bytes of an array's values as objects, with dictionaries expanded."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    kind = array.type
-    if pyarrow.types.is_dictionary(kind):
-        lengths = compute.binary_length(array.dictionary)
-        texts = compute.sum(lengths.take(array.indices)).as_py() or 0
-        return int(texts) + _BYTES_A_VALUE * len(array)
-    if pyarrow.types.is_struct(kind):
-        return sum(_expanded(array.field(i)) for i in range(kind.num_fields))
-    if pyarrow.types.is_map(kind):
-        return _expanded(array.keys) + _expanded(array.items)
-    if pyarrow.types.is_nested(kind) and hasattr(array, "values"):
-        return _expanded(array.values)
-    return int(array.nbytes) + _BYTES_A_VALUE * len(array)

@@ -350,8 +350,8 @@ def _read_parquet(source: str) -> Table:
         except ExpansionError as error:
             raise DataError(
                 f"{source}, column {name!r}: {error}",
-                expected="text, which expands to about 3 to 20 times its size",
-                hint="if you trust it, convert it to JSON lines",
+                expected="values that fit into memory",
+                hint="data.stream=true reads a file in pieces",
             ) from error
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
             raise DataError(f"{source}: cannot read column {name!r}: {error}") from error

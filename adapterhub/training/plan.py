@@ -25,6 +25,7 @@ from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.pooling import max_positions, trained_length
 from adapterhub.backbones.quantized import bytes_of, size_of
+from adapterhub.data.parquet import free_memory
 from adapterhub.loop import loop
 from adapterhub.loop.engine import OPTIMIZERS, LazyBatches, batch_order
 from adapterhub.loop.loop import peak_memory, process_memory
@@ -225,12 +226,7 @@ def _room(device: torch.device) -> float:
     """Return the free bytes; infinity if the system does not report them."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            (line,) = (line for line in file if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024.0
-    except (OSError, ValueError):
-        return math.inf
+    return free_memory()
 
 
 def _largest_rows(prepared: PreparedRun) -> Encoded | None:

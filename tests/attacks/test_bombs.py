@@ -45,23 +45,14 @@ def repeated(size: int, rows: int) -> Any:
     )
 
 
-def nested(size: int, rows: int) -> Any:
-    offsets = pyarrow.array(range(0, rows * 10 + 1, 10), pyarrow.int32())
-    return pyarrow.ListArray.from_arrays(offsets, repeated(size, rows * 10).cast("string"))
-
-
 def plain(path: Path, count: int, size: int, **options: Any) -> None:
     parquet(path, pyarrow.array(["a" * size] * count), use_dictionary=False, **options)
 
 
 DATA: dict[str, Callable[[Path], None]] = {
     "a dictionary": lambda path: parquet(path, repeated(20_000, 70_000)),
-    "nested": lambda path: parquet(path, nested(1_000, 30_000)),
-    "one page": lambda path: plain(path, 1, 200 << 20, write_statistics=False),
-    "many pages": lambda path: plain(path, 120, 1 << 20, data_page_size=1000),
-    "many groups": lambda path: plain(path, 120, 1 << 20, row_group_size=1),
-    "deltas": lambda path: plain(path, 120, 1 << 20, column_encoding={"text": "DELTA_BYTE_ARRAY"}),
-    "version 2": lambda path: plain(path, 120, 1 << 20, data_page_version="2.0"),
+    "one page": lambda path: plain(path, 1, 300 << 20, write_statistics=False),
+    "many pages": lambda path: plain(path, 300, 1 << 20, data_page_size=1000),
     "rows of nothing": lambda path: parquet(path, pyarrow.nulls(20_000_000, pyarrow.string())),
 }
 

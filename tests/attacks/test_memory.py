@@ -152,13 +152,12 @@ def test_no_attack_allocates_much_memory(results) -> None:
 @pytest.mark.apart
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's limits")
 def test_no_bomb_expands(results) -> None:
-    assert len(results["bombs"]) == len(bombs.DATA) + len(bombs.PICKLES) + 2 >= 18
+    assert len(results["bombs"]) == len(bombs.DATA) + len(bombs.PICKLES) + 2 >= 14
     outcomes = {name: outcome for name, outcome, _ in results["bombs"]}
     assert outcomes.pop("small.parquet") == outcomes.pop("small") == "accepted"
+    assert outcomes.pop("a dictionary.parquet") == "accepted", "equal texts are one object"
     assert not [r for r in outcomes.items() if not r[1].startswith("refused: ")]
     most = {name: grown for name, _, grown in results["bombs"]}
-    # Arrow makes all values of a batch, and copies them; the number of values has no effect.
-    assert most.pop("deltas.parquet") < 3 * bombs.GROWN
     assert max(most.values()) < bombs.GROWN, most
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapterhub.data import parquet
 from adapterhub.data.parquet import ExpansionError, open_parquet
 
 COLUMNS = {
@@ -46,29 +47,25 @@ def test_every_value_of_every_type_is_read(options):
     assert {name: columns.values(name) for name in columns.names} == COLUMNS
 
 
-@pytest.mark.parametrize("text", ["a" * (1 << 20), None])
-def test_a_column_that_states_more_than_the_limit_is_not_read(text, monkeypatch):
-    """Before a batch is read: the sizes of the chunks, and the number of values."""
-    table = pyarrow.table({"text": pyarrow.array([text] * (80 if text else 2_000_000), "string")})
+def test_equal_texts_are_one_object_and_never_too_large():
+    """A text of 100 kB in 4,000 rows: 400 MB as objects of their own."""
+    text = pyarrow.array(["a" * (100_000)]).dictionary_encode().take(pyarrow.array([0] * 4_000))
     stream = io.BytesIO()
-    pyarrow.parquet.write_table(table, stream, use_dictionary=False, compression="zstd")
-    columns = open_parquet(stream.getvalue())
-    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", None)
-    with pytest.raises(ExpansionError, match="expand to more than 67108864"):
-        columns.values("text")
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), stream, compression="zstd")
+    values = open_parquet(stream.getvalue()).values("text")
+    assert len(values) == 4_000
+    assert len({id(value) for value in values}) == 1
 
 
-def test_ordinary_files_of_every_encoding_are_within_the_limits():
-    """50,000 rows of text: numbers in a dictionary, and lengths and beginnings as differences."""
-    text = [f"sentence number {n} of a file " * 9 for n in range(50_000)]
-    table = pyarrow.table({"text": text, "label": [n % 3000 for n in range(50_000)]})
-    for encoding in (None, "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"):
-        stream = io.BytesIO()
-        column = {"column_encoding": {"text": encoding}, "use_dictionary": ["label"]}
-        pyarrow.parquet.write_table(table, stream, **(column if encoding else {}))
-        columns = open_parquet(stream.getvalue())
-        assert columns.values("text") == text
-        assert columns.values("label")[2999:3001] == [2999, 0]
+@pytest.mark.parametrize("free", [99, 100_000])
+def test_a_column_that_does_not_fit_into_memory_is_not_read(free, monkeypatch):
+    columns = open_parquet(written())
+    monkeypatch.setattr(parquet, "free_memory", lambda: free)
+    if free > 1_000:
+        assert columns.values("text") == COLUMNS["text"]
+    else:
+        with pytest.raises(ExpansionError, match="and 99 are free"):
+            columns.values("text")
 
 
 @given(st.data())
