@@ -7,7 +7,7 @@ GLUE is a folder with GLUE's original files. Each run trains on a sample of SST-
 sentences), MRPC (pairs) or docstrings (8 classes, built in), and is scored on the whole dev set
 after its last step, so that no best epoch is chosen. Each record is one line of
 benchmarks/results/defaults.jsonl. The table shows, for each number of rows, the mean over data sets
-and seeds by steps, batch size and rate; adapterhub/recipe/options.py was chosen from it.
+and seeds by steps, batch size and rate; adapterhub/recipe/recipe.py was chosen from it.
 """
 
 from __future__ import annotations

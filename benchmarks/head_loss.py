@@ -33,7 +33,7 @@ def step_times(how: str, dtype: str, learned: float) -> dict[str, float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import adapterhub as ah
-    from adapterhub.recipe.options import RunOptions
+    from adapterhub.recipe.recipe import RunOptions
     from adapterhub.speed.head_loss import choose_head_loss
     from adapterhub.tasks import parse_task
 

@@ -100,7 +100,7 @@ def measure(folder: Path, rows: int, encoded: int) -> None:
     from adapterhub.backbones.find import find_backbone
     from adapterhub.data.options import DataOptions
     from adapterhub.data.row_stream import BlockReader, Cursor
-    from adapterhub.recipe.options import RunOptions
+    from adapterhub.recipe.recipe import RunOptions
     from adapterhub.tasks import Setting, parse_task
     from adapterhub.training.stream import BUFFER, StreamBatches, open_examples, stream_rows
 

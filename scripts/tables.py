@@ -4,7 +4,7 @@
 
 A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`; a
 script with several has the name of one in front of `--table`. That of the defaults names
-`adapterhub/recipe/options.py` instead. A number of methods, tasks and the like is between
+`adapterhub/recipe/recipe.py` instead. A number of methods, tasks and the like is between
 `<!-- count: NAME -->` and `<!-- /count -->`, in a line, with a NAME of `COUNTS`;
 tests/test_claims.py finds those that are written by hand.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from adapterhub.methods import METHODS
-from adapterhub.recipe.options import TABLE
+from adapterhub.recipe.recipe import TABLE
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(

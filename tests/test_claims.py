@@ -40,8 +40,7 @@ from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.files.manifest import Manifest
 from adapterhub.loop.processes import launcher_shards
 from adapterhub.methods.common.base import parse_methods
-from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import read_draft
+from adapterhub.recipe.recipe import TrainOptions, read_draft
 from adapterhub.speed import compiled_layers
 from adapterhub.tasks.common.base import parse_task, task_class
 from adapterhub.training.task_mixture import TaskMixture

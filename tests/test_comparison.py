@@ -28,7 +28,7 @@ import adapterhub as ah
 from adapterhub.errors import AdapterhubError, FileError, MismatchError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import parse_methods
-from adapterhub.recipe.options import Init
+from adapterhub.recipe.recipe import Init
 from adapterhub.tasks import TASKS
 from tests.kit import tiny_models
 

@@ -18,7 +18,7 @@ import real
 import tables
 from speed import plot
 
-from adapterhub.recipe.options import TABLE
+from adapterhub.recipe.recipe import TABLE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adapterhub"

@@ -17,12 +17,13 @@ from reference.markdown import prose
 
 import adapterhub as ah
 from adapterhub.cli import COMMANDS, group
+from adapterhub.cli.recipe import commented_recipe
 from adapterhub.config.options import options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.loop.engine import _out_of_memory
 from adapterhub.methods import METHODS
-from adapterhub.recipe.options import RunOptions, TrainOptions
-from adapterhub.recipe.recipe import ALIASES, MEANINGS, Recipe, commented_recipe
+from adapterhub.recipe.other_names import ALIASES, MEANINGS
+from adapterhub.recipe.recipe import Recipe, RunOptions, TrainOptions
 from adapterhub.training.run import one_class
 
 ROOT = Path(__file__).parents[1]

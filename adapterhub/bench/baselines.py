@@ -15,8 +15,8 @@ from adapterhub.bench.records import PredictedRows
 from adapterhub.data.examples import data_hash
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file
+from adapterhub.pages.page import BAG_OF_WORDS
 from adapterhub.pages.row_scores import GROUP
-from adapterhub.pages.run_files import BAG_OF_WORDS
 from adapterhub.training.word_baseline import MOST_FITTED, predict_by_words, reads_words
 
 B = TypeVar("B")

@@ -24,12 +24,11 @@ from adapterhub.bench.study import (
     method_label,
     start_of,
 )
-from adapterhub.config.spec import seconds_of
+from adapterhub.config.yaml import seconds_of
 from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Reporter
-from adapterhub.recipe.options import run_options, usual_steps
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, run_options, usual_steps
 from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
 from adapterhub.training.prepare import StartingPoint, starting_point
 from adapterhub.training.run import run

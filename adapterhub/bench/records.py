@@ -22,8 +22,8 @@ from adapterhub.config.options import from_dict
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.loop.report import without_nan
+from adapterhub.pages.page import lower_is_better
 from adapterhub.pages.row_scores import Outcome
-from adapterhub.pages.run_files import lower_is_better
 
 Status = Literal["done", "diverged", "failed"]
 _DIGITS = 5  # digits of probabilities and losses kept for each row

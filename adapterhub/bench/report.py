@@ -35,12 +35,14 @@ from adapterhub.pages.figures import (
     MUTED,
     SECOND,
     SERIES,
+    Chart,
+    ChartGroup,
     label_ends,
     room_for,
     short_name,
     svg_chart,
 )
-from adapterhub.pages.page import PAGE, Chart, ChartGroup, framed_page
+from adapterhub.pages.page import PAGE, framed_page
 
 STUDY_MARKDOWN = "report.md"
 Commands = Mapping[tuple[str, int], str]

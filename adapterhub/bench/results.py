@@ -15,11 +15,11 @@ from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study, start_of
-from adapterhub.config.spec import seconds_of
+from adapterhub.config.yaml import seconds_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.pages.row_scores import PredictionFile, RowScore, row_score
-from adapterhub.recipe.options import usual_steps
+from adapterhub.recipe.recipe import usual_steps
 
 
 @dataclass(frozen=True)

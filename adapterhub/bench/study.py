@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import from_dict, option, to_dict
-from adapterhub.config.spec import seconds_of
-from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
+from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides, seconds_of
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods.common.base import check_spec

@@ -13,9 +13,9 @@ from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult
 from adapterhub.bench.study import RECORDS, STUDY, read_study
 from adapterhub.bench.tables import result_title, score_title
-from adapterhub.cli._recipe_flags import FLAGS, MULTIPLE
 from adapterhub.cli._study import differing_options, results_of
 from adapterhub.cli.show import methods_text
+from adapterhub.cli.train import FLAGS, MULTIPLE
 from adapterhub.config.options import to_dict
 from adapterhub.files.manifest import Manifest
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first

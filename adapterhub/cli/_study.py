@@ -39,7 +39,7 @@ from adapterhub.bench.study import (
 )
 from adapterhub.bench.tables import result_title, task_table
 from adapterhub.cli._format import print_table, say, say_wrapped, seconds_text
-from adapterhub.cli._recipe_flags import FLAGS, MULTIPLE
+from adapterhub.cli.train import FLAGS, MULTIPLE
 from adapterhub.config.options import to_dict
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import replace_file

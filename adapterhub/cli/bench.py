@@ -11,7 +11,7 @@ import click
 
 from adapterhub.cli._format import say
 from adapterhub.cli._options import check_engine, quiet_option
-from adapterhub.cli._recipe_flags import (
+from adapterhub.cli.train import (
     RecipeCommand,
     nested_flags,
     recipe_flags,

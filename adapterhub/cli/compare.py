@@ -23,8 +23,8 @@ from adapterhub.files.shown_table import TEST, ShownTable
 
 if TYPE_CHECKING:
     from adapterhub.pages.comparison import RunSummary
+    from adapterhub.pages.page import RunFiles
     from adapterhub.pages.row_scores import Difference
-    from adapterhub.pages.run_files import RunFiles
 
 _MORE_METRICS = 3  # in addition to the main one; --json has all
 _MOST_COLUMNS = 4  # runs; more runs become the rows of the table
@@ -64,7 +64,7 @@ def command(runs: tuple[str, ...], only_list: bool, as_json: bool) -> None:
 
 
 def _read(run: str) -> RunFiles:
-    from adapterhub.pages.run_files import read_run
+    from adapterhub.pages.page import read_run
 
     if is_folder(run):
         return read_run(run)

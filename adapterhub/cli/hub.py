@@ -328,7 +328,7 @@ def create_access(
     as_json: bool,
 ) -> None:
     """Create a token for a user and print it: it is not stored, only its digest."""
-    from adapterhub.config.spec import seconds_of
+    from adapterhub.config.yaml import seconds_of
     from adapterhub.hub.accounts import create_hub_token, free_token_name
 
     seconds = seconds_of(expires) if expires else None
@@ -575,7 +575,7 @@ def _change_owner(hub: Hub, connection: Any, owner: Any, options: dict[str, Any]
 
 
 def _size(option: str, text: str) -> int:
-    from adapterhub.config.spec import size_in_bytes
+    from adapterhub.config.yaml import size_in_bytes
 
     found = size_in_bytes(text)
     if found is None:

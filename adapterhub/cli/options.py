@@ -14,8 +14,7 @@ from adapterhub.cli._options_text import method_options, print_options, task_opt
 from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, spelled_like, unknown
-from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import NAMES, REQUIRED, Recipe
+from adapterhub.recipe.recipe import NAMES, REQUIRED, Recipe, TrainOptions
 
 _GROUPS: dict[str, tuple[str, type]] = {
     "recipe": ("", Recipe),

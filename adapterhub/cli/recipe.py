@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from adapterhub.cli._format import say, say_text
-from adapterhub.cli._recipe_flags import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.config.options import below, comment, commented_options, options_of, to_dict
 from adapterhub.config.user_folders import is_there
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError, nearest, spelled_like, unknown
-from adapterhub.recipe.recipe import read_draft
+from adapterhub.methods.common.base import described_method, spec_options
+from adapterhub.recipe.recipe import REQUIRED, SCHEMA_LINE, SPECS, Recipe, TrainOptions, read_draft
+from adapterhub.tasks import parse_task
 
 
 @click.command("recipe", cls=RecipeCommand)
@@ -30,8 +35,6 @@ def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
     defaults. For editors, write the schema once: `adapterhub train --schema > recipe.schema.json`
     (--save does that, too).
     """
-    from adapterhub.recipe.recipe import commented_recipe
-
     specs, others = _split_names(words)
     recipe = read_draft(*recipe_words(others, flags), specs | nested_flags(flags))
     text = commented_recipe(recipe)
@@ -83,3 +86,51 @@ def _save(path: Path, text: str) -> None:
         raise OutputError(f"{path} exists", hint="another --save, or delete it") from error
     say(f"wrote {path}, and {path.parent / SCHEMA} for editors")
     say(f"next: adapterhub train {path}")
+
+
+_GROUPS: dict[str, tuple[type, str]] = {
+    "data": (DataOptions, "the data, its format and its columns"),
+    "train": (TrainOptions, "how to train"),
+}
+
+
+def commented_recipe(recipe: Recipe) -> str:
+    """Return the recipe as YAML with all options, including the options of its methods and task.
+
+    Raises:
+        ConfigError: a method, task or option is unknown.
+    """
+    values = to_dict(recipe)
+    help_texts = {option.name: option.help for option in options_of(Recipe)}
+    lines = ["# adapterhub train FILE", ""]
+    lines += commented_options(Recipe, {k: values[k] for k in values if k not in SPECS}, REQUIRED)
+    lines += ["", *comment(help_texts["method"]), *below("method", _methods(recipe))]
+    lines += ["", *comment(help_texts["task"])]
+    lines += _task(recipe.task)
+    for group, (cls, text) in _GROUPS.items():
+        required = [path.rpartition(".")[2] for path in REQUIRED if path.startswith(f"{group}.")]
+        of_group = commented_options(cls, values[group], required)
+        lines += ["", *comment(text), *below(group, of_group)]
+    return SCHEMA_LINE + "".join(f"{line}\n" for line in lines)
+
+
+def _task(spec: object) -> list[str]:
+    """Return the lines of {name: options}."""
+    if spec is None:
+        return ["task: null"]
+    task = parse_task(spec)
+    options = below(task.name, commented_options(type(task), to_dict(task)))
+    return [*below("task", [*comment(f"{task.name}: {task.summary}"), *options])]
+
+
+def _methods(recipe: Recipe) -> Iterator[str]:
+    """Yield the lines of {name: options}; of a list of these if a name occurs twice."""
+    specs = spec_options(recipe.method or ())  # type: ignore[arg-type]
+    twice = len(dict(specs)) < len(specs)
+    for name, options in specs:
+        method = described_method(name)
+        rate = f"its learning rate is {method.learning_rate:g}"
+        yield from comment(f"{name}: {method.summary}; {rate}")
+        mapping = below(name, commented_options(method.options, options))
+        for number, line in enumerate(mapping):
+            yield f"{'  ' if number else '- '}{line}" if twice else line

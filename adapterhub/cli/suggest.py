@@ -11,7 +11,7 @@ import click
 
 from adapterhub.cli._format import print_json, print_table, say, say_wrapped
 from adapterhub.cli._options import as_json_option, registry_option
-from adapterhub.cli._recipe_flags import (
+from adapterhub.cli.train import (
     FLAGS,
     RecipeCommand,
     nested_flags,

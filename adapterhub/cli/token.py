@@ -56,7 +56,7 @@ def create(
     as_json: bool,
 ) -> None:
     """Create a token for NAME, and print it: it is not kept, only its digest."""
-    from adapterhub.config.spec import seconds_of
+    from adapterhub.config.yaml import seconds_of
 
     seconds = None if expires is None else seconds_of(expires)
     if expires is not None and seconds is None:

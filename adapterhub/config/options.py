@@ -28,7 +28,7 @@ import reprlib
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union
 
@@ -689,9 +689,9 @@ class OptionNames:
         return (*places, _respelled(name, own if name in own else known))
 
 
-def _respelled(name: object, known: Iterable[str]) -> Any:
+def _respelled(name: object, known: Collection[str]) -> Any:
     """Return the known name spelled like `name`; a YAML key may not be a text."""
-    return spelled_like(name, known) if isinstance(name, str) else name
+    return name if name in known or not isinstance(name, str) else spelled_like(name, known)
 
 
 def _leaves(

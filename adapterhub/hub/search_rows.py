@@ -33,8 +33,8 @@ from adapterhub.hub.repositories import (
     ReadBlob,
     versions_of,
 )
+from adapterhub.pages.page import lower_is_better
 from adapterhub.pages.rows import FIELDS, ListedVersion
-from adapterhub.pages.run_files import lower_is_better
 from adapterhub.pages.versions import MainScore, PublishedVersion, version_to_show
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
 from adapterhub.registry.store import Entry, Reference, word_text

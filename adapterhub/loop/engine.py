@@ -70,10 +70,10 @@ from adapterhub.loop.processes import (
     without_launcher_sharding,
 )
 from adapterhub.loop.report import peak_text
-from adapterhub.loop.sharding import clip_gradients, is_finite, reshard, share_state
+from adapterhub.loop.sharding import clip_gradients, reshard, share_state
 from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.methods.lora import LoRALayer
-from adapterhub.recipe.options import DEFAULT, RunOptions, TrainOptions, schedule, warmup_steps
+from adapterhub.recipe.recipe import DEFAULT, RunOptions, TrainOptions, schedule, warmup_steps
 from adapterhub.tasks.common.batches import Items, batch_labels, learned, model_inputs, on_device
 
 _SWITCHES = ("gradient_checkpointing", "_gradient_checkpointing_func")  # of a layer
@@ -532,7 +532,7 @@ class Engine:
         tensors = {name: t.detach() for name, t in self.trainee.tensors().items()}
         if not self.sharded:
             tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-        bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+        bad = [name for name, tensor in tensors.items() if not local(tensor).isfinite().all()]
         if self.sharded:
             bad = sorted(set().union(*everyone_s(bad)))
         if bad:

@@ -59,9 +59,8 @@ from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
 from adapterhub.loop.sharding import reshard
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.trainee import Standing, standings
-from adapterhub.recipe.options import DEFAULT, RunOptions, schedule, warmup_steps
 from adapterhub.recipe.output_folder import how_to_resume
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import DEFAULT, Recipe, RunOptions, schedule, warmup_steps
 from adapterhub.status import doing, showing
 
 ROWS = "processes x train.batch_size x train.gradient_accumulation"
@@ -726,7 +725,8 @@ class TrainingSession:
             doing("evaluating"),
         ):
             metrics = {name: float(value) for name, value in evaluate().items()}
-        reshard(self.trainee.model)
+        if self.engine.sharded:
+            reshard(self.trainee.model)
         self._train_mode()
         if self.metric not in metrics:
             raise ConfigError(

@@ -37,8 +37,8 @@ from adapterhub.config.user_folders import sync_file
 from adapterhub.errors import FileError, one_line
 from adapterhub.files.atomic import FileDigest, file_digest
 from adapterhub.loop.processes import is_main
-from adapterhub.recipe.options import TrainOptions
 from adapterhub.recipe.output_folder import writing
+from adapterhub.recipe.recipe import TrainOptions
 from adapterhub.status import Display, StatusBar, StatusLines
 
 

@@ -190,11 +190,6 @@ def _is_divided(tensor: Tensor) -> bool:
     return not all(placement.is_replicate() for placement in placements)
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether this process's elements of a tensor are finite."""
-    return bool(local(tensor).isfinite().all())
-
-
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> list[Path]:
     """Write tensors, possibly sharded over processes; return the files that this process wrote.
 

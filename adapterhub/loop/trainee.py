@@ -19,7 +19,7 @@ from adapterhub.adapters.adapter import HEAD, Adapter, ParameterGroup
 from adapterhub.errors import TrainingError
 from adapterhub.methods.common.base import Method, StageSchedule
 from adapterhub.methods.common.site_module import SiteModule
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 
 HEAD_LEARNING_RATE = 5e-3
 _ROUNDING = 1e-9  # for a share such as 3 / 7 * 7

@@ -14,10 +14,18 @@ from markupsafe import Markup
 from adapterhub.errors import ConfigError
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.shown_table import ScoreError, ShownTable, TableCell, score_text
-from adapterhub.pages.figures import Points, overlay_chart
-from adapterhub.pages.page import Chart, ChartGroup, framed_page, number_text, points_by_step
+from adapterhub.pages.figures import Chart, ChartGroup, Points, overlay_chart
+from adapterhub.pages.page import (
+    Line,
+    RunFiles,
+    framed_page,
+    lower_is_better,
+    number_text,
+    points_by_step,
+    read_run,
+    submapping,
+)
 from adapterhub.pages.row_scores import Difference, difference
-from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 
 RUNS_PAGE = "runs.html"
 _HEAD = "head"  # parameters of a task head, in the learning rates of a step

@@ -15,10 +15,9 @@ from markupsafe import Markup, escape
 
 from adapterhub.errors import one_line
 from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.pages.figures import FIRST, MUTED, SECOND, svg_chart
-from adapterhub.pages.page import Chart, number_text
+from adapterhub.pages.figures import FIRST, MUTED, SECOND, Chart, svg_chart
+from adapterhub.pages.page import lower_is_better, number_text
 from adapterhub.pages.rows import ListedVersion, adapter_page_path
-from adapterhub.pages.run_files import lower_is_better
 from adapterhub.pages.versions import datasets_of
 
 UNKNOWN_ROWS = "evaluated on unknown rows"

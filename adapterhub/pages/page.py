@@ -1,366 +1,305 @@
-"""`report.html`: one file that shows a run, without network access and without scripts.
+"""The files of a run folder, and `report.html`: one file that shows a run, without network access.
 
-Pages of several runs and of studies use the same frame, and a script that sorts tables.
+Reports and comparisons of runs are made from the same files. The page has no scripts. Pages of
+several runs and of studies use the same frame, and a script that sorts tables.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from adapterhub.config.user_folders import is_file
+from adapterhub.config.yaml import load_yaml
 from adapterhub.data.examples import notes_on_scores
-from adapterhub.errors import printable
-from adapterhub.files.atomic import replace_file
+from adapterhub.errors import ConfigError, FileError, counted, printable
+from adapterhub.files.atomic import UnreadableError, read_lines, replace_file
 from adapterhub.files.card import stretches_of
-from adapterhub.files.manifest import heads_text
-from adapterhub.files.shown_table import TEST, ShownTable
-from adapterhub.pages.figures import (
-    Points,
-    histogram_chart,
-    line_chart,
-    reliability_chart,
-    scatter_chart,
-)
+from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest, heads_text
+from adapterhub.files.native import Saved, find_adapter
+from adapterhub.files.shown_table import ERRORS, TEST, ScoreError, recorded_errors
+from adapterhub.pages.figures import Chart, Points, Section, line_chart, prediction_sections
 from adapterhub.pages.row_scores import (
-    PICTURE,
-    ClassScore,
-    Outcome,
+    MOST_BYTES,
+    EvaluatedRows,
     PredictionFile,
-    calibration,
     class_scores,
-    confusions,
-    is_right,
-    span_scores,
-)
-from adapterhub.pages.run_files import (
-    Line,
-    RunFiles,
-    lower_is_better,
-    read_run,
-    recorded_words,
-    submapping,
+    read_predictions,
+    score_errors,
 )
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-WORST = 20  # examples shown
-MARKS = "Green entities are in both; dotted orange ones in one only"
-_MOST_CLASSES = 12  # labels of a confusion matrix; with more, the most confused pairs are listed
-_MOST_SCORES = 40  # rows in the table of classes
-
-
-MarkedPart: TypeAlias = tuple[str, str, bool]
+Line = dict[str, Any]
+BAG_OF_WORDS = "bag_of_words.json"  # in a run folder: the result of `WordsComparison.record`
+_MOST_BYTES = 1 << 12  # of a comparison
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A chart with its caption."""
+class RunFiles:
+    """The content of a run folder.
 
-    title: str
-    svg: Markup
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ChartGroup:
-    """Charts of one kind, with a title and a sentence; `wide` charts contain names."""
-
-    title: str
-    note: str
-    charts: Sequence[Chart]
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A confusion matrix: counts of (label, prediction), with the share of the label's examples."""
-
-    labels: tuple[str, ...]
-    rows: list[tuple[str, list[tuple[int, float]]]]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One example: its texts, and (name, text, kind of mark) for label, prediction and so on.
-
-    `marked` lists texts with entities as (name, [(text, entity or "", whether both have it)]).
-    `picture` is the address of an image, data:image/png.
+    Attributes:
+        folder: the run folder.
+        recipe: the recipe, or {}.
+        manifest: the manifest of the adapter, once it is saved.
+        training: the lines of metrics.jsonl with the loss.
+        evaluations: the lines of metrics.jsonl with metrics.
+        timings: the lines of timings.jsonl.
+        predictions: predictions.jsonl.
     """
 
-    texts: list[str]
-    facts: list[tuple[str, str, str]] = field(default_factory=list)
-    marked: list[tuple[str, list[MarkedPart]]] = field(default_factory=list)
-    picture: str = ""
+    folder: Path
+    recipe: Mapping[str, Any]
+    manifest: Manifest | None
+    training: list[Line]
+    evaluations: list[Line]
+    timings: list[Line]
+    predictions: PredictionFile | None
+
+    @property
+    def name(self) -> str:
+        """The adapter's name, or the folder's name for an unnamed adapter."""
+        named = self.manifest and not self.manifest.is_unnamed
+        return self.manifest.name if self.manifest and named else self.folder.resolve().name
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The training record of the manifest."""
+        return self.manifest.training if self.manifest else {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the adapter or, before it is saved, of the best evaluation so far."""
+        if self.manifest:
+            return dict(self.manifest.metrics)
+        return dict(self.best["metrics"]) if self.best else {}
+
+    @cached_property
+    def errors(self) -> dict[str, ScoreError]:
+        """The error of each metric: as recorded, else from predictions of the best evaluation."""
+        recorded = recorded_errors(self.record.get(ERRORS))
+        if recorded or self.predictions is None:
+            return recorded
+        rows = EvaluatedRows(len(self.predictions.rows), self.predictions)
+        return score_errors(self.metrics, {"": rows})
+
+    @property
+    def best(self) -> Line | None:
+        """The best evaluation."""
+        return next((line for line in reversed(self.evaluations) if line["best"]), None)
+
+    @cached_property
+    def main_metric(self) -> str:
+        """The metric that selects the best evaluation."""
+        options = submapping(self.record, "recipe") or self.recipe
+        chosen = submapping(options, "train").get("best_metric")
+        if isinstance(chosen, str):
+            return chosen
+        if self.predictions:
+            return self.predictions.metric
+        from adapterhub.tasks import parse_task
+
+        if submapping(options, "tasks"):
+            return next(iter(name for name in self.metrics if name.startswith("mean")), "mean")
+        try:
+            return parse_task(options.get("task") or "classification").main_metric
+        except ConfigError:
+            return next(iter(self.metrics), "loss")
+
+    @property
+    def adapter(self) -> Path | None:
+        """The folder of the adapter, once it is saved."""
+        return find_adapter(self.folder)
+
+    @property
+    def trained(self) -> int:
+        """The number of trained parameters, including the head."""
+        tensors = self.manifest.tensors.values() if self.manifest else ()
+        return sum(_values_in(info.shape) for info in tensors)
+
+    @property
+    def size(self) -> int:
+        """The total size of the adapter's files, in bytes."""
+        return sum(f.stat().st_size for f in self.adapter.iterdir()) if self.adapter else 0
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether smaller values of a metric are better."""
+    return metric.removeprefix("eval_").rpartition("/")[2] in LOWER_IS_BETTER
+
+
+def read_run(folder: str | Path) -> RunFiles:
+    """Read the files of a run, or of an adapter alone.
+
+    Raises:
+        FileError: the folder contains neither a run nor an adapter, or a file is broken.
+    """
+    folder = Path(folder)
+    if folder.name == "adapter" and is_file(folder.parent / "recipe.yaml"):
+        folder = folder.parent
+    adapter = find_adapter(folder)
+    lines = list(_lines(folder / "metrics.jsonl", _METRICS))
+    if adapter is None and not lines:
+        raise FileError(
+            f"no run in {folder}",
+            expected="the output folder of adapterhub train, with metrics.jsonl",
+        )
+    return RunFiles(
+        folder=folder,
+        recipe=_recipe(folder / "recipe.yaml"),
+        manifest=Saved.at(adapter).manifest if adapter else None,
+        training=[line for line in lines if line["event"] == "train"],
+        evaluations=[line for line in lines if line["event"] == "eval"],
+        timings=list(_lines(folder / "timings.jsonl", _TIMINGS)),
+        predictions=read_predictions(folder),
+    )
+
+
+def submapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a mapping inside a mapping, {} if it is missing."""
+    value = parent.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _recipe(path: Path) -> Mapping[str, Any]:
+    return load_yaml(path) if is_file(path) and not path.is_symlink() else {}
+
+
+_METRICS = {"train": ("epoch", "loss"), "eval": ("epoch",)}
+_CLOCK = ("seconds", "examples_per_second", "peak_memory")
+_TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
+
+
+def _lines(path: Path, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Line]:
+    """Yield the lines of a metrics file; the last one may be truncated if the run was killed."""
+    if not is_file(path) or path.is_symlink() or not path.stat().st_size:
+        return
+    try:
+        lines = read_lines(path, MOST_BYTES)
+    except UnreadableError as error:
+        raise FileError(f"{path}: {error}", expected="the file as the run wrote it") from None
+    for number, text in enumerate(lines, start=1):
+        try:
+            yield _line(json.loads(text), fields)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if number == len(lines):
+                return
+            raise FileError(
+                f"{path}, line {number} is broken: {error}", expected="the line as it was written"
+            ) from error
+
+
+def _line(line: Any, fields: Mapping[str, tuple[str, ...]]) -> Line:
+    """Check the types of a line of metrics.jsonl or timings.jsonl.
+
+    Raises:
+        ValueError: a value has another type.
+    """
+    event, step = line["event"], line["step"]
+    values = {name: line[name] for name in fields[event]}
+    groups = {name: dict(line.get(name) or {}) for name in ("metrics", "learning_rate")}
+    numbers = [*values.values(), *(v for group in groups.values() for v in group.values())]
+    wrong = [v for v in numbers if v is not None and not isinstance(v, int | float)]
+    if wrong or not isinstance(step, int):
+        raise ValueError(f"{str(wrong or step)[:80]} is unexpected")
+    clock = {name: values[name] or 0 for name in _CLOCK if name in values}
+    best = line.get("best") is True
+    return {"event": event, "step": step, **values, **groups, **clock, "best": best}
+
+
+def _values_in(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
 
 
 @dataclass(frozen=True)
-class Section:
-    """A section of the page: a title, a sentence, and its content."""
+class WordsComparison:
+    """Comparison of an adapter with a bag of words, which needs no backbone, on the same rows.
 
-    id: str
-    title: str
-    note: str = ""
-    charts: list[Chart] = field(default_factory=list)
-    table: ShownTable | None = None
-    matrix: Matrix | None = None
-    examples: list[Shown] = field(default_factory=list)
-
-
-def prediction_sections(predictions: PredictionFile) -> list[Section]:
-    """Return the sections for a kind of predictions."""
-    return _SECTIONS[predictions.kind](predictions)
-
-
-def _classes(predictions: PredictionFile) -> list[Section]:
-    rows, labels = predictions.rows, predictions.labels
-    scores = class_scores(rows, labels)
-    return [_confusion(rows, scores), _score_section(scores, "class"), *_choices(predictions)]
-
-
-def _choices(predictions: PredictionFile) -> list[Section]:
-    rows = predictions.rows
-    bins, error = calibration(rows)
-    note = (
-        f"Expected calibration error {error:.3f}. On the dashed line, a probability of 0.8 is "
-        "right 8 times of 10; below it, the model is too sure. Bars: the share of the examples."
-    )
-    chart = Chart("Accuracy by probability", Markup(reliability_chart(bins)))
-    wrong = sorted((r for r in rows if not is_right(r)), key=lambda r: -r["score"])
-    shown = [
-        Shown(
-            row["texts"],
-            [
-                ("true", str(row["label"]), "right"),
-                ("predicted", row["prediction"], "wrong"),
-                ("probability", f"{row['score']:.3f}", ""),
-            ],
-        )
-        for row in wrong[:WORST]
-    ]
-    return [
-        Section("calibration", "Calibration", note, [chart]),
-        _worst(shown, len(wrong), len(rows), "are wrong, the most confident first"),
-    ]
-
-
-def _confusion(rows: Sequence[Outcome], scores: Sequence[ClassScore]) -> Section:
-    counts = confusions(rows)
-    if len(scores) <= _MOST_CLASSES:
-        names = tuple(score.name for score in scores)
-        lines = [
-            (s.name, [(counts[s.name, n], counts[s.name, n] / max(s.support, 1)) for n in names])
-            for s in scores
-        ]
-        note = "Rows: true classes. Columns: predictions. The shade is the share of the row."
-        return Section("confusion", "Confusion", note, matrix=Matrix(names, lines))
-    support = {score.name: score.support for score in scores}
-    pairs = [(pair, n) for pair, n in counts.most_common() if pair[0] != pair[1]][:WORST]
-    table = ShownTable(
-        ("true → predicted", "examples", "of the class"),
-        [(f"{a} → {b}", f"{n:,}", f"{n / support[a]:.1%}") for (a, b), n in pairs],
-    )
-    return Section("confusion", "Most confused classes", table=table)
-
-
-def _score_section(scores: Sequence[ClassScore], what: str) -> Section:
-    chosen = scores
-    note = ""
-    if len(scores) > _MOST_SCORES:
-        chosen = sorted(scores, key=lambda s: s.f1)[:_MOST_SCORES]
-        note = f"{_MOST_SCORES} of {len(scores):,}, the lowest F1 first."
-    rows = [
-        (s.name, f"{s.precision:.3f}", f"{s.recall:.3f}", f"{s.f1:.3f}", f"{s.support:,}")
-        for s in chosen
-    ]
-    table = ShownTable((what, "precision", "recall", "F1", "examples"), rows)
-    return Section("scores", f"Scores by {what}", note, table=table)
-
-
-def _numbers(predictions: PredictionFile) -> list[Section]:
-    rows = predictions.rows
-    true, given = ([float(row[n]) for row in rows] for n in ("label", "prediction"))
-    residuals = [p - t for t, p in zip(true, given, strict=True)]
-    mean = sum(residuals) / len(residuals)
-    charts = [
-        Chart("Predicted by true number", Markup(scatter_chart(true, given))),
-        Chart(
-            "Residuals: predicted minus true",
-            Markup(histogram_chart(residuals, "residual", centre=0.0)),
-            f"mean {mean:+.3f}",
-        ),
-    ]
-    order = sorted(range(len(rows)), key=lambda i: -abs(residuals[i]))
-    shown = [
-        Shown(
-            rows[i]["texts"],
-            [
-                ("true", f"{true[i]:.3f}", "right"),
-                ("predicted", f"{given[i]:.3f}", "wrong"),
-                ("difference", f"{residuals[i]:+.3f}", ""),
-            ],
-        )
-        for i in order[:WORST]
-    ]
-    return [
-        Section("residuals", "Predictions", charts=charts),
-        Section("worst", "Farthest from the truth", examples=shown),
-    ]
-
-
-def _spans(predictions: PredictionFile) -> list[Section]:
-    rows = predictions.rows
-
-    def wrong(row: Outcome) -> int:
-        true, given = ({tuple(span) for span in row[n]} for n in ("label", "prediction"))
-        return len(true ^ given)
-
-    order = sorted((row for row in rows if wrong(row)), key=lambda row: -wrong(row))
-    shown = [
-        Shown(
-            [],
-            marked=[
-                (name, marked_text((row["texts"] or [""])[0], row[own], row[other]))
-                for name, own, other in (
-                    ("true", "label", "prediction"),
-                    ("predicted", "prediction", "label"),
-                )
-            ],
-        )
-        for row in order[:WORST]
-    ]
-    return [
-        _score_section(span_scores(rows), "entity"),
-        _worst(shown, len(order), len(rows), f"have wrong entities, the most wrong first. {MARKS}"),
-    ]
-
-
-def _sets(predictions: PredictionFile) -> list[Section]:
-    rows = predictions.rows
-    as_spans = [
-        {name: [[label, 0, 0] for label in row[name]] for name in ("label", "prediction")}
-        for row in rows
-    ]
-    wrong = [row for row in rows if set(row["label"]) != set(row["prediction"])]
-    wrong.sort(key=lambda row: -len(set(row["label"]) ^ set(row["prediction"])))
-    shown = [
-        Shown(
-            row["texts"],
-            [
-                ("true", ", ".join(row["label"]) or "(none)", "right"),
-                ("predicted", ", ".join(row["prediction"]) or "(none)", "wrong"),
-                ("probability", _probabilities(row), ""),
-            ],
-        )
-        for row in wrong[:WORST]
-    ]
-    return [
-        _score_section(span_scores(as_spans), "label"),
-        _worst(shown, len(wrong), len(rows), "have wrong labels, the most wrong first"),
-    ]
-
-
-def _probabilities(row: Outcome) -> str:
-    """Format the probabilities of the true and predicted labels."""
-    named = dict.fromkeys([*row["label"], *row["prediction"]])
-    return ", ".join(f"{label} {row['scores'].get(label, 0.0):.3f}" for label in named)
-
-
-def marked_text(
-    text: str, spans: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]
-) -> list[MarkedPart]:
-    """Split a text at its entities; mark each as present or absent in the other list.
-
-    Entities are [kind, first character, end character].
+    Attributes:
+        score: the name of the score.
+        value: the score of the bag of words.
+        rows: the number of rows.
+        difference: the score of the adapter minus the score of the bag of words.
+        low: the lower end of the 95 % interval of the difference; None if there are too few rows.
+        high: the upper end.
+        skipped: why no comparison was made; "" if it was.
     """
-    parts: list[MarkedPart] = []
-    done = 0
-    for kind, start, end in sorted(spans, key=lambda span: (span[1], span[2])):
-        if start >= done:
-            both = [kind, start, end] in others
-            parts += [(text[done:start], "", False), (text[start:end], kind, both)]
-            done = end
-    return [part for part in [*parts, (text[done:], "", False)] if part[0]]
+
+    score: str = ""
+    value: float = 0.0
+    rows: int = 0
+    difference: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    skipped: str = ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message in two lines: the score, and whether the adapter is better."""
+        if self.skipped:
+            return "no bag of words was fitted:", self.skipped
+        rows = f"on the same {counted(self.rows, 'row')}"
+        first = f"a bag of words has {self.score} {self.value:.4f} {rows}"
+        if self.low is None or self.high is None:
+            return first, f"adapter: {self.difference:+.3f}, of too few rows to compare"
+        sign = -1 if lower_is_better(self.score) else 1
+        ends = sorted((self.low * sign, self.high * sign))
+        verdict = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "not shown to be better"
+        interval = f"95 % {self.low:+.3f} to {self.high:+.3f}"
+        return first, f"adapter: {verdict}, {self.difference:+.3f} ({interval})"
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as a record, with numbers in six digits."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in values.items()
+            if value not in (None, "")
+        }
 
 
-def _texts(predictions: PredictionFile) -> list[Section]:
-    rows = predictions.rows
-    scores = [float(row["score"]) for row in rows]
-    chart = Chart("Score of each text", Markup(histogram_chart(scores, "score, 1 is best")))
-    order = sorted((row for row in rows if row["score"] < 1), key=lambda row: row["score"])
-    shown = [
-        Shown(
-            row["texts"],
-            [
-                ("reference", row["label"] or "(no answer)", "right"),
-                ("predicted", row["prediction"] or "(empty)", "wrong"),
-                ("score", f"{row['score']:.3f}", ""),
-            ],
-        )
-        for row in order[:WORST]
-    ]
-    return [
-        Section("quality", "Quality of the texts", charts=[chart]),
-        _worst(shown, len(order), len(rows), "differ from their reference, the most first"),
-    ]
+def recorded_words(folder: Path) -> WordsComparison | None:
+    """Read a run's comparison with a bag of words; None if it is missing or has another form."""
+    path = folder / BAG_OF_WORDS
+    try:
+        small = not path.is_symlink() and path.stat().st_size <= _MOST_BYTES
+        record = json.loads(path.read_bytes()) if small else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    skipped, score = record.get("skipped"), record.get("score")
+    if isinstance(skipped, str) and skipped:
+        return WordsComparison(skipped=skipped)
+    numbers = [_finite(record, name) for name in ("value", "rows", "difference")]
+    low, high = (_finite(record, name) for name in ("low", "high"))
+    if not isinstance(score, str) or None in numbers:
+        return None
+    value, rows, difference = (each or 0.0 for each in numbers)
+    return WordsComparison(score, value, int(rows), difference, low, high)
 
 
-def _losses(predictions: PredictionFile) -> list[Section]:
-    rows = [row for row in predictions.rows if row["tokens"]]
-    if not rows:
-        return []
-    losses = [float(row["loss"]) for row in rows]
-    chart = Chart("Loss of each example", Markup(histogram_chart(losses, "loss per token")))
-    order = sorted(rows, key=lambda row: -row["loss"])
-    shown = [
-        Shown(
-            row["texts"], [("loss", f"{row['loss']:.3f}", ""), ("tokens", f"{row['tokens']:,}", "")]
-        )
-        for row in order[:WORST]
-    ]
-    return [
-        Section("quality", "Loss of the examples", charts=[chart]),
-        Section("worst", "Highest loss", examples=shown),
-    ]
-
-
-def _pictures(predictions: PredictionFile) -> list[Section]:
-    rows = predictions.rows
-    losses = [float(row["loss"]) for row in rows]
-    chart = Chart("Loss of each picture", Markup(histogram_chart(losses, "loss")))
-    made = [row for row in rows if row[PICTURE]]
-    shown = [Shown(row["texts"], picture=row[PICTURE]) for row in made[:WORST]]
-    note = f"What the adapter makes of prompts of the evaluation, at step {predictions.step:,}."
-    gallery = [Section("pictures", "Pictures", note, examples=shown)] if shown else []
-    return [Section("quality", "Loss of the pictures", charts=[chart]), *gallery]
-
-
-def _worst(shown: list[Shown], wrong: int, total: int, what: str) -> Section:
-    if not wrong:
-        return Section("worst", "Worst mistakes", f"There are none in {total:,} examples.")
-    note = f"{wrong:,} of {total:,} examples {what}."
-    return Section("worst", "Worst mistakes", note, examples=shown)
-
-
-_SECTIONS: dict[str, Callable[[PredictionFile], list[Section]]] = {
-    "classes": _classes,
-    "sets": _sets,
-    "choices": _choices,
-    "numbers": _numbers,
-    "spans": _spans,
-    "texts": _texts,
-    "losses": _losses,
-    "pictures": _pictures,
-}
+def _finite(record: Mapping[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
 
 
 PAGE = "report.html"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.pages.page import number_text
-from adapterhub.pages.run_files import lower_is_better
+from adapterhub.pages.page import lower_is_better, number_text
 from adapterhub.pages.versions import (
     MainScore,
     PublishedName,

@@ -14,7 +14,7 @@ from adapterhub.files.native import MANIFEST_FILE, TENSORS_FILE
 from adapterhub.files.shown_table import ShownTable, TableCell, score_text
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import Leaderboard
-from adapterhub.pages.page import Tile, framed_page, number_text
+from adapterhub.pages.page import Tile, framed_page, number_text, submapping
 from adapterhub.pages.rows import (
     FIELDS,
     ListedVersion,
@@ -23,7 +23,6 @@ from adapterhub.pages.rows import (
     score_words,
     size_text,
 )
-from adapterhub.pages.run_files import submapping
 from adapterhub.pages.usage_snippets import citation, ways_to_load
 from adapterhub.pages.versions import PublishedName, PublishedVersion
 from adapterhub.registry.store import Entry

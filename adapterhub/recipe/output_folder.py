@@ -30,9 +30,8 @@ from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place, finished_names, remove_unfinished
 from adapterhub.files.native import replaceable
-from adapterhub.pages.page import PAGE
+from adapterhub.pages.page import BAG_OF_WORDS, PAGE
 from adapterhub.pages.row_scores import PREDICTIONS
-from adapterhub.pages.run_files import BAG_OF_WORDS
 
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 TRACKED = "trackers.json"

@@ -3,45 +3,561 @@
 `adapterhub recipe` prints one with a comment above each option. The first line of a recipe names
 the JSON schema of all methods and tasks. Editors use that file, next to the recipe, for completion
 and checks.
+
+Defaults of training follow from the data: few rows need many passes, or the adapter stays near its
+start; many rows need few. docs/guides/defaults.md describes the measurements behind the defaults.
+
+Learning-rate schedules are pure functions from the step to a multiplier of the peak rate. Step t
+counts from 0 to T - 1; from T on, the multiplier keeps its final value. During the W warm-up steps
+it rises as (t + 1) / (W + 1), so the first step already trains. (`transformers` starts at 0; its
+linear, cosine and constant schedules at step t + 1 of T + 1, with W + 1 warm-up steps, are the same
+as these.)
+
+With several tasks in one run, each optimizer step trains on one task. The task is drawn at random,
+in one of three proportions by Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), section 3.5.2:
+
+    size          examples-proportional mixing: task m has the share r_m = min(e_m, K) / sum of
+                  min(e_n, K), where e are numbers of examples and K is `limit`
+    temperature   the shares r_m to the power of 1/T, renormalized: `size` at T = 1, nearly `equal`
+                  at a large T
+    equal         the same share for each task
+
+The draws depend on the seed and the number of the step alone, so a resumed run repeats them.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from adapterhub.backbones.torch_free_checks import dtype_name
 from adapterhub.config.options import (
     OptionNames,
-    below,
-    comment,
-    commented_options,
     from_dict,
     json_schema,
     option,
-    options_of,
     options_schema,
     to_dict,
 )
-from adapterhub.config.yaml import dump_yaml, load_yaml, merge_options, parse_overrides
+from adapterhub.config.yaml import (
+    dump_yaml,
+    load_yaml,
+    merge_options,
+    parse_calls,
+    parse_overrides,
+    spec_error,
+)
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, unknown
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods.common.base import (
     METHODS,
-    described_method,
+    Method,
     described_methods,
-    spec_options,
 )
-from adapterhub.recipe.options import TaskOptions, TrainOptions, check_task_names, parse_mixing
+from adapterhub.recipe.other_names import ALIASES, MEANINGS
 from adapterhub.recipe.output_folder import SCHEMA
-from adapterhub.tasks import TASKS, parse_task
+from adapterhub.tasks import TASKS
+
+MIXING_EXAMPLES = "size, size(limit=10000), equal or temperature(t=2)"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")  # part of the names of tensors
+_DRAWS = 0x7A5C  # separates the draws of tasks from the order of examples with the same seed
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """One task of several: its data, its head and metric (by its task), and its weight."""
+
+    task: object = option(None, "a task spec (null: the recipe's `task`)", resumed="fixed")
+    weight: float = option(1.0, "the factor on the task's loss", resumed="recorded")
+    data: DataOptions = field(default_factory=DataOptions)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ConfigError(f"weight is {self.weight}", expected="a number above 0")
+
+
+@dataclass(frozen=True)
+class BySize:
+    """Shares proportional to the numbers of examples, up to `limit` each."""
+
+    limit: int | None = option(None, "count at most this many examples of a task")
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
+    def rates(self, sizes: Sequence[int]) -> list[float]:
+        """Return the unnormalized shares of tasks with these numbers of examples."""
+        most = self.limit or max(sizes)
+        return [float(min(size, most)) for size in sizes]
+
+
+@dataclass(frozen=True)
+class ByTemperature:
+    """Shares between proportional (t=1) and equal ones (a large t)."""
+
+    t: float = option(2.0, "the temperature: 1 is `size`, a large one nearly `equal`")
+    limit: int | None = option(None, "count at most this many examples of a task")
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+        if not 1 <= self.t < float("inf"):
+            raise ConfigError(f"t is {self.t}", expected="a number from 1")
+
+    def rates(self, sizes: Sequence[int]) -> list[float]:
+        """Return the unnormalized shares of tasks with these numbers of examples."""
+        return [rate ** (1 / self.t) for rate in BySize(self.limit).rates(sizes)]
+
+
+@dataclass(frozen=True)
+class Equally:
+    """The same share for each task."""
+
+    def rates(self, sizes: Sequence[int]) -> list[float]:
+        """Return the unnormalized shares of tasks with these numbers of examples."""
+        return [1.0] * len(sizes)
+
+
+Mixing = BySize | ByTemperature | Equally
+MIXINGS: dict[str, type[Mixing]] = {
+    "size": BySize,
+    "temperature": ByTemperature,
+    "equal": Equally,
+}
+
+
+def parse_mixing(spec: object) -> Mixing:
+    """Build a mixing from its spec: `size`, `temperature(t=2)` or {temperature: {t: 2}}.
+
+    None means `size`, since unused options are null in a recipe.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or the spec names several mixings.
+    """
+    spec = "size" if spec is None else spec
+    parsed = parse_calls(spec, "mixing", MIXING_EXAMPLES) if isinstance(spec, str) else spec
+    pairs = list(parsed.items()) if isinstance(parsed, Mapping) else parsed
+    if not isinstance(pairs, list) or len(pairs) != 1 or not isinstance(pairs[0], tuple):
+        raise spec_error(spec, "mixing", MIXING_EXAMPLES)
+    ((name, options),) = pairs
+    if name not in MIXINGS:
+        raise unknown("mixing", str(name), MIXINGS, expected=MIXING_EXAMPLES)
+    if options is not None and not isinstance(options, Mapping):
+        raise spec_error(spec, "mixing", MIXING_EXAMPLES)
+    mixing: Mixing = from_dict(MIXINGS[name], options or {}, where=name)
+    return mixing
+
+
+def dump_mixing(mixing: Mixing) -> dict[str, Any]:
+    """Return the normal form of a mixing: {name: all options}."""
+    name = next(name for name, cls in MIXINGS.items() if isinstance(mixing, cls))
+    return {name: to_dict(mixing)}
+
+
+def mixture_shares(mixing: Mixing, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Return each task's share of the steps; the shares add up to 1."""
+    rates = mixing.rates(list(sizes.values()))
+    total = sum(rates)
+    return {name: rate / total for name, rate in zip(sizes, rates, strict=True)}
+
+
+def draw_tasks(shares: Sequence[float], steps: int, seed: int, epoch: int) -> list[int]:
+    """Return the index of the task for each step of an epoch, counted from 0.
+
+    The result depends on the arguments alone.
+    """
+    import numpy as np
+
+    random = np.random.default_rng([seed, epoch, _DRAWS])
+    drawn: list[int] = random.choice(len(shares), size=steps, p=np.asarray(shares)).tolist()
+    return drawn
+
+
+def check_task_names(names: Sequence[str]) -> None:
+    """Check that the names of tasks can be part of the names of tensors and metrics.
+
+    Raises:
+        ConfigError: some names cannot; all of them are listed.
+    """
+    if wrong := [repr(name)[:60] for name in names if not _NAME.fullmatch(name)]:
+        raise ConfigError(
+            "invalid names of tasks",
+            offenders=wrong,
+            expected="1 to 40 of A-Z a-z 0-9 _ -, beginning with a letter or digit",
+        )
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit is {limit}", expected="a whole number from 1")
+
+
+Multiplier = Callable[[int], float]
+
+DEFAULT = "linear"
+DEFAULT_WARMUP = 0.06
+CUT_FRACTION = 0.1
+RATIO = 32.0
+
+
+def schedule(name: str, total_steps: int, warmup: float | None = None) -> Multiplier:
+    """Return the function from step to multiplier, for `torch.optim.lr_scheduler.LambdaLR`.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    if name not in SHAPES:
+        raise unknown("schedule", name, SHAPES, hint="train.schedule=linear")
+    shape, steps = SHAPES[name], warmup_steps(name, total_steps, warmup)
+    return lambda step: shape(step, total_steps, steps)
+
+
+def warmup_steps(name: str, total_steps: int, warmup: float | None) -> int:
+    """Return the number of warm-up steps; an option below 1 is a fraction of all steps.
+
+    None means 0.06, or 0.1 for "slanted", whose cut is rounded down as in its paper.
+    """
+    if warmup is None:
+        warmup = CUT_FRACTION if name == "slanted" else DEFAULT_WARMUP
+    if warmup >= 1:
+        return min(int(warmup), total_steps)
+    # 100 * 0.07 is 7.000000000000001: the small term keeps whole products whole.
+    exact = total_steps * warmup
+    return math.floor(exact + 1e-9) if name == "slanted" else math.ceil(exact - 1e-9)
+
+
+def _linear(step: int, total: int, warmup: int) -> float:
+    """Warm up, then decay linearly to 0: (T - t) / (T - W)."""
+    return _rise(step, warmup) if step < warmup else 1.0 - _progress(step, total, warmup)
+
+
+def _cosine(step: int, total: int, warmup: int) -> float:
+    """Warm up, then decay to 0 by half a cosine: (1 + cos(pi (t - W) / (T - W))) / 2."""
+    if step < warmup:
+        return _rise(step, warmup)
+    return 0.5 * (1.0 + math.cos(math.pi * _progress(step, total, warmup)))
+
+
+def _constant(step: int, total: int, warmup: int) -> float:
+    """Warm up, then stay at 1."""
+    return _rise(step, warmup) if step < warmup else 1.0
+
+
+def _slanted(step: int, total: int, cut: int) -> float:
+    """Slanted triangular: a short linear rise from 1/ratio to 1, then a long linear decay back.
+
+    Howard & Ruder 2018, section 3.2, equation 3 (https://arxiv.org/abs/1801.06146):
+
+        cut = floor(T cut_frac)
+        p   = t / cut                                   t < cut
+              1 - (t - cut) / (cut (1 / cut_frac - 1))  otherwise
+        eta = eta_max (1 + p (ratio - 1)) / ratio
+
+    Here cut / T replaces cut_frac, so that the decay ends at T. The two are equal where T cut_frac
+    is whole; elsewhere the printed equation falls below zero before T.
+    """
+    p = step / cut if step < cut else 1.0 - _progress(step, total, cut)
+    return (1.0 + p * (RATIO - 1.0)) / RATIO
+
+
+def _rise(step: int, warmup: int) -> float:
+    return (step + 1) / (warmup + 1)
+
+
+def _progress(step: int, total: int, start: int) -> float:
+    """Return the completed fraction of the steps from `start` to `total`, from 0 to 1."""
+    return min(1.0, (step - start) / max(1, total - start))
+
+
+SHAPES: dict[str, Callable[[int, int, int], float]] = {
+    "linear": _linear,
+    "cosine": _cosine,
+    "slanted": _slanted,
+    "constant": _constant,
+}
+
+
+Init: TypeAlias = Literal["eva", "eva-ranks", "lora-ga", "corda", "loftq"]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of training. Options that are None follow from the data and the method.
+
+    Raises:
+        ConfigError: some values are out of range; all of them are listed.
+    """
+
+    epochs: int | None = option(
+        None,
+        "passes over the training data (null: by the number of rows: docs/guides/defaults.md)",
+        resumed="length",
+    )
+    max_steps: int | None = option(
+        None, "exact number of optimizer steps, instead of epochs", resumed="length"
+    )
+    batch_size: int | None = option(
+        None, "examples in a forward pass (null: 8 to 32, by the rows)", resumed="recorded"
+    )
+    eval_batch_size: int = option(
+        64, "most examples in one forward pass when evaluating", resumed="same"
+    )
+    gradient_accumulation: int = option(1, "forward passes per optimizer step", resumed="same")
+    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "riemannian"] = option(
+        "adamw",
+        "adamw, a variant with 8-bit state (needs bitsandbytes), or riemannian, for the factors "
+        "of a LoRA",
+        resumed="fixed",
+    )
+    learning_rate: float | None = option(
+        None, "peak learning rate (null: the method's default)", resumed="recorded"
+    )
+    head_learning_rate: float | None = option(
+        None,
+        "peak learning rate of the task head (null: 5e-3; alone, learning_rate)",
+        resumed="recorded",
+    )
+    weight_decay: float = option(
+        0.01, "AdamW weight decay; 1-D parameters are never decayed", resumed="recorded"
+    )
+    beta1: float = option(0.9, "AdamW decay rate of the first moment", resumed="recorded")
+    beta2: float = option(0.999, "AdamW decay rate of the second moment", resumed="recorded")
+    eps: float = option(1e-8, "AdamW term that avoids division by zero", resumed="recorded")
+    max_grad_norm: float = option(
+        1.0, "clip the gradient norm to this value (0: no clipping)", resumed="recorded"
+    )
+    schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
+        None,
+        "learning-rate schedule after the warm-up (null: the method's default, else linear)",
+        resumed="recorded",
+    )
+    init: Init | None = option(
+        None,
+        "start from the training data, see docs/guides/defaults.md: eva (any LoRA), eva-ranks "
+        "(which redistributes the ranks), lora-ga or corda; loftq: from the quantization error "
+        "(null: the method's default)",
+        resumed="fixed",
+    )
+    warmup: float | None = option(
+        None,
+        "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)",
+        resumed="length",
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] = option(
+        "no", "precision of the computation; trained parameters stay in fp32", resumed="recorded"
+    )
+    gradient_checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, more time", resumed="same"
+    )
+    offload_activations: bool = option(
+        False,
+        "keep the inputs of recomputed layers in the memory of the host, not of the GPU",
+        resumed="same",
+    )
+    compile: bool = option(
+        False,
+        "compile the layers of the backbone with torch.compile: worth it in long runs",
+        resumed="recorded",
+    )
+    liger: bool = option(
+        False,
+        "compute norms, gated layers and rotations by Liger's kernels, on a GPU",
+        resumed="recorded",
+    )
+    eval_every: Literal["epoch"] | int | None = option(
+        None,
+        "evaluate every epoch or every N steps (null: five to ten times in the run)",
+        resumed="recorded",
+    )
+    best_metric: str | None = option(
+        None,
+        "metric that selects the best checkpoint (null: the main metric of the task)",
+        resumed="fixed",
+    )
+    patience: int | None = option(
+        None,
+        "stop after this many evaluations in a row without improvement (null: never)",
+        resumed="recorded",
+    )
+    length_grouped: bool = option(
+        True, "batch examples of similar length: less padding", resumed="recorded"
+    )
+    max_length: int | None = option(
+        None,
+        "longest input, in tokens; longer ones are truncated (null: the longest in the data, at "
+        "least 128, at most the backbone's limit and 512, 1024 for causal-lm)",
+        resumed="recorded",
+    )
+    save_every: int | None = option(
+        None, "save a checkpoint every N steps (null: at each evaluation)", resumed="same"
+    )
+    log_every: int = option(10, "report the loss every N steps", resumed="same")
+    tensorboard: bool = option(
+        True, "write TensorBoard events, if TensorBoard is installed", resumed="same"
+    )
+    report: bool = option(
+        True, "write report.html and the predictions it shows, predictions.jsonl", resumed="same"
+    )
+    tracker: tuple[str, ...] = option(
+        (),
+        "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ...",
+        resumed="same",
+    )
+    dropout: bool = option(
+        False, "train with the dropout of the frozen backbone", resumed="recorded"
+    )
+    frozen_cache: Literal["memory", "off"] | None = option(
+        None,
+        "cache for the outputs of frozen lower layers, which are then computed once (null: "
+        "in memory if they fit)",
+        resumed="same",
+    )
+    frozen_cache_gb: float | None = option(
+        None,
+        "the most that frozen_cache takes, in GB (null: a quarter of the memory)",
+        resumed="same",
+    )
+
+    shard: bool | None = option(
+        None,
+        "divide the parameters over the processes, FSDP2: docs/guides/fsdp.md (null: as the "
+        "launcher says)",
+        resumed="same",
+    )
+    tensor_parallel: bool = option(
+        False,
+        "let all processes compute each example together: docs/guides/fsdp.md",
+        resumed="same",
+    )
+
+    def __post_init__(self) -> None:
+        offenders = [*self._bad_counts(), *self._bad_values()]
+        if offenders:
+            raise ConfigError(
+                "these training options are out of range",
+                offenders=offenders,
+                hint="correct them in the recipe, or pass train.NAME=VALUE on the command line",
+            )
+
+    def _bad_counts(self) -> list[str]:
+        names = (
+            "epochs", "max_steps", "batch_size", "eval_batch_size", "gradient_accumulation",
+            "patience", "max_length", "save_every", "log_every",
+        )  # fmt: skip
+        values = {name: getattr(self, name) for name in names}
+        return [
+            f"{name}: {value} (a whole number from 1)"
+            for name, value in values.items()
+            if value is not None and value < 1
+        ]
+
+    def _bad_values(self) -> list[str]:
+        every, lr, head = self.eval_every, self.learning_rate, self.head_learning_rate
+        checks = (
+            ("learning_rate", lr is None or lr > 0, "more than 0"),
+            ("head_learning_rate", head is None or head > 0, "more than 0"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("beta1", 0 <= self.beta1 < 1, "at least 0, below 1"),
+            ("beta2", 0 <= self.beta2 < 1, "at least 0, below 1"),
+            ("eps", self.eps > 0, "more than 0"),
+            ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
+            ("frozen_cache_gb", self.frozen_cache_gb is None or self.frozen_cache_gb > 0,
+             "more than 0"),
+            ("offload_activations", self.gradient_checkpointing or not self.offload_activations,
+             "only with gradient_checkpointing=true"),
+            ("warmup", self.warmup is None or self.warmup >= 0, "at least 0"),
+            ("eval_every", every in (None, "epoch") or (isinstance(every, int) and every >= 1),
+             "'epoch' or a whole number of steps from 1"),
+        )  # fmt: skip
+        return [f"{name}: {getattr(self, name)!r} ({why})" for name, ok, why in checks if not ok]
+
+
+@dataclass(frozen=True)
+class RunOptions(TrainOptions):
+    """The options of one run, with all choices that depend on the data."""
+
+    epochs: int = 3
+    batch_size: int = 16
+    max_length: int = 128
+    eval_every: Literal["epoch"] | int = "epoch"
+
+
+_MOST_EVALUATIONS = 10
+_EVALUATIONS_OF_LONG_RUNS = 5
+_LONG = 1_000  # steps: in longer runs, one evaluation per epoch may be too few
+
+
+@dataclass(frozen=True)
+class RowsDefault:
+    """The defaults for data with up to `rows` rows: at least as many steps, and epochs."""
+
+    rows: float
+    batch_size: int
+    steps: int
+    epochs: int
+
+
+TABLE = (
+    RowsDefault(rows=100, batch_size=16, steps=150, epochs=3),
+    RowsDefault(rows=1_000, batch_size=16, steps=250, epochs=3),
+    RowsDefault(rows=20_000, batch_size=32, steps=250, epochs=3),
+    RowsDefault(rows=100_000, batch_size=32, steps=250, epochs=2),
+    RowsDefault(rows=math.inf, batch_size=32, steps=250, epochs=1),
+)
+
+
+def run_options(
+    options: TrainOptions, methods: Sequence[Method], rows: int, least_epochs: int = 1
+) -> RunOptions:
+    """Choose the options left open by the user, for this number of rows per epoch.
+
+    The methods determine the schedule; their stages need `least_epochs`.
+    """
+    default = next(entry for entry in TABLE if rows <= entry.rows)
+    batch_size = options.batch_size or default.batch_size
+    steps = steps_per_epoch(rows, batch_size, options.gradient_accumulation)
+    epochs = options.epochs or max(default.epochs, -(-default.steps // steps), least_epochs)
+    total = options.max_steps or epochs * steps
+    schedule = next((method.schedule for method in methods if method.schedule), DEFAULT)
+    init = next((method.data_start for method in methods if method.data_start), None)
+    chosen = {
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "eval_every": options.eval_every or _eval_every(total, steps),
+        "schedule": options.schedule or schedule,
+        "init": options.init or init,
+    }
+    return RunOptions(**{**vars(options), **chosen})
+
+
+def steps_per_epoch(rows: int, batch_size: int, gradient_accumulation: int) -> int:
+    """Return the number of optimizer steps of one epoch."""
+    return -(-rows // (batch_size * gradient_accumulation))
+
+
+def usual_steps(options: TrainOptions, methods: Sequence[Method], rows: int) -> int:
+    """Return the usual number of optimizer steps of a run without a fixed number of steps."""
+    chosen = run_options(options, methods, rows)
+    per_epoch = steps_per_epoch(rows, chosen.batch_size, chosen.gradient_accumulation)
+    return chosen.epochs * per_epoch
+
+
+def _eval_every(total: int, steps: int) -> Literal["epoch"] | int:
+    """Return the interval of evaluations: an epoch, unless that is too short or too long."""
+    epochs = -(-total // steps)
+    if epochs > _MOST_EVALUATIONS:
+        return steps * -(-epochs // _MOST_EVALUATIONS)
+    if epochs >= _EVALUATIONS_OF_LONG_RUNS or total <= _LONG:
+        return "epoch"
+    return -(-total // _EVALUATIONS_OF_LONG_RUNS)
+
 
 SPECS = ("method", "task")
 REQUIRED = ("data.train", "output")
@@ -173,117 +689,6 @@ class Recipe:
         return dump_yaml(to_dict(self))
 
 
-# Names of options elsewhere: in transformers, peft and common scripts. An alias means the same as
-# its option, for every value.
-ALIASES = {
-    "lr": "train.learning_rate",
-    "bs": "train.batch_size",
-    "train_batch_size": "train.batch_size",
-    "per_device_train_batch_size": "train.batch_size",
-    "per_device_eval_batch_size": "train.eval_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation",
-    "num_train_epochs": "train.epochs",
-    "num_epochs": "train.epochs",
-    "steps": "train.max_steps",
-    "max_seq_length": "train.max_length",
-    "max_seq_len": "train.max_length",
-    "logging_steps": "train.log_every",
-    "save_steps": "train.save_every",
-    "eval_steps": "train.eval_every",
-    "early_stopping_patience": "train.patience",
-    "torch_compile": "train.compile",
-    "use_liger_kernel": "train.liger",
-    "train_file": "data.train",
-    "validation_file": "data.eval",
-    "test_file": "data.test",
-    "text_column": "data.text",
-    "label_column": "data.label",
-    "max_train_samples": "data.rows",
-    "model_name_or_path": "backbone",
-    "base_model": "backbone",
-    "model": "backbone",
-    "model_revision": "revision",
-    "attn_implementation": "attention",
-    "adapter_name": "name",
-    "output_dir": "output",
-}
-
-_LORA = "method='lora({})'"
-# Replacements for names whose values differ, or that belong to a method; these names are refused.
-MEANINGS = {
-    "rank": _LORA.format("rank=8"),
-    "r": _LORA.format("rank=8"),
-    "lora_r": _LORA.format("rank=8"),
-    "lora_rank": _LORA.format("rank=8"),
-    "alpha": _LORA.format("alpha=16"),
-    "lora_alpha": _LORA.format("alpha=16"),
-    "lora_dropout": _LORA.format("dropout=0.1"),
-    "sites": _LORA.format("sites=[attn.q, attn.v]"),
-    "target_modules": _LORA.format("sites=[attn.q, attn.v]"),
-    "lora_target_modules": _LORA.format("sites=[attn.q, attn.v]"),
-    "layers": _LORA.format("layers=top 4"),
-    "use_dora": "method=dora",
-    "use_rslora": "method=rslora",
-    "num_virtual_tokens": "method='prompt(length=20)'",
-    "prefix_length": "method='prefix(length=30)'",
-    "reduction_factor": "method='pfeiffer(size=48)', the width itself",
-    "adapter": "method=pfeiffer",
-    "peft_type": "method=lora",
-    "task_type": "task=classification",
-    "template": "task='seq2seq(template={text})'",
-    "warmup_ratio": "train.warmup=0.1: a fraction of all steps",
-    "warmup_steps": "train.warmup=100: steps, or below 1 a fraction of them",
-    "lr_scheduler": "train.schedule=cosine",
-    "lr_scheduler_type": "train.schedule=cosine",
-    "scheduler": "train.schedule=cosine",
-    "optim": "train.optimizer=adamw",
-    "adam_beta1": "train.beta1=0.9",
-    "adam_beta2": "train.beta2=0.999",
-    "adam_epsilon": "train.eps=1e-8",
-    "gradient_clipping": "train.max_grad_norm=1",
-    "metric": "train.best_metric=accuracy",
-    "metric_for_best_model": "train.best_metric=accuracy",
-    "early_stopping": "train.patience=3",
-    "batch": "train.batch_size=16",
-    "max_len": "train.max_length=128",
-    "fp16": "train.mixed_precision=fp16",
-    "bf16": "train.mixed_precision=bf16",
-    "torch_dtype": "dtype=bf16",
-    "precision": "dtype=bf16, or train.mixed_precision=bf16",
-    "load_in_4bit": "quantize=nf4",
-    "load_in_8bit": "quantize=int8",
-    "max_eval_samples": "data.eval with fewer rows",
-    "validation": "data.eval=FILE",
-    "dev": "data.eval=FILE",
-    "dataset": "data.train=FILE",
-    "dataset_name": "data.train=ID, and data.subset=NAME",
-    **dict.fromkeys(
-        ("device", "gpu", "gpus", "gpu_id", "cuda", "use_gpu", "num_gpus"),
-        "CUDA_VISIBLE_DEVICES=0 before the command: a GPU that is there is used",
-    ),
-    **dict.fromkeys(("cpu", "use_cpu", "no_cuda"), "CUDA_VISIBLE_DEVICES= before the command"),
-    **dict.fromkeys(("stage", "finetuning_type", "method_name"), "task=causal-lm, method=lora"),
-    "num_labels": "data.labels=[no, yes]; without it the labels come from the data",
-    "cutoff_len": "train.max_length=512",
-    "learning_rates": "--sweep lr=1e-4,1e-3",
-    "sweep": "--sweep KEY=V,V",
-    "do_train": "nothing: a run trains",
-    "do_eval": "data.eval=FILE",
-    "report_to": "train.tracker=[wandb]",
-    "push_to_hub": "adapterhub push RUN hf:OWNER/NAME, after training",
-    "deepspeed": "train.shard=true",
-    "fsdp": "train.shard=true",
-    "verbose": "nothing: what matters is printed",
-    "val_set_size": "data.eval=FILE; without it some rows are held out",
-    "test_size": "data.test=0.1",
-    "val_size": "data.eval=FILE; without it some rows are held out",
-    "resume": "--resume",
-    "resume_from_checkpoint": "--resume",
-    "overwrite_output_dir": "--output with a new folder, or --resume",
-    "tokenizer_name": "the backbone's folder, which has its tokenizer",
-    "trust_remote_code": "a backbone of transformers itself: no code of others is run",
-}
-
 STAGES = "stages"  # the key of several runs in one file
 NAMES = OptionNames(Recipe, ALIASES, MEANINGS, texts={"data": "data.train"})
 
@@ -375,54 +780,6 @@ def _share_data(data: dict[str, Any]) -> None:
         else task
         for name, task in tasks.items()
     }
-
-
-_GROUPS: dict[str, tuple[type, str]] = {
-    "data": (DataOptions, "the data, its format and its columns"),
-    "train": (TrainOptions, "how to train"),
-}
-
-
-def commented_recipe(recipe: Recipe) -> str:
-    """Return the recipe as YAML with all options, including the options of its methods and task.
-
-    Raises:
-        ConfigError: a method, task or option is unknown.
-    """
-    values = to_dict(recipe)
-    help_texts = {option.name: option.help for option in options_of(Recipe)}
-    lines = ["# adapterhub train FILE", ""]
-    lines += commented_options(Recipe, {k: values[k] for k in values if k not in SPECS}, REQUIRED)
-    lines += ["", *comment(help_texts["method"]), *below("method", _methods(recipe))]
-    lines += ["", *comment(help_texts["task"])]
-    lines += _task(recipe.task)
-    for group, (cls, text) in _GROUPS.items():
-        required = [path.rpartition(".")[2] for path in REQUIRED if path.startswith(f"{group}.")]
-        of_group = commented_options(cls, values[group], required)
-        lines += ["", *comment(text), *below(group, of_group)]
-    return SCHEMA_LINE + "".join(f"{line}\n" for line in lines)
-
-
-def _task(spec: object) -> list[str]:
-    """Return the lines of {name: options}."""
-    if spec is None:
-        return ["task: null"]
-    task = parse_task(spec)
-    options = below(task.name, commented_options(type(task), to_dict(task)))
-    return [*below("task", [*comment(f"{task.name}: {task.summary}"), *options])]
-
-
-def _methods(recipe: Recipe) -> Iterator[str]:
-    """Yield the lines of {name: options}; of a list of these if a name occurs twice."""
-    specs = spec_options(recipe.method or ())  # type: ignore[arg-type]
-    twice = len(dict(specs)) < len(specs)
-    for name, options in specs:
-        method = described_method(name)
-        rate = f"its learning rate is {method.learning_rate:g}"
-        yield from comment(f"{name}: {method.summary}; {rate}")
-        mapping = below(name, commented_options(method.options, options))
-        for number, line in enumerate(mapping):
-            yield f"{'  ' if number else '- '}{line}" if twice else line
 
 
 SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA}\n"

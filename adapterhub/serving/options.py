@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from adapterhub.config.options import from_dict, option, range_problems
-from adapterhub.config.spec import seconds_of, size_in_bytes
-from adapterhub.config.yaml import load_yaml
+from adapterhub.config.yaml import load_yaml, seconds_of, size_in_bytes
 from adapterhub.errors import ConfigError
 from adapterhub.registry.local import default_root
 from adapterhub.web.connections import is_loopback_address

@@ -38,7 +38,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.processes import process_count
 from adapterhub.loop.speedups import NotUsed, Speedup, Trial, Undo, first_reason, in_one_line
-from adapterhub.recipe.options import RunOptions, TrainOptions
+from adapterhub.recipe.recipe import RunOptions, TrainOptions
 
 LIGER_OFF = "train.liger=false"
 _WITHOUT_LOSS = {"cross_entropy": False, "fused_linear_cross_entropy": False}

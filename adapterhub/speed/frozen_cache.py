@@ -56,7 +56,7 @@ from adapterhub.loop.speedups import (
     tolerance,
 )
 from adapterhub.patch import Patch
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.speed.frozen_encoders import FrozenEncoders
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded

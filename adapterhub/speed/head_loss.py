@@ -30,7 +30,7 @@ from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.loop.engine import Batch, Engine
 from adapterhub.loop.processes import process_count
 from adapterhub.loop.speedups import Speedup, Trial, Undo
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.speed.activation_memory import LOGIT_BYTES
 from adapterhub.tasks import Task
 from adapterhub.tasks.common.batches import IGNORED
@@ -148,8 +148,7 @@ def choose_head_loss(
 ) -> HeadLoss | None:
     """Return the chunked loss, if it saves much memory and the head returns the logits."""
     head, tokens = frozen_head(adapter, task, options), options.batch_size * options.max_length
-    at_once = logits_at_once(head, tokens)
-    if head is None or at_once == tokens:
+    if head is None or (at_once := logits_at_once(head, tokens)) == tokens:
         return None
     few = few_tokens(row())
     moved = {name: tensor.to(head.weight.device) for name, tensor in few.items()}

@@ -58,7 +58,7 @@ from adapterhub.methods.lora_ga import begin_at_gradient
 from adapterhub.methods.mica import MinorComponents
 from adapterhub.methods.pissa import PiSSALayer, leading
 from adapterhub.patch import Patch
-from adapterhub.recipe.options import Init
+from adapterhub.recipe.recipe import Init
 from adapterhub.status import MODEL_LOCK, doing
 from adapterhub.tasks.common.batches import IGNORED, model_inputs, on_device
 

@@ -42,8 +42,7 @@ from adapterhub.data.examples import data_hash
 from adapterhub.data.text_stream import TextStream
 from adapterhub.loop.processes import join_processes, own_device, process_count
 from adapterhub.methods.common.base import Method
-from adapterhub.recipe.options import run_options
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, run_options
 from adapterhub.speed.frozen_cache import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task, parse_task

@@ -32,8 +32,7 @@ from adapterhub.loop.loop import peak_memory, process_memory
 from adapterhub.loop.processes import process_count
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import mixture_shares, parse_mixing, steps_per_epoch
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, mixture_shares, parse_mixing, steps_per_epoch
 from adapterhub.speed.activation_memory import (
     HEAP,
     activation_bytes,

@@ -34,8 +34,7 @@ from adapterhub.loop.processes import divided_evaluation, process_count
 from adapterhub.loop.sharding import shard
 from adapterhub.loop.trainee import epochs_needed, waiting_for_plateaus
 from adapterhub.methods.common.base import Method, dump_methods, parse_methods, restore_methods
-from adapterhub.recipe.options import RunOptions, run_options
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, RunOptions, run_options
 from adapterhub.registry.local import registry_at
 from adapterhub.registry.pull import foundation_of, pull_verified, read_reference
 from adapterhub.registry.store import Reference

@@ -51,7 +51,7 @@ from adapterhub.loop.report import Evaluated, Reporter, Several, Timing, Trainin
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
 from adapterhub.methods.common.base import dump_methods, parse_methods
-from adapterhub.pages.page import chosen_note, write_page
+from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, chosen_note, write_page
 from adapterhub.pages.row_scores import (
     PREDICTIONS,
     EvaluatedRows,
@@ -60,10 +60,18 @@ from adapterhub.pages.row_scores import (
     read_predictions,
     score_errors,
 )
-from adapterhub.pages.run_files import BAG_OF_WORDS, WordsComparison
-from adapterhub.recipe.options import RunOptions, dump_mixing, parse_mixing, steps_per_epoch
 from adapterhub.recipe.output_folder import RECIPE, TRACKED, hold_output, writing
-from adapterhub.recipe.recipe import DATA_SOURCES, SCHEMA_LINE, Recipe, read, write_schema
+from adapterhub.recipe.recipe import (
+    DATA_SOURCES,
+    SCHEMA_LINE,
+    Recipe,
+    RunOptions,
+    dump_mixing,
+    parse_mixing,
+    read,
+    steps_per_epoch,
+    write_schema,
+)
 from adapterhub.speed.compiled_layers import compiled_layers, liger_kernels
 from adapterhub.speed.frozen_cache import frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss

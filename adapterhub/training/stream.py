@@ -37,7 +37,7 @@ from adapterhub.data.row_stream import (
 from adapterhub.data.table import Table
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import DataError
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks.common.batches import Row

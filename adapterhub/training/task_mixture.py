@@ -22,7 +22,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.loop.processes import readers
-from adapterhub.recipe.options import Mixing, RunOptions, draw_tasks, mixture_shares
+from adapterhub.recipe.recipe import Mixing, RunOptions, draw_tasks, mixture_shares
 from adapterhub.tasks import Encoded, Prediction, Setting, Task
 from adapterhub.tasks.common.batches import Items, Loss
 

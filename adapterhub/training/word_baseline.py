@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapterhub.data.examples import Example, data_hash
+from adapterhub.pages.page import WordsComparison
 from adapterhub.pages.row_scores import (
     FEWEST_ROWS,
     PredictionFile,
@@ -21,7 +22,6 @@ from adapterhub.pages.row_scores import (
     row_score,
     row_scores,
 )
-from adapterhub.pages.run_files import WordsComparison
 from adapterhub.training.run_data import RunData
 
 MOST_FITTED = 20_000  # rows: more would add cost, but little to a baseline

@@ -53,7 +53,7 @@ import adapterhub as ah
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.speed.activation_memory import activation_bytes, logit_bytes
 from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.speed.head_loss import HeadLoss

@@ -35,7 +35,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.speed.compiled_layers import compiled_layers
 
 KERNELS = ("bf16 eager", "fp32 sdpa")

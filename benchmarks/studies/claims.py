@@ -33,7 +33,7 @@ from adapterhub.files.atomic import replace_file
 from adapterhub.methods import Method
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.pages.row_scores import row_score
-from adapterhub.recipe.options import run_options, steps_per_epoch
+from adapterhub.recipe.recipe import run_options, steps_per_epoch
 
 MARGIN = 2.0  # points that count as comparable
 TINY = 0.0015  # of the backbone's parameters: about 0.1 %

@@ -55,9 +55,9 @@ from adapterhub.bench.study import RECORDS, STUDY, WORK, Study, keep_study, read
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import Example, sample
 from adapterhub.errors import ConfigError
+from adapterhub.pages.page import lower_is_better
 from adapterhub.pages.row_scores import outcomes_of
-from adapterhub.pages.run_files import lower_is_better
-from adapterhub.recipe.options import TrainOptions, run_options, warmup_steps
+from adapterhub.recipe.recipe import TrainOptions, run_options, warmup_steps
 from adapterhub.tasks import Prediction, dump_task
 from adapterhub.tasks.classification import Number, OfTexts, best_of
 from adapterhub.tasks.common.batches import Setting

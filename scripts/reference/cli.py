@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from adapterhub.cli import ALIASES, COMMANDS, HEADINGS, group
-from adapterhub.cli._recipe_flags import RecipeCommand
+from adapterhub.cli.train import RecipeCommand
 from reference.markdown import code, entry, prose
 
 PAGE = "reference/cli.md"

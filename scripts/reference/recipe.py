@@ -5,21 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from adapterhub.cli._recipe_flags import SECTIONS
+from adapterhub.cli.recipe import commented_recipe
+from adapterhub.cli.train import SECTIONS
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.methods.common import base as method_names
 from adapterhub.methods.common.base import described_methods
-from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import (
-    ALIASES,
-    MEANINGS,
-    REQUIRED,
-    Recipe,
-    commented_recipe,
-    read_draft,
-)
+from adapterhub.recipe.other_names import ALIASES, MEANINGS
+from adapterhub.recipe.recipe import REQUIRED, Recipe, TrainOptions, read_draft
 from reference.markdown import code, codes, entry, prose, sentence
 
 PAGE = "reference/recipe.md"

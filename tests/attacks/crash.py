@@ -36,7 +36,7 @@ from adapterhub.files.atomic import FileDigest
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.loop import checkpoint, report
 from adapterhub.loop.report import JsonLines, Timing, TrainingLine
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit.registries import IDENTITY
 from tests.kit.runs import OPTIONS, Data, final_bytes, fit
 

@@ -21,9 +21,8 @@ from adapterhub.bench.study import Study, read_study
 from adapterhub.errors import printable
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.pages.comparison import runs_page
-from adapterhub.pages.page import page_html
+from adapterhub.pages.page import RunFiles, page_html, read_run
 from adapterhub.pages.row_scores import KINDS, PredictionFile
-from adapterhub.pages.run_files import RunFiles, read_run
 from tests.kit.registries import IDENTITY
 from tests.kit.runs import ROWS, predictions, run_folder
 from tests.kit.studies import made_records

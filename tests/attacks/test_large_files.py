@@ -184,7 +184,7 @@ def test_a_bucket_gets_and_gives_large_files_in_pieces(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "predictions.jsonl"])
 def test_a_huge_file_of_a_run_is_refused(name, tmp_path):
-    from adapterhub.pages.run_files import read_run
+    from adapterhub.pages.page import read_run
 
     registries.write_sample(tmp_path / "adapter")
     for size in (2 << 30, HUGE):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapterhub.bench.study import METHODS_COMPARED, method_label, read_study, start_of
-from adapterhub.config.spec import seconds_of
+from adapterhub.config.yaml import seconds_of
 from adapterhub.errors import ConfigError
 
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}

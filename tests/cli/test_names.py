@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import adapterhub as ah
-from adapterhub.cli._recipe_flags import recipe_words
+from adapterhub.cli.train import recipe_words
 from adapterhub.config.user_folders import is_file, is_folder, is_there
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_stream import open_source

@@ -9,7 +9,7 @@ import pytest
 from adapterhub.config.options import help_in_words, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from adapterhub.tasks import TASKS
 from tests.kit.session import refused
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.cli._recipe_flags import FLAGS, nested_flags
+from adapterhub.cli.train import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import Saved
 from adapterhub.recipe.recipe import NAMES, read, recipe_schema

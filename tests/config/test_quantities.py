@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.config.spec import seconds_of, size_in_bytes
+from adapterhub.config.yaml import seconds_of, size_in_bytes
 
 
 @pytest.mark.parametrize(

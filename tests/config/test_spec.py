@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
+from adapterhub.config.yaml import MAX_CHARACTERS, call_text, parse_calls
 from adapterhub.errors import ConfigError
 from tests.kit.selection import ALL
 

@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe, RunOptions, read
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.batches import IGNORED
 from tests.kit import tiny_models

@@ -16,7 +16,7 @@ from torch import nn
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop import checkpoint, engine, loop
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit.runs import Data, Learner, Net, Ticks, final_bytes, fit, lines, scores
 
 

@@ -17,7 +17,7 @@ from adapterhub.loop import checkpoint, engine
 from adapterhub.loop.engine import Engine, LazyBatches, _kept_on_host, batch_order, recompute
 from adapterhub.loop.loop import TrainingSession, train
 from adapterhub.loop.report import Reporter
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.speed.activation_memory import activation_bytes
 from tests.kit import tiny_models
 from tests.kit.runs import Learner, bits, fit

@@ -10,7 +10,7 @@ import pytest
 from adapterhub.errors import ConfigError
 from adapterhub.loop import checkpoint
 from adapterhub.loop.loop import check_length
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit.runs import OPTIONS, Data, Learner, bits, fit, scores
 
 CONSTANT = replace(OPTIONS, schedule="constant", warmup=2)

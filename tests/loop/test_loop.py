@@ -15,7 +15,7 @@ from torch import nn
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.loop import checkpoint, loop
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit.runs import (
     BATCH,
     OPTIONS,
@@ -28,7 +28,6 @@ from tests.kit.runs import (
     lines,
     scores,
 )
-from tests.kit.selection import cases_of
 
 
 def test_learns_and_reports(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.loop import engine
 from adapterhub.loop.engine import OPTIMIZERS, Engine
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')

@@ -27,7 +27,7 @@ from adapterhub.loop.report import (
     short_count,
     time_text,
 )
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from adapterhub.status import counting, showing
 from tests.kit.runs import Data, fit, lines
 

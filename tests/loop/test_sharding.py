@@ -14,7 +14,7 @@ from adapterhub.loop.engine import Engine, LazyBatches
 from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.common.site_module import SharedModule
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
 
 

@@ -12,7 +12,7 @@ import adapterhub as ah
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.speedups import Speedup, Speedups, Trial, Undo, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
 
 

@@ -10,7 +10,7 @@ import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE, AdapterTrainee
 from adapterhub.methods import METHODS
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit import tiny_models
 
 LAYERS = ("encoder.2.", "encoder.1.", "encoder.0.", "backbone.embeddings")

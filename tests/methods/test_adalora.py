@@ -20,7 +20,7 @@ from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee, check_whole, penalty, stepped
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
 
 SPEC = "adalora(rank=3, target=1, warmup=0.2, final=0.4)"

@@ -8,7 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.loop.engine import Engine
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
 
 IDS = [5, 6, 7, 8]

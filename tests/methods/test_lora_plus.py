@@ -8,7 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit import tiny_models
 
 

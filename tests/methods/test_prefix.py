@@ -11,7 +11,7 @@ from adapterhub.anatomy.backbone import CHILD
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.prefix import Prefix
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
 from tests.kit.tiny_adapters import attention_tensors

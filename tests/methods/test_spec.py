@@ -133,7 +133,7 @@ def values_of(hint):
 @settings(max_examples=15 * len(METHODS) if ALL else 100)
 @given(name=st.sampled_from(sorted(METHODS)), data=st.data())
 def test_any_options_survive_the_text(name, data):
-    from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
+    from adapterhub.config.yaml import MAX_CHARACTERS, call_text, parse_calls
 
     hints = typing.get_type_hints(METHODS[name])
     fields = [field.name for field in dataclasses.fields(METHODS[name])]

@@ -17,7 +17,7 @@ from adapterhub.pages.comparison import (
     summary,
     write_runs_page,
 )
-from adapterhub.pages.run_files import read_run
+from adapterhub.pages.page import read_run
 from tests.kit.runs import predictions, run_folder
 
 

@@ -7,9 +7,9 @@ import html.parser
 import pytest
 
 from adapterhub.files.shown_table import ShownTable, TableCell
-from adapterhub.pages.page import PAGE, ChartGroup, framed_page, number_text, page_html, write_page
+from adapterhub.pages.figures import ChartGroup
+from adapterhub.pages.page import PAGE, framed_page, number_text, page_html, read_run, write_page
 from adapterhub.pages.row_scores import KINDS
-from adapterhub.pages.run_files import read_run
 from tests.kit.runs import predictions, run_folder
 from tests.kit.selection import cases_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.errors import FileError
-from adapterhub.pages.run_files import lower_is_better, read_run, submapping
+from adapterhub.pages.page import lower_is_better, read_run, submapping
 from tests.kit.runs import predictions, run_folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.pages.page import WORST, marked_text, prediction_sections
+from adapterhub.pages.figures import WORST, marked_text, prediction_sections
 from adapterhub.pages.row_scores import KINDS
 from tests.kit.runs import predictions
 

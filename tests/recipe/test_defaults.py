@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapterhub.loop.engine import batch_order
 from adapterhub.methods.common.base import parse_methods
-from adapterhub.recipe.options import TABLE, RunOptions, TrainOptions, run_options, steps_per_epoch
+from adapterhub.recipe.recipe import TABLE, RunOptions, TrainOptions, run_options, steps_per_epoch
 
 LORA = parse_methods("lora")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.options import (
+from adapterhub.recipe.recipe import (
     MIXINGS,
     ByTemperature,
     TaskOptions,

@@ -6,7 +6,7 @@ import pytest
 
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.options import TrainOptions
+from adapterhub.recipe.recipe import TrainOptions
 
 
 def test_options_out_of_range_are_listed_together() -> None:

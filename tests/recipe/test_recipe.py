@@ -9,7 +9,8 @@ import pytest
 
 from adapterhub.errors import ConfigError
 from adapterhub.methods.common.base import parse_methods
-from adapterhub.recipe.recipe import ALIASES, MEANINGS, NAMES, Recipe, read
+from adapterhub.recipe.other_names import ALIASES, MEANINGS
+from adapterhub.recipe.recipe import NAMES, Recipe, read
 
 REQUIRED: dict[str, Any] = {"backbone": "a/b", "output": "out", "data": {"train": "t.tsv"}}
 

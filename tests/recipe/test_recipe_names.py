@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.recipe.recipe import ALIASES, MEANINGS, NAMES, read_draft
+from adapterhub.recipe.other_names import ALIASES, MEANINGS
+from adapterhub.recipe.recipe import NAMES, read_draft
 
 
 def test_the_page_has_every_alias() -> None:

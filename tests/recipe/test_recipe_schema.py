@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
+from adapterhub.cli.recipe import commented_recipe
 from adapterhub.config.options import options_of, to_dict
 from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import dump_methods, method_text
 from adapterhub.recipe.output_folder import SCHEMA
-from adapterhub.recipe.recipe import (
-    SCHEMA_LINE,
-    commented_recipe,
-    read_draft,
-    recipe_schema,
-    write_schema,
-)
+from adapterhub.recipe.recipe import SCHEMA_LINE, read_draft, recipe_schema, write_schema
 from adapterhub.tasks import TASKS, dump_task
 from tests.kit.compare import problems
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from adapterhub.cli.recipe import commented_recipe
 from adapterhub.config.options import options_of
 from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import method_text, parse_methods
-from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import Recipe, commented_recipe, read, read_draft
+from adapterhub.recipe.recipe import Recipe, TrainOptions, read, read_draft
 from adapterhub.recipe.sweep import STAGES, read_staged
 from adapterhub.tasks import TASKS, parse_task
 

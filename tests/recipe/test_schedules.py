@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import get_scheduler
 
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.options import SHAPES, schedule, warmup_steps
+from adapterhub.recipe.recipe import SHAPES, schedule, warmup_steps
 
 NAMES = sorted(SHAPES)
 

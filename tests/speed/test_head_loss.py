@@ -19,8 +19,7 @@ from adapterhub.loop.engine import Engine
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.trainee import AdapterTrainee
-from adapterhub.recipe.options import RunOptions
-from adapterhub.recipe.recipe import read
+from adapterhub.recipe.recipe import RunOptions, read
 from adapterhub.speed.head_loss import choose_head_loss, frozen_head, head_loss
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common import language_models

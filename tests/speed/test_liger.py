@@ -24,8 +24,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
-from adapterhub.recipe.options import RunOptions
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe, RunOptions, read
 from adapterhub.speed.compiled_layers import check_installed, liger_kernels
 from adapterhub.training.run import run
 from tests.kit import tiny_models

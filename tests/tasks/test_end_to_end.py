@@ -10,7 +10,7 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages import figures
-from adapterhub.pages.page import prediction_sections
+from adapterhub.pages.figures import prediction_sections
 from adapterhub.pages.row_scores import read_predictions
 from adapterhub.tasks import TASKS, Setting, parse_task
 from tests.kit.data import json_lines

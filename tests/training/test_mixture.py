@@ -22,8 +22,7 @@ from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import Reporter, reporter_for
-from adapterhub.recipe.options import parse_mixing
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, parse_mixing
 from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.run import RunOutcome, run

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.options import TrainOptions
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, TrainOptions
 from adapterhub.training.run_data import placed
 
 RECIPE = Recipe(backbone="b", method="lora", output="out")

@@ -24,8 +24,7 @@ from adapterhub.errors import ConfigError, DataError
 from adapterhub.loop.engine import _out_of_memory, not_finite_hint
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing
-from adapterhub.recipe.options import RunOptions, TaskOptions, TrainOptions
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe, RunOptions, TaskOptions, TrainOptions, read
 from adapterhub.training.run import run
 from tests.kit.selection import long_table
 

@@ -11,7 +11,7 @@ import torch
 
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
 from adapterhub.loop.report import Reporter, reporter_for
-from adapterhub.pages.run_files import recorded_words
+from adapterhub.pages.page import recorded_words
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
 from adapterhub.training.run import run

@@ -10,8 +10,8 @@ import pytest
 
 from adapterhub.data.examples import Example, data_hash
 from adapterhub.data.options import DataOptions
+from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, recorded_words
 from adapterhub.pages.row_scores import PredictionFile
-from adapterhub.pages.run_files import BAG_OF_WORDS, WordsComparison, recorded_words
 from adapterhub.tasks import parse_task
 from adapterhub.training import word_baseline
 from adapterhub.training.run_data import RunData

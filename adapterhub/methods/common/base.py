@@ -41,7 +41,7 @@ from adapterhub.config.options import (
     range_problems,
     to_dict,
 )
-from adapterhub.config.spec import call_text, parse_calls, spec_error
+from adapterhub.config.yaml import call_text, parse_calls, spec_error
 from adapterhub.errors import ConfigError, FileError, one_line, spelled_like, unknown
 
 if TYPE_CHECKING:
@@ -429,7 +429,7 @@ def method_class(name: str) -> type[Method]:
     Raises:
         ConfigError: no such method; the error suggests the nearest and lists all.
     """
-    name = spelled_like(name, METHODS)
+    name = name if name in METHODS else spelled_like(name, METHODS)
     if name not in METHODS:
         raise unknown_method(name, METHODS)
     return METHODS[name]
@@ -728,7 +728,7 @@ def described_method(name: str) -> DescribedMethod:
         ConfigError: no such method; the error suggests the nearest and lists all.
     """
     described = described_methods()
-    name = spelled_like(name, described)
+    name = name if name in described else spelled_like(name, described)
     if name not in described:
         raise unknown_method(name, described)
     return described[name]
@@ -759,7 +759,8 @@ def spec_options(spec: Spec) -> list[tuple[str, dict[str, Any]]]:
             raise ConfigError(
                 f"options of {name} are {options!r}", expected="a mapping of option to value"
             )
-        name = spelled_like(name, described_methods())
+        described = described_methods()
+        name = name if name in described else spelled_like(name, described)
         cls: type[Any] = described_method(name).options
         found.append((name, to_dict(read_method_options(cls, name, options))))
     return found

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from adapterhub.config.options import OptionNames, from_dict, is_neutral, to_dict
-from adapterhub.config.spec import parse_calls, spec_error
+from adapterhub.config.yaml import parse_calls, spec_error
 from adapterhub.data.chat_formats import Message
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example, content_of, plain_key

@@ -16,7 +16,7 @@ from adapterhub.loop.loop import TrainingSession, train
 from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
-from adapterhub.recipe.options import RunOptions
+from adapterhub.recipe.recipe import RunOptions
 from tests.kit import tiny_models
 from tests.kit.matrix import example, interactions
 from tests.kit.selection import long_table
