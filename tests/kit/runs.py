@@ -1,4 +1,4 @@
-"""Runs of the training loop on a tiny network that learns in milliseconds, for several tests."""
+"""Runs of training: of a network that learns in milliseconds, and folders without a training."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
 
+from adapterhub.inference.open import AdapterSource
+from adapterhub.inference.table_job import TableJob
 from adapterhub.loop import checkpoint
 from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
 from adapterhub.loop.report import Reporter, reporter_for
-from adapterhub.recipe.recipe import RunOptions
+from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
+from adapterhub.recipe.recipe import RunOptions, read
+from adapterhub.tasks.common.batches import Division, dividing
+from adapterhub.training.run import run
+from tests.kit.data import sentences, write_tsv
+
+# Runs of the training loop on a tiny network that learns in milliseconds, for several tests.
+
 
 torch.set_num_threads(1)
 
@@ -197,3 +210,139 @@ class Ticks:
             return function(*args, **options)
 
         return called
+
+
+# Run folders without a training: metrics, timings, predictions, and an adapter on request.
+
+
+TEXT = "a good movie"
+# One grey pixel.
+PNG = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81yt"
+    "gAAAABJRU5ErkJggg=="
+)
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "classes": [
+        {"label": "pos", "prediction": "pos", "score": 0.9},
+        {"label": "pos", "prediction": "neg", "score": 0.8},
+        {"label": "neg", "prediction": "neg", "score": 0.6},
+        {"label": "neg", "prediction": "neg", "score": 1.0},
+    ],
+    "choices": [
+        {"label": "one", "prediction": "one", "score": 0.9, "right": True},
+        {"label": "two", "prediction": "one", "score": 0.7, "right": False},
+    ],
+    "numbers": [{"label": float(i), "prediction": i + 0.5 * (i % 2)} for i in range(5)],
+    "spans": [
+        {"label": [["per", 0, 1], ["loc", 2, 6]], "prediction": [["loc", 2, 6]]},
+        {"label": [["per", 2, 6]], "prediction": [["loc", 2, 6]]},
+        {"label": [], "prediction": []},
+    ],
+    "sets": [
+        {"label": ["a", "b"], "prediction": ["a"], "scores": {"a": 0.9, "b": 0.4}},
+        {"label": ["b"], "prediction": ["b"], "scores": {"a": 0.1, "b": 0.8}},
+        {"label": [], "prediction": [], "scores": {"a": 0.2, "b": 0.3}},
+    ],
+    "texts": [
+        {"label": "good", "prediction": "good", "score": 1.0},
+        {"label": "good", "prediction": "", "score": 0.0},
+    ],
+    "pictures": [{"loss": 0.5 + i, "picture": PNG if i else ""} for i in range(3)],
+    "losses": [{"loss": 0.5 + i, "tokens": i} for i in range(3)],
+}
+
+
+def predictions(
+    kind: str, rows: list[dict[str, Any]] | None = None, data: str = "d"
+) -> PredictionFile:
+    """Make a predictions file of a kind."""
+    full = [{"id": i, "texts": [TEXT], **row} for i, row in enumerate(rows or ROWS[kind])]
+    metric = "accuracy" if kind in ("classes", "choices") else "loss"
+    labels = ("neg", "pos") if kind == "classes" else ()
+    return PredictionFile(kind, "classification", 4, data, metric, labels, full)
+
+
+def run_folder(folder: Path, file: PredictionFile | None = None, **lines: str) -> Path:
+    """Write the files of a run of four steps; `lines` replaces the metrics' and rates' names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metric, rate = lines.get("metric", "accuracy"), lines.get("rate", "lora")
+    metrics: list[dict[str, Any]] = []
+    timings = []
+    for step in (2, 4):
+        rates = {rate: 1e-3 / step, "head": 5e-3}
+        base = {"step": step, "epoch": step / 2}
+        scores = {metric: 0.1 * step, "loss": 1 / step}
+        metrics.append({"event": "train", **base, "loss": 1 / step, "learning_rate": rates})
+        metrics.append({"event": "eval", **base, "metrics": scores, "best": True})
+        clock = {"seconds": 1.5 * step, "examples_per_second": 10.0, "peak_memory": 10**9}
+        timings += [{"event": event, "step": step, **clock} for event in ("train", "eval")]
+    for name, records in (("metrics", metrics), ("timings", timings)):
+        text = "".join(f"{json.dumps(record)}\n" for record in records)
+        (folder / f"{name}.jsonl").write_text(text)
+    if file:
+        (folder / PREDICTIONS).write_bytes(file.to_bytes())
+    return folder
+
+
+# Two adapters of one backbone with different labels, and Parquet files whose rows name them.
+
+
+TABLE_ROWS = 46
+LABELS: dict[str, Callable[[str, str], str]] = {
+    "mood": lambda text, label: label,
+    "thing": lambda text, label: text.split()[1],
+}
+
+
+def train_two(backbone: Path, folder: Path) -> dict[str, AdapterSource]:
+    """Train an adapter for the class of a sentence and one for its second word; return both."""
+    found = {}
+    for name, label_of in LABELS.items():
+        rows = [(text, label_of(text, label)) for text, label in sentences(48)]
+        file = write_tsv(folder / f"{name}.tsv", rows)
+        words = ["method=lora(rank=2)", "train.max_steps=12", "train.report=false"]
+        words += ["train.learning_rate=5e-3", "train.tensorboard=false"]
+        flags: dict[str, Any] = {"backbone": str(backbone), "output": str(folder / name)}
+        flags["data"] = {"train": str(file), "eval": "none"}
+        run(read(None, words, flags), Reporter())
+        found[name] = AdapterSource(str(folder / name))
+    return found
+
+
+def write_table(folder: Path, group: int = 5) -> str:
+    """Write two files of sentences with the adapter of each row; return their pattern."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = [text for text, _ in sentences(TABLE_ROWS)]
+    names = [("mood", "thing", "thing")[number % 3] for number in range(TABLE_ROWS)]
+    table = pa.table({"id": list(range(TABLE_ROWS)), "text": texts, "adapter": names})
+    pq.write_table(table.slice(0, 20), folder / "a.parquet", row_group_size=group)
+    pq.write_table(table.slice(20), folder / "b.parquet", row_group_size=group)
+    return str(folder / "*.parquet")
+
+
+def routed(sources: dict[str, AdapterSource], source: str) -> TableJob:
+    """Return a job in which a column names the adapters."""
+    return TableJob(source, sources, route="adapter")
+
+
+# Threads in place of the processes that divide batches.
+
+
+def in_processes(count, compute, *, in_step=False):
+    """Return what `compute` returns in each of several threads, which divide batches."""
+    given, all_here = [None] * count, threading.Barrier(count, timeout=60)
+
+    def gather(index, value):
+        given[index] = value
+        all_here.wait()
+        every = list(given)
+        all_here.wait()  # nobody gives something new before all have read
+        return every
+
+    def of(index):
+        division = Division(index, count, lambda value: gather(index, value), in_step)
+        with dividing(division):
+            return compute()
+
+    with ThreadPoolExecutor(count) as threads:
+        return [*threads.map(of, range(count))]

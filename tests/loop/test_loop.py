@@ -28,6 +28,7 @@ from tests.kit.runs import (
     lines,
     scores,
 )
+from tests.kit.selection import cases_of
 
 
 def test_learns_and_reports(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +14,7 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import is_sharded, local, shared_like, with_whole_parameters
 from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine, LazyBatches
-from adapterhub.loop.sharding import clip_gradients, is_finite, shard, share_state
+from adapterhub.loop.sharding import clip_gradients, shard, share_state
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.common.site_module import SharedModule
 from adapterhub.recipe.recipe import RunOptions
@@ -106,8 +109,10 @@ def test_a_state_is_divided_as_its_parameters_are(group) -> None:
 
 def test_infinite_numbers_are_found_in_a_share(group) -> None:
     tensor = distribute_tensor(torch.tensor([1.0, torch.inf]), group, [Shard(0)])
-    assert not is_finite(tensor)
-    assert is_finite(torch.ones(2))
+    trainee = SimpleNamespace(tensors=lambda: {"bad": tensor, "good": torch.ones(2)})
+    engine: Any = SimpleNamespace(trainee=trainee, sharded=True, not_finite=RuntimeError)
+    with pytest.raises(RuntimeError, match="bad"):
+        Engine.finite_tensors(engine)
 
 
 def test_weights_whose_scales_cannot_be_sharded_are_refused() -> None:
