@@ -15,12 +15,7 @@ import adapterhub as ah
 from adapterhub.adapters.route import adapters, disabled
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
-
-
-def logits(model):
-    with torch.no_grad():
-        inputs = tiny_models.batch()
-        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+from tests.kit.tiny_models import logits
 
 
 @pytest.fixture

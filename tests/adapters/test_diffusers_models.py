@@ -14,6 +14,7 @@ from adapterhub.anatomy.projections import is_projection
 from adapterhub.errors import SiteError
 from tests.kit.pipelines import MODELS, diffusers, model, output
 from tests.kit.selection import cases_of, long_table
+from tests.kit.tiny_models import scramble_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 2e-5
@@ -42,13 +43,6 @@ ALSO = {
 def difference(one, other) -> float:
     """Return the largest difference, relative where outputs are large."""
     return float((one - other).abs().max() / max(1.0, float(other.abs().max())))
-
-
-def scramble(adapter):
-    numbers = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in adapter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=numbers) * 0.1)
 
 
 def named(made):
@@ -118,7 +112,7 @@ def test_the_life_of_a_lora_and_the_same_one_in_peft(name, tmp_path):
     roles = sorted({site.role for site in named(made)}) or ["conv*", "block*"]
     adapter = ah.attach(made, "lora", sites=roles, rank=2, alpha=3, name="a")
     assert difference(output(made, name), bare) <= TOLERANCE
-    scramble(adapter)
+    scramble_parameters(adapter)
     trained = output(made, name)
     assert difference(trained, bare) > 1e-3
     adapter.save(tmp_path / "a")
@@ -157,7 +151,7 @@ def test_fused_projections_are_the_sites(name):
     hosts = {placed.site.host.rpartition(".")[2] for placed in adapter.placed}
     of_wan = {"to_qkv", "to_q", "to_kv", "to_added_kv"}
     assert hosts == ({"to_qkv", "to_added_qkv"} if "Flux" in name else of_wan)
-    scramble(adapter)
+    scramble_parameters(adapter)
     trained = output(made, name)
     assert difference(trained, bare) > 1e-3
     ah.merge(made)

@@ -10,8 +10,10 @@ import torch
 import adapterhub as ah
 from adapterhub.anatomy.backbone import loadable_in
 from adapterhub.errors import AttachError, MismatchError, SiteError
+from tests.kit.compare import difference
 from tests.kit.pipelines import KINDS, diffusers, picture, pipeline
 from tests.kit.selection import long_table
+from tests.kit.tiny_models import scramble_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALMOST = 5e-6
@@ -31,17 +33,6 @@ SPECS = (
     "houlsby(size=4)",
     "ia3",
 )
-
-
-def difference(one, other) -> float:
-    return float((one - other).abs().max())
-
-
-def scramble(adapter, seed=1):
-    numbers = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in adapter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=numbers) * 0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +59,7 @@ def test_the_life_of_an_adapter_of_a_pipeline(kind, spec, tmp_path):
     assert parts >= {"unet" if hasattr(pipe, "unet") else "transformer"}
     assert ("text_encoder" in parts) == (kind != "DiTPipeline")
     assert difference(picture(pipe), bare) <= (1e-3 if "houlsby" in spec else 1e-5)  # nearly none
-    scramble(adapter)
+    scramble_parameters(adapter)
     styled = picture(pipe)
     assert difference(styled, bare) > 1e-3
     adapter.save(tmp_path / "a")
@@ -88,7 +79,9 @@ def test_the_life_of_an_adapter_of_a_pipeline(kind, spec, tmp_path):
 def test_a_copy_has_adapters_of_its_own():
     pipe = pipeline()
     bare = picture(pipe)
-    scramble(ah.attach(pipe, "lora(sites=['*.to_q', 'text_encoder.*.q_proj'])", name="a"))
+    scramble_parameters(
+        ah.attach(pipe, "lora(sites=['*.to_q', 'text_encoder.*.q_proj'])", name="a")
+    )
     styled = picture(pipe)
     other = copy.deepcopy(pipe)
     assert [*ah.adapters(other)] == ["a"]
@@ -130,7 +123,7 @@ def test_other_modules_of_a_pipeline_have_adapters_of_their_own(tmp_path):
     )
     pictures = []
     for name in (None, "text_encoder_2", "vae"):
-        scramble(ah.attach(getattr(pipe, name) if name else pipe, "lora", name="a"))
+        scramble_parameters(ah.attach(getattr(pipe, name) if name else pipe, "lora", name="a"))
         pictures.append(picture(pipe))
     assert min(difference(*pair) for pair in zip(pictures, [bare, *pictures], strict=False)) > 1e-4
     for name in (None, "text_encoder_2", "vae"):
@@ -167,8 +160,8 @@ def test_a_compiled_part_follows_every_swap(way):
     pipes = []
     for _ in range(2):
         pipes.append(pipe := pipeline(kind="DiTPipeline"))
-        scramble(ah.attach(pipe, "lora(sites=['attn.*'])", name="a"))
-        scramble(ah.attach(pipe, "lora(sites=['attn.q', 'ffn.up'])", name="b"), seed=2)
+        scramble_parameters(ah.attach(pipe, "lora(sites=['attn.*'])", name="a"))
+        scramble_parameters(ah.attach(pipe, "lora(sites=['attn.q', 'ffn.up'])", name="b"), seed=2)
     compiled, plain = pipes
     COMPILED[way](compiled)
     assert difference(picture(compiled), picture(plain)) <= ALMOST
@@ -185,7 +178,7 @@ def test_a_compiled_part_follows_every_swap(way):
     compiled.transformer = compiled.transformer._orig_mod
     for pipe in pipes:
         torch.manual_seed(0)
-        scramble(ah.attach(pipe, "lora(sites=['ffn.down'])"))
+        scramble_parameters(ah.attach(pipe, "lora(sites=['ffn.down'])"))
     COMPILED[way](compiled)
     assert difference(picture(compiled), picture(plain)) <= ALMOST
     torch._dynamo.reset()

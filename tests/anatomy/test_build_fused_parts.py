@@ -17,6 +17,7 @@ import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.tiny_models import logits
 
 HEADS, HEAD_DIM, HIDDEN, FFN = 4, 8, 32, 48
 FUSED = tuple(a for a, family in FAMILIES.items() if {"attn.qkv"} & family.stacks[0].sites.keys())
@@ -59,11 +60,6 @@ def model_of(architecture):
     """Make a model without relative positions: DeBERTa's attention is then content to content."""
     options = {"relative_attention": False} if architecture == "deberta" else {}
     return tiny_models.model(architecture, **options)
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 @long_table(("architecture", "role"), PARTS, 4)

@@ -16,11 +16,7 @@ from adapterhub.errors import SiteError
 from adapterhub.hooks.attention import SUPPORTED
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
-
-
-def logits(model, **options):
-    with torch.no_grad():
-        return model(**(options or tiny_models.batch())).logits
+from tests.kit.tiny_models import logits
 
 
 def with_prefix(implementation, spec="prefix(length=3)", architecture="llama"):

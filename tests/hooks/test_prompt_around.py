@@ -14,6 +14,7 @@ import adapterhub as ah
 from adapterhub.hooks.prompt import _AROUND, OUTER
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.tiny_models import logits
 
 # What the larger model does before it calls its language model.
 MODELS = {
@@ -41,11 +42,6 @@ def attached(model_type, length=3):
 def ids(tokens=7):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(10, 60, (2, tokens), generator=generator)
-
-
-def logits(model, **inputs):
-    with torch.no_grad():
-        return model(**inputs).logits
 
 
 def close(one, other):

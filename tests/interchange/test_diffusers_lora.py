@@ -13,6 +13,7 @@ from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
 from adapterhub.interchange.diffusers_lora import STYLES, _as_kohya
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.pipeline_files import FILE, is_diffusers
+from tests.kit.compare import difference
 from tests.kit.pipelines import diffusers, picture, pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,10 +24,6 @@ SEVERAL = [
     {"lora": {"sites": ["unet.*.to_q"], "rank": 2, "alpha": 1}},
     {"lora": {"sites": ["unet.*.to_v", "unet.conv_out"], "rank": 4, "alpha": 6}},
 ]
-
-
-def difference(one, other) -> float:
-    return float((one - other).abs().max())
 
 
 def trained(pipe, spec, name="style"):

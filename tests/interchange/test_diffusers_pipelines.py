@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.pipeline_files import FILE
+from tests.kit.compare import difference
 from tests.kit.pipelines import diffusers, model, output
 from tests.kit.selection import long_table
 
@@ -65,10 +66,6 @@ def made(kind, name=None, **parts):
 
 def denoiser(pipe):
     return getattr(pipe, "transformer", None) or pipe.unet
-
-
-def difference(one, other) -> float:
-    return float((one - other).abs().max())
 
 
 def trained(pipe, **options):

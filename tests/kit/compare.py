@@ -19,6 +19,12 @@ from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.site_module import init_is_skipped
 from tests.kit import tiny_models
 
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference of two tensors."""
+    return float((one - other).detach().abs().max())
+
+
 # All that can be observed of a model, its tokenizer and its adapters, to compare two moments.
 
 

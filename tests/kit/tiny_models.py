@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from adapterhub.anatomy import FAMILIES
@@ -159,11 +160,19 @@ def usual_model(architecture: str, seed: int = 0, **config: Any) -> PreTrainedMo
     return model(architecture, task, seed, **config)
 
 
-def decoder_inputs(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+def decoder_inputs(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the extra inputs of an encoder-decoder language model; for others, nothing."""
     if model.config.model_type not in WITHOUT_CLASSIFIER or not model.config.is_encoder_decoder:
         return {}
     return {"decoder_input_ids": inputs["input_ids"][:, :4]}
+
+
+def logits(model: nn.Module, **inputs: Any) -> Tensor:
+    """Return the logits of inputs, by default of `batch()`, without gradients."""
+    inputs = inputs or batch()
+    with torch.no_grad():
+        result: Tensor = model(**decoder_inputs(model, inputs) | inputs).logits
+    return result
 
 
 def labelled_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -205,6 +214,14 @@ def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
             noise = torch.randn(tensor.shape, generator=generator)
             of_backbone = any(name == changed.name for changed in adapter.changed)
             tensor.add_(noise, alpha=std / 10 if of_backbone else std)
+
+
+def scramble_parameters(module: Any, seed: int = 1, std: float = 0.1) -> None:
+    """Add noise to every parameter of an adapter, or of a module."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * std)
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, **options: Any) -> None:

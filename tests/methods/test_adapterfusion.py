@@ -13,13 +13,9 @@ from transformers import AutoConfig, BertForSequenceClassification
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MismatchError, SiteError
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 def attach_members(model, **methods):

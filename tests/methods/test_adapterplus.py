@@ -7,11 +7,7 @@ import torch
 
 import adapterhub as ah
 from tests.kit import tiny_models
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
+from tests.kit.tiny_models import logits
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama"])

@@ -8,6 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import MismatchError, RegistryError
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 
 @pytest.fixture
@@ -21,30 +22,25 @@ def registry(tmp_path):
     return tmp_path / "registry"
 
 
-def outputs(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_adapter_for_the_models_backbone_is_loaded(registry, tmp_path, seed):
     model, expected = tiny_models.model("bert", seed=seed), tiny_models.model("bert", seed=seed)
     adapter = ah.load(model, "polite", name="renamed", registry=registry)
     ah.load(expected, tmp_path / f"out-{seed}")
     assert adapter.name == "renamed"
-    assert torch.equal(outputs(model), outputs(expected))
+    assert torch.equal(logits(model), logits(expected))
 
 
 def test_an_adapter_for_another_backbone_is_refused(registry, tmp_path):
     model = tiny_models.model("bert", seed=2)
-    bare = outputs(model)
+    bare = logits(model)
     with pytest.raises(RegistryError, match="has no adapter 'polite' for"):
         ah.load(model, "polite", registry=registry)
     with pytest.raises(MismatchError):
         ah.load(model, tmp_path / "out-0")
-    assert torch.equal(outputs(model), bare)
+    assert torch.equal(logits(model), bare)
     ah.load(model, tmp_path / "out-0", any_backbone=True)
-    assert not torch.equal(outputs(model), bare)
+    assert not torch.equal(logits(model), bare)
 
 
 def test_an_fp16_copy_finds_its_adapter_among_several(registry, tmp_path):
@@ -53,7 +49,7 @@ def test_an_fp16_copy_finds_its_adapter_among_several(registry, tmp_path):
     model = type(model).from_pretrained(tmp_path / "copy", dtype=torch.float32)
     ah.load(model, "polite", registry=registry)
     ah.load(expected, tmp_path / "out-1")
-    assert torch.allclose(outputs(model), outputs(expected), atol=1e-2)
+    assert torch.allclose(logits(model), logits(expected), atol=1e-2)
 
 
 def test_adapters_that_were_trained_without_a_name_have_that_of_the_registry(tmp_path):

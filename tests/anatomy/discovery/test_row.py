@@ -20,6 +20,7 @@ from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import AT_EMBEDDINGS, OF_TEXTS, example
 from tests.kit.selection import long_table
+from tests.kit.tiny_models import logits
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -77,11 +78,6 @@ def labelled(model):
     return inputs | {"labels": torch.tensor([0, 1, 2]) if classifies else inputs["input_ids"]}
 
 
-def logits(model):
-    with torch.no_grad():
-        return model(**labelled(model)).logits
-
-
 def plain(family: Family) -> bool:
     """Tell whether a row follows from structure: projections are separate modules, called once."""
     return all(
@@ -129,14 +125,14 @@ CELLS = list(itertools.product(ROWLESS, ("lora", "houlsby", "parallel", "prefix"
 @long_table(("architecture", "method"), CELLS, 5)
 def test_an_architecture_without_a_row_works(architecture, method):
     model = rowless(architecture)
-    before, state = logits(model), copy.deepcopy(model.state_dict())
+    before, state = logits(model, **labelled(model)), copy.deepcopy(model.state_dict())
     anatomy = ah.anatomy_of(model)
     adapter = ah.attach(model, method)
     assert ah.anatomy_of(model).sites == anatomy.sites, "adapters are not part of the structure"
     if method in ("lora", "parallel"):
-        assert torch.equal(logits(model), before)
+        assert torch.equal(logits(model, **labelled(model)), before)
     tiny_models.scramble(adapter)
-    assert not torch.allclose(logits(model), before, atol=1e-3)
+    assert not torch.allclose(logits(model, **labelled(model)), before, atol=1e-3)
     model(**labelled(model)).loss.backward()
     assert adapter.placed
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in adapter.parameters())
@@ -144,7 +140,7 @@ def test_an_architecture_without_a_row_works(architecture, method):
         id(p) for p in adapter.parameters()
     }
     adapter.detach()
-    assert torch.equal(logits(model), before)
+    assert torch.equal(logits(model, **labelled(model)), before)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
@@ -228,7 +224,7 @@ PARTIAL = {
 def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(architecture):
     kind, sizes, roles, refused = PARTIAL[architecture]
     model = rowless(architecture, sizes, kind)
-    before = logits(model)
+    before = logits(model, **labelled(model))
     found = {site.role for site in ah.anatomy_of(model).sites.values() if site.kind != "norm"}
     assert found >= roles
     assert ("attn.kv" in found) == ("prefix" not in refused)
@@ -240,6 +236,6 @@ def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(architecture
             continue
         adapter = ah.attach(model, method)
         tiny_models.scramble(adapter)
-        assert not torch.allclose(logits(model), before, atol=1e-4), method
+        assert not torch.allclose(logits(model, **labelled(model)), before, atol=1e-4), method
         adapter.detach()
-        assert torch.equal(logits(model), before)
+        assert torch.equal(logits(model, **labelled(model)), before)

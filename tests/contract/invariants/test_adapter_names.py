@@ -11,12 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import AttachError
 from adapterhub.files.schema import name_problems
 from tests.kit import tiny_models
-
-
-def logits(model, **options):
-    with torch.no_grad():
-        return model(**(options or tiny_models.batch())).logits
-
+from tests.kit.tiny_models import logits
 
 NAMES = [
     "lora", "mlp", "default", "head", "attn.q", "bert/encoder", "classifier", "adapterhub",

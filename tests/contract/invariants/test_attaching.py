@@ -14,11 +14,7 @@ from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import example, one_of_each_signature
 from tests.kit.selection import long_table
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
+from tests.kit.tiny_models import logits
 
 
 def test_a_failed_attach_leaves_nothing_behind():

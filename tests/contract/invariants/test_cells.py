@@ -44,14 +44,9 @@ from tests.kit.matrix import (
     mergeable,
     representatives,
 )
+from tests.kit.tiny_models import logits
 
 INVARIANTS: list[Callable[[Cell], None]] = []
-
-
-def logits(model: Any, **inputs: Any) -> torch.Tensor:
-    inputs = inputs or tiny_models.batch()
-    with torch.no_grad():
-        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
 
 
 class Cell:

@@ -17,6 +17,7 @@ from adapterhub.merging.combine import (
     trim,
 )
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 SEED = 7
 
@@ -79,11 +80,6 @@ def test_low_rank_is_the_best_approximation():
     left, right = low_rank(product, Cut(2))
     values = torch.linalg.svdvals(product)
     torch.testing.assert_close((product - left @ right).norm(), values[2], atol=1e-4, rtol=1e-4)
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 def with_two_adapters(architecture, first, second, std=0.1):

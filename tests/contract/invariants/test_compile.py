@@ -16,15 +16,11 @@ from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import ALL_CELLS, OF_TEXTS, REFUSED, example, representatives
 from tests.kit.selection import ALL, cases_of, long_table, part_of
+from tests.kit.tiny_models import logits
 
 # The full matrix also compiles an encoder.
 COMPILED = ("bert", "llama") if tiny_models.FULL_MATRIX else ("llama",)
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 def compiled_model(model):

@@ -8,11 +8,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
-
-
-def logits(model, **options):
-    with torch.no_grad():
-        return model(**(options or tiny_models.batch())).logits
+from tests.kit.tiny_models import logits
 
 
 def with_adapters(methods, architecture="bert"):

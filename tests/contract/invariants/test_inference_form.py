@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import adapterhub as ah
 from tests.kit import tiny_models
 from tests.kit.data import train
+from tests.kit.tiny_models import logits
 
 INFERENCE_FORMS = {
     "prefix(length=4, reparametrize=True, middle=6)": "prefix(length=4)",
@@ -22,11 +23,6 @@ cells = pytest.mark.parametrize(
     ("spec", "architecture"),
     [(s, a) for s in INFERENCE_FORMS for a in ("bert", "gpt2", "llama", "bart")],
 )
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 @cells

@@ -12,13 +12,9 @@ from transformers import AttentionInterface
 
 import adapterhub as ah
 from tests.kit import selection, tiny_models
+from tests.kit.tiny_models import logits
 
 pytestmark = pytest.mark.usefixtures("settled")
-
-
-def logits(model, **options):
-    with torch.no_grad():
-        return model(**(options or tiny_models.batch())).logits
 
 
 LOADED = {"mam": "bert", "prompt": "gpt2", "full": "distilbert"}  # each mechanism once

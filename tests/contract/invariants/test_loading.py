@@ -19,11 +19,7 @@ from adapterhub.files.native import Saved, write_adapter
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import REFUSED, example
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
+from tests.kit.tiny_models import logits
 
 
 def test_one_error_lists_every_mismatched_tensor(tmp_path):

@@ -11,6 +11,7 @@ from adapterhub.loop.engine import recompute
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import example
+from tests.kit.tiny_models import logits
 
 HALF = {
     "model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu",
@@ -45,11 +46,6 @@ def step(model, method):
     gradients = {n: t.grad.clone() for n, t in adapter.tensors().items() if t.requires_grad}
     optimizer.step()
     return adapter, gradients, logits(model)
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 @pytest.mark.parametrize(("method", "device_map"), CELLS)

@@ -20,6 +20,7 @@ from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import REFUSED, attached_once, example
 from tests.kit.selection import long_table
+from tests.kit.tiny_models import logits
 
 GROUP = 16
 TRAIN_WEIGHTS = {"full", "freeze", "unfreeze", "staged"}
@@ -33,11 +34,6 @@ def reads_weights(method):
     ):
         logits(adapter.model)
     return decoded.called
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 READ_WEIGHTS = set(filter(reads_weights, METHODS.keys() - TRAIN_WEIGHTS))

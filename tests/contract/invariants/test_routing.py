@@ -15,12 +15,7 @@ from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
 from tests.kit.matrix import attach_smaller, example
-
-
-def logits(model, **inputs):
-    inputs = inputs or tiny_models.batch()
-    with torch.no_grad():
-        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+from tests.kit.tiny_models import logits
 
 
 def attach_two(model, method):

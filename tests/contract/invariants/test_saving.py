@@ -15,6 +15,7 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from tests.kit import selection, tiny_models
 from tests.kit.matrix import CELLS, example
+from tests.kit.tiny_models import logits
 
 # By default each method on an encoder, and one on each architecture.
 SAVED = [(m, a) for m, a in CELLS if a == "bert" or m == "lora" or selection.ALL]
@@ -22,12 +23,6 @@ LABELS = {
     "id2label": {0: "ham", 1: "eggs", 2: "spam"},
     "label2id": {"ham": 0, "eggs": 1, "spam": 2},
 }
-
-
-def logits(model):
-    with torch.no_grad():
-        inputs = tiny_models.batch()
-        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
 
 
 def load_all(folder: Path) -> None:

@@ -12,16 +12,12 @@ from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import example
+from tests.kit.tiny_models import logits
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["attach", "activate", "detach", "none"]), st.integers(0, 2)),
     max_size=12,
 )
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 @settings(max_examples=25, deadline=None)

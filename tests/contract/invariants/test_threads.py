@@ -20,6 +20,7 @@ from adapterhub.methods import METHODS
 from tests.kit import selection, tiny_models
 from tests.kit.data import word_tokenizer
 from tests.kit.matrix import CELLS, example, one_of_each_signature
+from tests.kit.tiny_models import logits
 
 THREADS = 8
 # In all threads of one cell together; `make threads` runs 2,000.
@@ -42,11 +43,6 @@ def frequent_switches():
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def logits(model, inputs):
-    with torch.no_grad():
-        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
 
 
 def batch(rows=3):
@@ -82,7 +78,7 @@ def solo_outputs(model, inputs, count=THREADS):
     outputs = {}
     for name in (None, *(f"a{number}" for number in range(count))):
         ah.activate(model, *([name] if name else []))
-        outputs[name] = logits(model, inputs)
+        outputs[name] = logits(model, **inputs)
     ah.activate(model)
     return outputs
 
@@ -98,13 +94,13 @@ def test_each_thread_computes_with_its_own_route(method, architecture):
         own = torch.stack([expected[name][row] for row, name in enumerate(rows)])
         for _ in range(FORWARDS // THREADS):
             with ah.route(model, rows):
-                found = logits(model, inputs)
+                found = logits(model, **inputs)
             if not torch.allclose(found, own, atol=1e-5, rtol=1e-5):
                 wrong.append((number, float((found - own).abs().max())))
 
     assert run_threads(serve) == []
     assert wrong == []
-    assert torch.equal(logits(model, inputs), expected[None])
+    assert torch.equal(logits(model, **inputs), expected[None])
 
 
 def test_threads_cover_the_methods():
@@ -115,11 +111,11 @@ def test_threads_cover_the_methods():
 def threads_that_differ(model):
     """List the threads whose output is not that of one thread alone."""
     inputs, wrong = batch(), []
-    expected = logits(model, inputs)
+    expected = logits(model, **inputs)
 
     def serve(number):
         for _ in range(FORWARDS // THREADS):
-            if not torch.equal(logits(model, inputs), expected):
+            if not torch.equal(logits(model, **inputs), expected):
                 wrong.append(number)
 
     assert run_threads(serve) == []
@@ -155,9 +151,9 @@ def test_threads_without_a_route_compute_with_what_is_active():
         for _ in range(40):
             if number % 2:
                 with ah.route(model, [f"a{number}"] * 3):
-                    found, own = logits(model, inputs), expected[f"a{number}"]
+                    found, own = logits(model, **inputs), expected[f"a{number}"]
             else:
-                found, own = logits(model, inputs), expected["a0"]
+                found, own = logits(model, **inputs), expected["a0"]
             if not torch.allclose(found, own, atol=1e-5):
                 wrong.append(number)
 
@@ -178,7 +174,7 @@ def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
                 ah.activate(model, *[[], ["a0"], ["a1"]][turn % 3])
             done.set()
         while not done.is_set():
-            found = logits(model, inputs)
+            found = logits(model, **inputs)
             if not any(torch.allclose(found, own, atol=1e-5) for own in expected):
                 mixed.append(number)
 
@@ -202,7 +198,7 @@ def test_adapters_are_attached_and_detached_while_other_threads_have_routes():
             return
         while not done.is_set():
             with ah.route(model, [f"a{number}", None, "a0"]):
-                found = logits(model, inputs)
+                found = logits(model, **inputs)
             names = (f"a{number}", None, "a0")
             own = torch.stack([expected[name][row] for row, name in enumerate(names)])
             if not torch.allclose(found, own, atol=1e-5):
@@ -237,13 +233,13 @@ def test_an_adapter_in_a_route_is_not_detached_by_another_thread():
 def test_a_route_of_this_thread_refuses_changes(change):
     model = tiny_models.model("bert")
     attached(model, "lora", 2)
-    expected = logits(model, batch())
+    expected = logits(model, **batch())
     with (
         ah.route(model, ["a0", None, "a1"]),
         pytest.raises(AttachError, match=r"inside route\(...\)"),
     ):
         change(model)
-    assert torch.equal(logits(model, batch()), expected)
+    assert torch.equal(logits(model, **batch()), expected)
 
 
 def test_a_merge_is_refused_while_another_thread_has_a_route():
@@ -259,11 +255,11 @@ def test_what_replaces_parts_of_the_model_is_not_computed_beside_a_route():
     model, inputs = tiny_models.model("bert"), batch()
     attached(model, "lora", 2)
     ah.activate(model, "a0")
-    expected = logits(model, inputs)
+    expected = logits(model, **inputs)
     with ah.route(model, ["a1"] * 3):
-        (error,) = run_threads(lambda _: logits(model, inputs), 1)
+        (error,) = run_threads(lambda _: logits(model, **inputs), 1)
     assert "while another thread has a route open" in str(error)
-    assert torch.equal(logits(model, inputs), expected)
+    assert torch.equal(logits(model, **inputs), expected)
 
 
 def test_a_route_that_replaces_parameters_is_alone():
@@ -326,7 +322,7 @@ def test_a_route_follows_its_coroutine():
             await asyncio.sleep(0)
             inside = await asyncio.to_thread(logits, model, inputs)
             await asyncio.sleep(0)
-            return inside, logits(model, inputs)
+            return inside, logits(model, **inputs)
 
     async def serve():
         return await asyncio.gather(*(request(f"a{number}") for number in range(4)))
@@ -337,7 +333,7 @@ def test_a_route_follows_its_coroutine():
     assert get_state(model).routes == []
     ah.activate(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(logits(compiled, inputs), expected[None], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(compiled, **inputs), expected[None], atol=1e-5, rtol=1e-5)
     torch._dynamo.reset()
 
 
@@ -372,13 +368,13 @@ def test_a_compiled_model_follows_the_route_of_its_thread():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for name in expected:
         with ah.route(model, [name] * 3):
-            logits(compiled, inputs)
+            logits(compiled, **inputs)
 
     def serve(number):
         for turn in range(6):
             name = (None, "a0", "a1")[(turn + number) % 3]
             with ah.route(model, [name] * 3), calls:
-                found = logits(compiled, inputs)
+                found = logits(compiled, **inputs)
             if not torch.allclose(found, expected[name], atol=1e-5):
                 wrong.append(name)
 

@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
-from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 pytest.importorskip("trl", reason="needs its own environment: make trl")
 pytest.importorskip("trl.experimental.async_grpo")
@@ -88,11 +88,6 @@ def transfer_of_the_guide():
     names = {}
     exec(code, names)
     return names["LoRATransfer"]
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 @pytest.mark.parametrize("method", ["lora", "tinylora"])

@@ -9,6 +9,7 @@ import torch
 
 import adapterhub as ah
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 peft = pytest.importorskip("peft")
 # peft copies any norm, and warns about classes that it does not list.
@@ -24,11 +25,6 @@ NORMS = {
     "t5": r".*layer_norm",
     "mbart": r".*(layer_norm|layernorm_embedding)",
 }
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 def copy_head(adapter, theirs):

@@ -13,6 +13,7 @@ from adapterhub.adapters.state import find_state
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import REFUSED, example
+from tests.kit.tiny_models import logits
 
 trl = pytest.importorskip("trl", reason="needs its own environment: make trl")
 # trl uses names that transformers 5.23 renamed.
@@ -39,11 +40,6 @@ def pairs():
     """Return prompts, each with a chosen and a rejected completion."""
     things = ("movie", "film", "plot", "actor", "scene", "end")
     return [(f"the {thing} was", " very good", " awful") for thing in things]
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
 
 
 def frozen_bytes(model, adapter):

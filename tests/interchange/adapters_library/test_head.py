@@ -30,6 +30,7 @@ from tests.kit.peers import (
     with_head,
 )
 from tests.kit.selection import long_table
+from tests.kit.tiny_models import logits
 
 POOLS = ("prefix_tunings", "shared_parameters")
 
@@ -125,23 +126,19 @@ def with_head_of_class(folder, architecture, change=None):
     return model, folder
 
 
-def logits(model, architecture):
-    given = inputs(architecture)
-    with torch.no_grad():
-        return model(**given).logits
-
-
 @pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
 def test_the_output_layer_of_a_language_model(tmp_path, architecture):
     """What `save_adapter` writes by default on a language model of transformers."""
     options = {"any_backbone": True, "allow_pickle": True}
     model, folder = with_head_of_class(tmp_path / "theirs", architecture)
-    expected, bare = copy.deepcopy(model), logits(model, architecture)
+    expected, bare = copy.deepcopy(model), logits(model, **inputs(architecture))
     adapter = ah.load(model, folder, **options)
     assert adapter.head is None
     ah.load(expected, folder, head=False, **options)
-    assert torch.equal(logits(model, architecture), logits(expected, architecture))
-    assert not torch.allclose(logits(model, architecture), bare, atol=1e-3)
+    assert torch.equal(
+        logits(model, **inputs(architecture)), logits(expected, **inputs(architecture))
+    )
+    assert not torch.allclose(logits(model, **inputs(architecture)), bare, atol=1e-3)
 
 
 CHANGED = {
@@ -272,7 +269,7 @@ def test_a_head_of_own_layers_is_not_merged(architecture):
     """LoRA, whose update can be merged."""
     model = with_head(architecture, "lora")
     imported(model, architecture, "lora")
-    before = logits(model, architecture)
+    before = logits(model, **inputs(architecture))
     with pytest.raises(MergeError, match="does not have the layers"):
         ah.merge(model)
-    assert torch.equal(logits(model, architecture), before)
+    assert torch.equal(logits(model, **inputs(architecture)), before)

@@ -11,6 +11,7 @@ from tests.kit import tiny_models
 
 peft = pytest.importorskip("peft")
 from tests.kit.peers import edit  # noqa: E402
+from tests.kit.tiny_models import logits  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -26,11 +27,6 @@ def inputs(side):
     ids = batch["input_ids"]
     ids[0, 1:3] = ids[0, 5:7] = ids[1, 4:6] = torch.tensor(INVOCATION)
     return batch
-
-
-def logits(model, batch):
-    with torch.no_grad():
-        return model(**batch).logits
 
 
 def of_peft(architecture, folder, **options):
@@ -50,19 +46,19 @@ def of_peft(architecture, folder, **options):
 def test_logits_are_equal_in_both_directions(architecture, side, tmp_path):
     theirs, batch = of_peft(architecture, tmp_path / "peft"), inputs(side)
     ours = tiny_models.language_model(architecture)
-    bare = logits(ours, batch)
+    bare = logits(ours, **batch)
     adapter = ah.load(ours, tmp_path / "peft", any_backbone=True)
     (method,) = adapter.methods
     assert (method.name, method.invocation) == ("alora", (40, 41))
     real = batch["attention_mask"].bool()
-    expected = logits(theirs, batch)
-    torch.testing.assert_close(logits(ours, batch)[real], expected[real], atol=2e-5, rtol=0)
+    expected = logits(theirs, **batch)
+    torch.testing.assert_close(logits(ours, **batch)[real], expected[real], atol=2e-5, rtol=0)
     assert not torch.allclose(expected[:2][real[:2]], bare[:2][real[:2]], atol=1e-2)
-    assert torch.equal(logits(ours, batch)[2], bare[2])
+    assert torch.equal(logits(ours, **batch)[2], bare[2])
     adapter.export(tmp_path / "back")
     again = tiny_models.language_model(architecture)
     again = peft.PeftModel.from_pretrained(again, tmp_path / "back")
-    torch.testing.assert_close(logits(again, batch)[real], expected[real], atol=2e-5, rtol=0)
+    torch.testing.assert_close(logits(again, **batch)[real], expected[real], atol=2e-5, rtol=0)
 
 
 def test_generated_texts_are_equal(tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from tests.kit.compare import difference
 from tests.kit.own_models import GROUPED, KINDS, OTHERWISE, network
 from tests.kit.selection import long_table
 
@@ -18,10 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TOLERANCE = 2e-5
 LOW_RANK = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 CASES = [(kind, variant) for kind in KINDS for variant in LOW_RANK]
-
-
-def difference(one, other) -> float:
-    return float((one - other).detach().abs().max())
 
 
 def has_no_dora(kind: str) -> bool:
