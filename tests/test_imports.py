@@ -46,6 +46,8 @@ LIGHT_COMMANDS = {
     "options lora causal-lm": 0,
     "options nothing": 2,
     "recipe lora tagging": 0,
+    "sample": 0,
+    "sample tickets --rows 3": 0,
     "tasks": 0,
     "tasks causal-lm": 0,
     "backbones": 0,

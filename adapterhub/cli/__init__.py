@@ -27,6 +27,7 @@ from adapterhub.status import display_for_terminal, showing
 HEADINGS = {
     "Train and use": {
         "quickstart": "Train, evaluate and use an adapter on built-in text.",
+        "sample": "Write a small data set to try commands on.",
         "train": "Train an adapter from a recipe or from flags.",
         "bench": "Compare methods on your data: tuned, repeated, tested.",
         "suggest": "Find the trained adapter to start from for your data.",
@@ -87,6 +88,12 @@ HEADINGS = {
 COMMANDS = {name: said for names in HEADINGS.values() for name, said in names.items()}
 EXAMPLES = {
     "quickstart": ("adapterhub quickstart --output runs/first",),
+    "sample": (
+        "adapterhub sample",
+        "adapterhub sample tickets > tickets.csv",
+        "adapterhub sample docstrings dev.tsv --held-out --rows 100",
+        "adapterhub sample digits digits",
+    ),
     "train": (
         "adapterhub train recipes/quickstart.yaml train.epochs=1",
         "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
@@ -218,6 +225,7 @@ EXAMPLES = {
 """Example command lines at the end of a help text."""
 SEE_ALSO = {
     "quickstart": "train, with your own data; recipe, for all options",
+    "sample": "train; quickstart",
     "train": "options, which lists all; recipe, for a file; report, predict",
     "bench": "compare, train, methods",
     "suggest": "train --from; bench; list",

@@ -19,8 +19,10 @@ Columns = Mapping[str, list[Any]]
 """The cells of a table, by column."""
 
 
-def check_table_file(path: Path) -> None:
+def check_table_file(path: Path, argument: str = "--output") -> None:
     """Check before predicting that a table file can be written.
+
+    `argument` is the user's name for the path.
 
     Raises:
         ConfigError: its suffix does not belong to a format.
@@ -28,9 +30,11 @@ def check_table_file(path: Path) -> None:
     """
     if path.suffix.lower() not in _WRITERS:
         raise ConfigError(
-            f"--output {path} is of an unknown format",
+            f"{argument} {path} is of an unknown format",
             expected=f"a name that ends in {', '.join(_WRITERS)}",
-            hint=f"--output {path}.csv; a folder is for --input FILES.parquet",
+            hint=f"{argument} {path}.csv; a folder is for --input FILES.parquet"
+            if argument == "--output"
+            else f"{path}.csv",
         )
     check_new(path)
 
@@ -89,6 +93,12 @@ def write_table_file(path: Path, columns: Columns) -> None:
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _WRITERS[path.suffix.lower()](columns))
+
+
+def table_text(columns: Columns) -> str:
+    """Return a table as CSV; as JSON lines if cells are lists, such as chats."""
+    nested = any(isinstance(cell, list) for cells in columns.values() for cell in cells[:1])
+    return (_json_lines(columns) if nested else _delimited(columns, ",")).decode()
 
 
 def _delimited(columns: Columns, delimiter: str) -> bytes:

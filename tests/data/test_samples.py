@@ -1,0 +1,100 @@
+"""Samples: every one that is registered is made, read back by the readers of data, and trains."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from adapterhub.data.options import DataOptions
+from adapterhub.data.samples import SAMPLES, sample_table, write_sample_folder
+from adapterhub.data.tables import read_table
+from adapterhub.errors import ConfigError
+
+TABLES = [name for name, sample in SAMPLES.items() if sample.table]
+FOLDERS = [name for name, sample in SAMPLES.items() if sample.folder]
+
+
+def test_a_sample_is_a_table_or_a_folder() -> None:
+    assert sorted([*TABLES, *FOLDERS]) == sorted(SAMPLES)
+    assert all("PATH" in sample.example for sample in SAMPLES.values())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_are_equal_at_each_call_and_held_out_rows_are_others(name: str) -> None:
+    train, held_out = sample_table(name), sample_table(name, held_out=True)
+    assert train == sample_table(name)
+    texts = [{json.dumps(cell) for cell in next(iter(part.values()))} for part in (train, held_out)]
+    assert not texts[0] & texts[1]
+    assert min(map(len, texts)) >= 36
+    few = sample_table(name, 20)
+    assert {len(cells) for cells in few.values()} == {20}
+    assert {json.dumps(cell) for cell in next(iter(few.values()))} <= texts[0]
+    for column, cells in few.items():
+        if column not in ("text", "review", "messages"):
+            assert len(set(cells)) > 1, f"{column} varies in a few rows"
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet", ""])
+def test_a_written_table_is_read_back(name: str, suffix: str, adapterhub, tmp_path: Path) -> None:
+    columns = sample_table(name, 24)
+    path = tmp_path / f"table.{suffix or 'txt'}"
+    code, out, err = adapterhub("sample", name, *([path] if suffix else []), "--rows", "24")
+    assert code == 0, err
+    if not suffix:
+        path = path.with_suffix(".jsonl" if name == "chats" else ".csv")
+        path.write_text(out, encoding="utf-8")
+    elif name == "chats" and suffix in ("csv", "tsv"):
+        lines = io.StringIO(path.read_text(encoding="utf-8"))
+        rows = list(csv.DictReader(lines, delimiter=",\t"[suffix == "tsv"]))
+        assert [json.loads(row["messages"]) for row in rows] == columns["messages"]
+        return
+    table = read_table(str(path), DataOptions(train=str(path)), "train")
+    for column, cells in columns.items():
+        read = list(table.column(column))
+        if column == "messages":
+            read = [json.loads(c) if isinstance(c, str) else list(c) for c in read]
+        assert [c or None for c in read] == cells, column
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_files_are_equal_at_each_call(name: str, tmp_path: Path) -> None:
+    counts = write_sample_folder(name, tmp_path / "a", 12)
+    assert counts == {"train": 12, "eval": 3}
+    write_sample_folder(name, tmp_path / "b", 12)
+    files = [
+        {p.relative_to(tmp_path / part): p.read_bytes() for p in (tmp_path / part).rglob("*.*")}
+        for part in "ab"
+    ]
+    assert files[0] == files[1]
+    assert len(files[0]) == 15 + 2 * (name in ("squares", "speech"))
+    table = read_table(str(tmp_path / "a/train"), DataOptions(train="x"), "train")
+    assert len(table.lines) == 12
+
+
+def test_the_list_and_refusals(adapterhub, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = adapterhub("sample")[1]
+    assert [line.split()[0] for line in out.splitlines()] == list(SAMPLES)
+    assert (
+        next(csv.reader(io.StringIO(adapterhub("sample", "tickets", "--rows", "1")[1])))[0]
+        == "text"
+    )
+    Path("there.csv").touch()
+    for words, message in {
+        ("digts", "x"): "did you mean 'digits'",
+        ("digits",): "no folder for digits",
+        ("digits", "x", "--held-out"): "--held-out",
+        ("tickets", "there.csv"): "is already there",
+        ("tickets", "x.xml"): "PATH x.xml is of an unknown format",
+    }.items():
+        code, _, err = adapterhub("sample", *words)
+        assert (code, message in err) == (2, True), (words, err)
+    with pytest.raises(ConfigError, match="not a table"):
+        sample_table("digits")
+    with pytest.raises(ConfigError, match="not of files"):
+        write_sample_folder("tickets", tmp_path)
