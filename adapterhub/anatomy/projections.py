@@ -201,7 +201,8 @@ def _read(module: nn.Module) -> tuple[str, ...]:
     Functions that receive `self` are followed. So are names for an attribute, as in
     `q = self.q_proj`, and arguments that pass it on.
     """
-    return _read_by(type(module), _method(type(module), "forward"))
+    # mypy takes the hash of an instance for the hash of its class.
+    return _read_by(type(module), _method(type(module), "forward"))  # type: ignore[arg-type]
 
 
 @lru_cache(1024)  # a model has few classes, and is read for each attachment
