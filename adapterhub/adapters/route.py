@@ -37,12 +37,13 @@ from adapterhub.hooks.composition import (
     Average,
     BatchPlan,
     Composition,
+    PrefixSpan,
+    TokenPlan,
     adapter_names,
     parse_composition,
 )
 from adapterhub.hooks.keyvalue import KeyValueSlot
 from adapterhub.hooks.prompt import PromptSlot
-from adapterhub.hooks.row_stacks import PrefixSpan, TokenPlan
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.site_module import (
     EmbeddingModule,

@@ -52,7 +52,7 @@ from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, SiteError
-from adapterhub.hooks.composition import BatchPlan, RowOrder
+from adapterhub.hooks.composition import BatchPlan, RowOrder, TokenPlan
 from adapterhub.hooks.keyvalue import (
     AttentionCall,
     JoinedPrefixes,
@@ -62,7 +62,7 @@ from adapterhub.hooks.keyvalue import (
     note_past,
 )
 from adapterhub.hooks.prompt import as_mask
-from adapterhub.hooks.row_stacks import StackedColumn, StackedRows, TokenPlan
+from adapterhub.hooks.rows import StackedColumn, StackedRows
 from adapterhub.hooks.slot import SUBLAYER_INPUT, first_input, put_slot, read_sublayer_input
 from adapterhub.methods.common.site_module import (
     ApartKeyValueModule,

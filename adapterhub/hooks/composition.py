@@ -314,6 +314,44 @@ class BatchPlan(RowOrder):
         return self.join(outputs, copies, dim)
 
 
+class PrefixSpan(NamedTuple):
+    """Tokens of a row that are virtual tokens of a prefix.
+
+    `key` is its module, `start` the first such token of the row, `first` its number in the prefix.
+    """
+
+    key: str
+    start: int
+    first: int
+    tokens: int
+
+
+class TokenPlan(BatchPlan):
+    """Assignment of the tokens of a packed row to compositions in one slot.
+
+    `spans` are the virtual tokens, in the slot of an attention.
+    """
+
+    def __init__(
+        self,
+        compositions: Sequence[Composition],
+        device: torch.device | str = "cpu",
+        spans: Sequence[PrefixSpan] = (),
+    ) -> None:
+        super().__init__(compositions, device)
+        self.spans = tuple(spans)
+
+    def copies(self, batch: int, where: str) -> int:
+        """Return 1: a packed row has the tokens of its plan.
+
+        Raises:
+            AttachError: the number of tokens differs.
+        """
+        if batch != self.rows:
+            raise AttachError(f"a packed row of {self.rows} tokens; {where} got {batch}")
+        return 1
+
+
 def _columns(groups: Sequence[Any]) -> tuple[tuple[str | None, ...], ...] | None:
     """Return the modules of groups by column: the first of each group, the second, and so on.
 

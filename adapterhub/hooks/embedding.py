@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.backbone import CHILD
-from adapterhub.hooks.row_stacks import TokenPlan
+from adapterhub.hooks.composition import TokenPlan
 from adapterhub.hooks.slot import Slot, put_slot
 from adapterhub.methods.common.ops import DeltaModule
 from adapterhub.methods.common.site_module import OutputModule

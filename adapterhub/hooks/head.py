@@ -41,7 +41,7 @@ from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import AppliedModules, BatchPlan, by_row, through
 from adapterhub.hooks.precision import hold_in_fp32
-from adapterhub.hooks.row_stacks import hooked
+from adapterhub.hooks.rows import hooked
 from adapterhub.hooks.slot import Mark, Slot, drop_slot, put_slot
 from adapterhub.methods.common.ops import padded
 

@@ -34,8 +34,7 @@ from adapterhub.anatomy.sites import Anatomy, FeatureSlice, Site
 from adapterhub.backbones.tensor_parallel import TensorParallel
 from adapterhub.backbones.weights import read_bias, reread_weight
 from adapterhub.errors import SiteError
-from adapterhub.hooks.composition import BatchPlan, RowOrder
-from adapterhub.hooks.row_stacks import PrefixSpan
+from adapterhub.hooks.composition import BatchPlan, PrefixSpan, RowOrder
 from adapterhub.hooks.slot import Mark, Slot
 from adapterhub.methods.common.site_module import (
     ApartKeyValueModule,

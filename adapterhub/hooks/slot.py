@@ -27,23 +27,22 @@ from adapterhub.hooks.composition import (
     ApplyModule,
     BatchPlan,
     ModelScope,
+    TokenPlan,
     as_before,
     by_row,
     current_entry,
     kept_values,
     through,
 )
-from adapterhub.hooks.row_stacks import (
+from adapterhub.hooks.rows import (
     BankPlace,
     Banks,
-    RowStacks,
     StackedColumn,
     StackedRows,
-    TokenPlan,
-    by_rows,
+    Wanted,
     from_banks,
+    from_modules,
     global_hooks,
-    pays,
     places_of,
 )
 from adapterhub.hooks.token_positions import Chosen, as_states, chosen_tokens
@@ -93,7 +92,6 @@ class Slot(nn.Module):
         self.banks = Banks()  # banks of constant modules
         self.patch = Patch()  # changes of the model that the slot requires
         self.input_host: str | None = None
-        self.stacks = RowStacks()
         self.traced: dict[str, Any] = {}  # values that hooks share in a compiled model
 
     @property
@@ -121,7 +119,6 @@ class Slot(nn.Module):
         """Remove an inactive module."""
         del self._modules[key], self.sites[key]
         self.banks.remove(key)
-        self.stacks.clear()
 
     def hold(self, key: str, host: nn.Module) -> BankPlace:
         """Declare a module constant, with the weight of the host if the module reads it.
@@ -165,9 +162,7 @@ class Slot(nn.Module):
             return plan.run(apply, y, others, dim, self.where())
         return through(keys, y, lambda key, y: apply(key, y, *others))
 
-    def stacked(
-        self, y: Tensor, dim: int = 0, wanted: Callable[[SiteModule, Site], bool] = _any
-    ) -> list[StackedRows] | None:
+    def stacked(self, y: Tensor, dim: int = 0, wanted: Wanted = _any) -> list[StackedRows] | None:
         """Return the modules of each row of this call as stacks, in order of application.
 
         `wanted(module, site)` tells whether to compute modules of a kind now. Returns: None if
@@ -181,19 +176,10 @@ class Slot(nn.Module):
         if y.shape[dim] % plan.rows:
             plan.copies(y.shape[dim], self.where())  # raises an error with the expected number
         banked = self.banks.banked
-        if banked.places and not torch.is_grad_enabled():
-            places = places_of(banked, plan)
-            if places is not None:
-                return from_banks(banked, plan, places, y, wanted)
-        modules: Any = tuple(
-            tuple(None if key is None else self.placed(key) for key in column)
-            for column in plan.columns
-        )
-        columns = self.stacks.columns(plan.columns, modules, self.sites, y)
-        if columns is None or not all(pays(each, plan, y) for each in columns):
-            return None
-        some = [each for each in columns if wanted(each.example, each.site)]
-        return [by_rows(each, plan.group_of_row) for each in some]
+        places = None if torch.is_grad_enabled() else places_of(banked, plan)
+        if places is None:
+            return from_modules(plan, self.placed, self.sites, y, wanted)
+        return from_banks(banked, plan, places, y, wanted)
 
     def where(self) -> str:
         """Return the id of the site, for messages."""

@@ -1,4 +1,7 @@
-"""Modules that nobody changes, in banks: equal to calls of each, whatever comes and goes."""
+"""Modules of a batch's rows as stacks: equal to calls of each, and never older than the modules.
+
+The first tests hold the adapters, whose modules are in banks; the last ones do not.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.route import PackedRoutes, TokenRun
-from adapterhub.hooks import row_stacks
-from adapterhub.hooks.row_stacks import ROOM
+from adapterhub.hooks import rows as stacks
+from adapterhub.hooks.rows import ROOM
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods.common.ops import constant_form
 from tests.kit import tiny_models
@@ -117,9 +121,9 @@ def test_each_method_alone_and_beside_others(method):
     assert_same(model, ["a2", "a0", "a1", ("a2", "a0"), ("a1", "a2")])
 
 
-def test_no_module_is_called_or_compared(monkeypatch):
+def test_no_held_module_is_called_or_stacked_again(monkeypatch):
     model = held()
-    monkeypatch.setattr(row_stacks, "Snapshot", None)
+    monkeypatch.setattr("adapterhub.hooks.slot.from_modules", None)
     rows = [n for n, m in zip(ah.adapters(model), METHODS, strict=True) if "prompt" not in m]
     for adapter in ah.adapters(model).values():
         for placed in adapter.placed if adapter.name in rows else ():
@@ -184,7 +188,7 @@ def test_a_change_counts_once_it_is_held_again():
     assert_same(model, rows)
 
 
-def test_a_batch_with_a_module_that_may_change_compares_all():
+def test_a_module_that_may_change_is_read_in_each_call():
     model = held(methods=METHODS[:2])
     tiny_models.scramble(ah.attach(model, "lora(rank=3)", name="free"), seed=5)
     rows = ["a0", "free", "a1"]
@@ -260,7 +264,7 @@ def test_a_wide_module_that_has_left_leaves_its_width():
 
 
 def test_modules_of_very_different_sizes_have_banks_of_their_own(monkeypatch):
-    monkeypatch.setattr("adapterhub.hooks.row_stacks.SMALL", 64)
+    monkeypatch.setattr("adapterhub.hooks.rows.SMALL", 64)
     model = held(methods=("lora(rank=1)", "lora(rank=30)", "lora(rank=28)"))
     assert {len(slot.banks.banked.banks) for slot in slots(model)} == {2}
     assert_same(model, ["a2", "a0", "a1", None])
@@ -273,9 +277,11 @@ def test_networks_of_other_activations_have_a_bank_of_their_own():
 
 
 def test_large_modules_are_called(monkeypatch):
-    monkeypatch.setattr(row_stacks, "LARGEST", 10)
-    model = held()
-    assert_same(model, list(ah.adapters(model)))
+    monkeypatch.setattr(stacks, "LARGEST", 10)
+    assert_same(held(), [f"a{n}" for n in range(len(METHODS))])
+    for model in (held(methods=PAIRS["lora"]), free()):
+        assert_same(model, ["a0", "a1", "a0"])
+        assert not stacked_slots(model, ["a0", "a1", "a0"])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -370,3 +376,156 @@ def test_random_histories(history):
             rows = [*there, None, *there]
             start = number % len(rows)
             assert_same(model, rows[start:] + rows[:start])
+
+
+# Two adapters of each kind, of different sizes where there is one.
+PAIRS = {
+    "lora": ("lora(rank=2)", "lora(rank=5, alpha=3)"),
+    "lora and pissa": ("lora(rank=5)", "pissa(rank=3)"),
+    "pfeiffer": ("pfeiffer(size=3)", "pfeiffer(size=6, scale=2.0)"),
+    "block": ("pfeiffer(size=3, source=block)", "pfeiffer(size=6, source=block)"),
+    "scaled-parallel": ("scaled-parallel(size=3)", "scaled-parallel(size=6)"),
+    "ia3": ("ia3", "ia3"),
+    "prefix": ("prefix(length=3)", "prefix(length=5)"),
+}
+ROWS = ["a1", "a0", None, "a1", "a0"]
+
+
+def free(pair="lora", architecture="bert"):
+    model = tiny_models.usual_model(architecture).eval()
+    for seed, method in enumerate(PAIRS[pair]):
+        tiny_models.scramble(ah.attach(model, method, name=f"a{seed}"), seed=seed)
+    return model
+
+
+def stacked_slots(model, rows=ROWS, grad=False):
+    """Count the results of a pass that are stacks."""
+    results, stacked = [], Slot.stacked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slot, "stacked", lambda *args: results.append(stacked(*args)) or results[-1])
+        routed(model, rows, grad)
+    return sum(map(bool, results))
+
+
+@long_table(("pair", "architecture"), list(itertools.product(PAIRS, ("bert", "gpt2", "t5"))), 2)
+def test_stacks_of_a_call_equal_groups(pair, architecture):
+    if pair == "block" and architecture != "bert":
+        return
+    model = free(pair, architecture)
+    assert_same(model, ROWS)
+    assert_same(model, [None, *ROWS[1:]])
+    biased = pair == "prefix" and architecture == "t5"
+    assert bool(stacked_slots(model)) != biased, "relative positions widen a bias, group by group"
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_gradients_equal_those_of_groups(pair):
+    model, gradients = free(pair), []
+    for run in (routed, by_groups):
+        run(model, ROWS, grad=True).square().sum().backward()
+        parameters = [p for a in ah.adapters(model).values() for p in a.parameters()]
+        gradients.append([p.grad.clone() for p in parameters if p.grad is not None])
+        for parameter in parameters:
+            parameter.grad = None
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+    assert stacked_slots(model, grad=True)
+
+
+def _through_numpy(module):
+    module.A.detach().numpy()[:] *= 3
+
+
+def _scale(module):
+    module.scale *= 3
+
+
+def _hook(module):
+    module.register_forward_hook(lambda module, inputs, y: 3 * y)
+
+
+def _pre_hook(module):
+    module.register_forward_pre_hook(lambda module, inputs: (3 * inputs[0], inputs[1]))
+
+
+def _forward(module):
+    module.forward = lambda x, y: 3 * y
+
+
+def _parametrize(module):
+    class Triple(nn.Module):
+        def forward(self, value):
+            return 3 * value
+
+    nn.utils.parametrize.register_parametrization(module, "A", Triple())
+
+
+def test_every_change_of_a_module_counts_in_an_open_route(subtests):
+    for change in (_through_numpy, _scale, _hook, _pre_hook, _forward, _parametrize):
+        with subtests.test(change=change):
+            model = free()
+            ids = tiny_models.batch(5, 9, seed=7)["input_ids"]
+            with torch.inference_mode(), ah.route(model, ROWS):
+                before = model(ids).logits
+                change(module_of(model))
+                after = model(ids).logits
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(Slot, "stacked", lambda *_: None)
+                    torch.testing.assert_close(after, model(ids).logits, atol=1e-5, rtol=1e-5)
+            assert not torch.allclose(after[1], before[1], atol=1e-4)
+            assert torch.allclose(after[0], before[0], atol=1e-5), "rows of the other adapter stay"
+
+
+def test_modules_of_different_kinds_are_computed_by_group():
+    model = free()
+    ah.attach(model, "dora(rank=2)", name="c")
+    ah.attach(model, "lora(rank=2, dropout=0.5)", name="d")
+    assert_same(model, ["c", "a0", None, "a1", "c"])
+    assert not stacked_slots(model, ["c", "a0", None, "a1", "c"])
+    dropped = ["d", "a0", None, "a1", "d"]
+    assert_same(model, dropped)
+    assert stacked_slots(model, dropped), "dropout is off in evaluation"
+    assert not stacked_slots(model.train(), dropped)
+
+
+def test_an_average_is_computed_by_group():
+    model, rows = free(), [ah.Average(["a0", "a1"]), "a0", None, "a1", "a0"]
+    assert_same(model, rows)
+    assert not stacked_slots(model, rows)
+
+
+def test_stacked_adapters_have_a_column_each():
+    model, rows = free(), [("a0", "a1"), "a0", None, "a1", ("a1", "a0")]
+    assert_same(model, rows)
+    assert stacked_slots(model, rows)
+
+
+def test_hooks_for_every_module_are_called():
+    model, called = free(), []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: called.append(type(module).__name__)
+    )
+    try:
+        routed(model, ROWS)
+    finally:
+        handle.remove()
+    assert "LoRALayer" in called
+
+
+def test_numbers_that_are_not_finite_stay_in_their_rows():
+    model = free()
+    before = routed(model, ROWS)
+    module_of(model).A.data.fill_(float("nan"))
+    after = routed(model, ROWS)
+    assert torch.isnan(after[1]).all()
+    assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
+
+
+def test_few_modules_for_many_rows_of_one_token_are_called(monkeypatch):
+    """Copies of the modules take longer than two calls, and less than copies of many tokens."""
+    model = free()
+    monkeypatch.setattr(stacks, "CALL", 0)
+    monkeypatch.setattr(stacks, "COPIES", 1)
+    assert not stacked_slots(model)
+    monkeypatch.setattr(stacks, "COPIES", 100)
+    assert stacked_slots(model)

@@ -1,36 +1,22 @@
-"""Modules of a slot as stacks: the rows of a batch in one product, each with its own module.
+"""Rows of a batch with a module each, computed as stacks: one product for the modules of a kind.
 
-A stack is kept for later calls and used while its modules are unchanged: the same objects with the
-same attributes and the same bytes in their tensors. Versions of tensors do not reflect changes
-through `.data` or numpy, so bytes are compared, which takes a fraction of the time of a product.
-Stacks with gradients, and stacks on other devices than the CPU, are made for each call.
+Constant modules (`Adapter.hold`) of a slot are in banks. A bank has the modules of one kind, each
+at its own place, with room for more. A batch gathers the modules of its rows by place, so a random
+mix of adapters does not need a new stack, and the rows of each kind are one product. Banks grow by
+doubling, reuse the places of removed modules, and shrink when few are taken. They are replaced as a
+whole, so that passes of other threads read a consistent state.
 
-Constant modules (`Adapter.hold`) are in banks, which are stacks of all such modules of one kind in
-a slot. A batch gathers its rows' modules by place, whatever its mix. With several kinds in a batch,
-the rows of each kind are one product.
+Other modules may change between calls, also through `.data` or numpy, which no version of a tensor
+shows. They are stacked for one call, if all rows have a module of one kind. This takes no longer
+than a comparison with an earlier stack.
 
-Banks: constant modules of a slot, stacked once for all batches.
-
-A bank has the modules of one kind, each at its own place, with room for more. A batch gathers the
-modules of its rows by place, so a random mix of adapters does not need a new stack. Banks grow by
-doubling, reuse the places of removed modules, and shrink when few are taken.
-
-The applied state is replaced as a whole, so that passes of other threads read a consistent state.
-
-Packed passes: one row with the tokens of several texts, each through its own adapter.
-
-In the slots of projections and sublayers, the tokens of the row replace the rows of a batch. The
-virtual tokens of prefixes and prompts are tokens of the row, at the front of their text: the keys
-and values of a prefix replace the backbone's keys and values there.
+Modules are called one after the other where copying them takes longer.
 """
 
 from __future__ import annotations
 
 import copy
-import ctypes
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -38,60 +24,19 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from adapterhub.anatomy.sites import Site
-from adapterhub.errors import AttachError
-from adapterhub.hooks.composition import BankRows, BatchPlan, Composition, RowOrder
+from adapterhub.hooks.composition import BankRows, BatchPlan, RowOrder
 from adapterhub.methods.common.ops import RowStack, declared_stack
 from adapterhub.methods.common.site_module import InputModule, SiteModule
 
-
-class PrefixSpan(NamedTuple):
-    """Tokens of a row that are virtual tokens of a prefix.
-
-    `key` is its module, `start` the first such token of the row, `first` its number in the prefix.
-    """
-
-    key: str
-    start: int
-    first: int
-    tokens: int
-
-
-class TokenPlan(BatchPlan):
-    """Assignment of the tokens of a packed row to compositions in one slot.
-
-    `spans` are the virtual tokens, in the slot of an attention.
-    """
-
-    def __init__(
-        self,
-        compositions: Sequence[Composition],
-        device: torch.device | str = "cpu",
-        spans: Sequence[PrefixSpan] = (),
-    ) -> None:
-        super().__init__(compositions, device)
-        self.spans = tuple(spans)
-
-    def copies(self, batch: int, where: str) -> int:
-        """Return 1: a packed row has the tokens of its plan.
-
-        Raises:
-            AttachError: the number of tokens differs.
-        """
-        if batch != self.rows:
-            raise AttachError(f"a packed row of {self.rows} tokens; {where} got {batch}")
-        return 1
-
-
-KEPT = 2  # stacks of one slot
-LARGEST = 1 << 24  # numbers of one stack: products of larger modules take longer than their calls
+LARGEST = 1 << 24  # copied numbers: products of larger modules take longer than their calls
 CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
+STACKING = 2  # calls of a module: the time of a stack that is made for one call
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_CONTENT = ("_parameters", "_buffers", "_modules")
-# For each column, the key or the module of each group; None if the group has none there.
-Keys: TypeAlias = tuple[tuple[str | None, ...], ...]
-Modules: TypeAlias = tuple[tuple[SiteModule | None, ...], ...]
+# The bank and the place of each group's module; None without one.
 Places: TypeAlias = tuple[tuple[int, int] | None, ...]
 _NOWHERE = (-1, -1)
+# Tells whether to compute modules of a kind now, from one of them and its site.
+Wanted: TypeAlias = Callable[[SiteModule, Site], bool]
 
 
 class StackedColumn(NamedTuple):
@@ -130,170 +75,47 @@ class StackedRows(NamedTuple):
         return self.order.join(pieces, copies, dim)
 
 
-class Snapshot:
-    """A snapshot of modules: attributes, hooks, children and tensors, on the CPU."""
+def from_modules(
+    plan: BatchPlan,
+    placed: Callable[[str], nn.Module],
+    sites: Mapping[str, Site],
+    y: Tensor,
+    wanted: Wanted,
+) -> list[StackedRows] | None:
+    """Stack the modules of each row of a plan for this call, by column.
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        parts = [part for module in modules for part in _parts(module)]
-        named = (vars(part) for part in parts)
-        content = (each for names in named for each in (names, *map(names.get, _CONTENT)) if each)
-        self.dicts: list[dict[str, Any]] = list(content)
-        self.values = list(_values(self.dicts))
-        self.hooks = [vars(part)[name] for part in parts for name in _HOOKS]
-        self.tensors = list(_tensors(modules))
-        self.layouts = list(map(_layout, self.tensors))
-        self.pointers = [tensor.data_ptr() for tensor in self.tensors]
-        self.sizes = [tensor.nbytes for tensor in self.tensors]
-        self.copies = [tensor.detach().clone() for tensor in self.tensors]
-        self.copied = [copy.data_ptr() for copy in self.copies]
-
-    def holds(self) -> bool:
-        """Return whether nothing has changed."""
-        return (
-            not any(self.hooks)
-            and sum(map(len, self.dicts)) == len(self.values)
-            and all(map(operator.is_, _values(self.dicts), self.values))
-            and list(map(_layout, self.tensors)) == self.layouts
-            and self._same_bytes()
-        )
-
-    def _same_bytes(self) -> bool:
-        if _MEMCMP is None:
-            return all(map(torch.equal, self.tensors, self.copies))
-        return not any(map(_MEMCMP, self.pointers, self.copied, self.sizes))
-
-
-def _values(dicts: Sequence[dict[str, Any]]) -> Iterator[Any]:
-    return chain.from_iterable(map(dict.values, dicts))
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _compare() -> Any:
-    """Return C's memcmp, which holds Python's lock here; None if it is not found."""
-    try:
-        compare = ctypes.PyDLL(None).memcmp
-    except (OSError, TypeError, AttributeError):
-        return None
-    compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    return compare
-
-
-_MEMCMP = _compare()
-
-
-class KeptStack(NamedTuple):
-    """The columns of a slot for some modules, in their compute dtype."""
-
-    modules: Modules
-    columns: list[StackedColumn]
-    snapshot: Snapshot
-
-    def fits(self, modules: Modules) -> bool:
-        """Return whether the columns match the current state of these modules."""
-        if self.modules != modules or _trained(self.snapshot.tensors):
-            return False
-        return self.snapshot.holds()
-
-
-class RowStacks:
-    """The stacks of one slot, by the keys of their modules."""
-
-    def __init__(self) -> None:
-        self.kept: dict[Any, KeptStack] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RowStacks:
-        return RowStacks()
-
-    def __reduce__(self) -> tuple[type[RowStacks], tuple[()]]:
-        return RowStacks, ()
-
-    def clear(self) -> None:
-        """Discard all stacks."""
-        self.kept = {}
-
-    def columns(
-        self,
-        keys: Keys,
-        modules: Modules,
-        sites: Mapping[str, Site],
-        y: Tensor,
-    ) -> list[StackedColumn] | None:
-        """Return modules as stacks, one for each column.
-
-        `keys` has one key of each group, or None, for each column; the modules change `y`.
-
-        Returns: None if they cannot be stacked: modules of different kinds, or with hooks.
-        """
-        dtype = _computed_in(y)
-        kept = self.kept.get((keys, dtype))
-        if kept is not None and kept.fits(modules):
-            return kept.columns
-        if not all(_of_one_kind(*column, sites) for column in zip(keys, modules, strict=True)):
-            return None  # checked first: a batch of different methods has some at every site
-        present = [module for column in modules for module in column if module is not None]
-        tensors = list(_tensors(present))
-        trained = _trained(tensors)
-        if any(map(hooked, present)) or not all(map(plain, tensors)):
+    `placed(key)` returns the module with a key. Returns: None if a column has modules of different
+    kinds or with hooks, or copying modules takes longer than calling them.
+    """
+    results, dtype, rows = [], _computed_in(y), plan.group_of_row
+    for column in plan.columns or ():
+        modules: dict[str, Any] = {key: placed(key) for key in column if key is not None}
+        key, example = next(iter(modules.items()))
+        stack_modules = declared_stack([*modules.values()])
+        kinds = {(each.training, *what_is_read(each, sites[k])) for k, each in modules.items()}
+        if stack_modules is None or len(kinds) > 1 or any(map(hooked, modules.values())):
             return None
-        # Before the stack is made, so that it detects concurrent changes by another thread.
-        with torch.inference_mode(False), torch.set_grad_enabled(trained):
-            snapshot = None if trained else _snapshot(present)
-            if snapshot is None:
-                made = list(_stacked(keys, modules, sites, dtype))
-                return made if len(made) == len(keys) else None
-        with torch.inference_mode(False), torch.no_grad():
-            made = list(_stacked(keys, modules, sites, dtype))
-        if len(made) < len(keys):
+        if not wanted(example, sites[key]):
+            continue
+        tensors = [list(_tensors(each)) for each in modules.values()]
+        if not all(plain(tensor) for some in tensors for tensor in some):
             return None
-        self._keep((keys, dtype), KeptStack(modules, made, snapshot))
-        return made
-
-    def _keep(self, name: tuple[Keys, torch.dtype | None], stack: KeptStack) -> None:
-        others = [(key, kept) for key, kept in self.kept.items() if key != name]
-        self.kept = dict([*others[1 - KEPT :], (name, stack)])
-
-
-def _stacked(
-    keys: Keys, modules: Modules, sites: Mapping[str, Site], dtype: torch.dtype | None
-) -> Iterator[StackedColumn]:
-    """Yield the stacks of columns, until one cannot be stacked."""
-    for names, column in zip(keys, modules, strict=True):
-        present = [module for module in column if module is not None]
-        largest = max(sum(t.numel() for t in _tensors([m])) for m in present)
-        stack_modules = declared_stack(present)
-        if stack_modules is None or largest * len(column) > LARGEST:
-            return
-        stack = stack_modules(column)
+        largest = max(sum(tensor.numel() for tensor in some) for some in tensors)
+        copied = largest * (len(column) + (0 if rows is None else plan.rows))
+        if not _pays(copied, len(plan.groups) - STACKING, y):
+            return None
+        stack = stack_modules([None if k is None else modules[k] for k in column])
         if stack is None:
-            return
-        place = next(sites[name] for name in names if name is not None)
-        yield StackedColumn(stack.cast(dtype) if dtype else stack, present[0], place)
+            return None
+        stack = stack if dtype is None else stack.cast(dtype)
+        stack = stack if rows is None else stack.at(rows)
+        results.append(StackedRows([StackedColumn(stack, example, sites[key])]))
+    return results
 
 
-def _of_one_kind(
-    names: Sequence[str | None], column: Sequence[SiteModule | None], sites: Mapping[str, Site]
-) -> bool:
-    """Return whether the modules of a column declare the same stack, place and inputs."""
-    present = [(n, m) for n, m in zip(names, column, strict=True) if n and m]
-    kinds = {(module.training, *what_is_read(module, sites[name])) for name, module in present}
-    return len(kinds) == 1 and declared_stack(column) is not None
-
-
-def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
-    """Return a snapshot of modules whose bytes can be compared."""
-    if all(t.device.type == "cpu" and t.is_contiguous() for t in _tensors(modules)):
-        return Snapshot(modules)
-    return None
-
-
-def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    for module in modules:
-        for part in _parts(module):
-            yield from (p for p in part._parameters.values() if p is not None)
-            yield from (b for b in part._buffers.values() if b is not None)
+def hooked(module: nn.Module) -> bool:
+    """Return whether a call of the module differs from its class's forward."""
+    return any(vars(part).get(name) for part in _parts(module) for name in (*_HOOKS, "forward"))
 
 
 def _parts(module: nn.Module) -> Iterable[nn.Module]:
@@ -301,15 +123,10 @@ def _parts(module: nn.Module) -> Iterable[nn.Module]:
     return module.modules() if module._modules else (module,)
 
 
-def _trained(tensors: Iterable[Tensor]) -> bool:
-    """Return whether any of the tensors requires gradients."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def hooked(module: nn.Module) -> bool:
-    """Return whether a call of the module differs from its class's forward."""
-    named = (vars(part) for part in _parts(module))
-    return any(names.get(name) for names in named for name in (*_HOOKS, "forward"))
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for part in _parts(module):
+        yield from (p for p in part._parameters.values() if p is not None)
+        yield from (b for b in part._buffers.values() if b is not None)
 
 
 def places_of(banked: BankedModules, plan: BatchPlan) -> list[Places] | None:
@@ -327,12 +144,11 @@ def from_banks(
     plan: BatchPlan,
     columns: Sequence[Places],
     y: Tensor,
-    wanted: Callable[[SiteModule, Site], bool],
+    wanted: Wanted,
 ) -> list[StackedRows] | None:
     """Gather the modules of each row of a plan from banks, by column.
 
-    `wanted(module, site)` tells whether to compute modules of a kind now. Returns: None if copying
-    modules takes longer than calling them.
+    Returns: None if copying modules takes longer than calling them.
     """
     found, dtype = [], _computed_in(y)
     for places in columns:
@@ -344,7 +160,7 @@ def from_banks(
                 parts.append(None)
                 continue
             copied = bank.stack.numbers * len(rows.places) if rows.modules > 1 else 0
-            if copied > min(LARGEST, CALL * rows.modules + COPIES * y.numel()):
+            if not _pays(copied, rows.modules, y):
                 return None
             stack = bank.at(rows)
             own = stack.tensors[0]
@@ -362,16 +178,9 @@ def _computed_in(y: Tensor) -> torch.dtype | None:
     return None if torch.is_autocast_enabled(y.device.type) else y.dtype
 
 
-def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:
-    """Return whether copying modules for their rows is faster than calling each of them."""
-    copied = column.stack.numbers * plan.rows
-    return plan.group_of_row is None or copied < CALL * len(plan.groups) + COPIES * y.numel()
-
-
-def by_rows(column: StackedColumn, rows: Tensor | None) -> StackedRows:
-    """Expand a column of groups' modules to rows; `rows[i]` is the group of row i."""
-    own = column if rows is None else column._replace(stack=column.stack.at(rows))
-    return StackedRows([own])
+def _pays(copied: int, modules: int, y: Tensor) -> bool:
+    """Return whether copying so many numbers is faster than calling so many modules."""
+    return copied <= min(LARGEST, CALL * modules + COPIES * y.numel())
 
 
 def global_hooks() -> bool:
@@ -570,7 +379,7 @@ class Banks:
 def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
     """Return the kind shared by the modules of one bank; None for a module that is not stacked."""
     stack_modules = declared_stack([form])
-    tensors: list[Tensor] = [*form.parameters(), *form.buffers()]
+    tensors = list(_tensors(form))
     if stack_modules is None or not all(map(plain, tensors)):
         return None
     size, alike = sum(tensor.numel() for tensor in tensors), SMALL
