@@ -529,8 +529,8 @@ class Adapter:
     def hold(self) -> HeldModules:
         """Declare that the modules and the backbone's weights no longer change.
 
-        Routes then skip comparisons, and compute modules of different methods together. Call it
-        again after a change.
+        Routes then read them from stacks, which are otherwise made in each call, and compute
+        modules of different methods together. Call it again after a change.
         """
         held = [
             slot.hold(key, self.model.get_submodule(slot.sites[key].host))

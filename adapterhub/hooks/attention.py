@@ -417,8 +417,8 @@ def watch_products(host: nn.Module, slot: KeyValueSlot, batch_dim: int) -> None:
     `batch_dim` is the dimension of the batch in the module's input.
     """
     slot.batch_dim = batch_dim
-    slot.patch.hook(host.register_forward_pre_hook, _begin, with_kwargs=True)
-    slot.patch.hook(host.register_forward_hook, _end, always_call=True)
+    slot.hook(host.register_forward_pre_hook, _begin, with_kwargs=True)
+    slot.hook(host.register_forward_hook, _end, always_call=True)
 
 
 def _begin(host: nn.Module, args: Arguments, kwargs: dict[str, Any]) -> None:
@@ -478,7 +478,7 @@ def keyvalue_slot(
     positions = isinstance(module, PrefixModule) and module.positions
     if positions and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))
-        slot.patch.hook(host.register_forward_pre_hook, note_past, with_kwargs=True)
+        slot.hook(host.register_forward_pre_hook, note_past, with_kwargs=True)
     return slot
 
 
@@ -561,11 +561,11 @@ def _attend_together(
     attend: Callable[..., Any], module: nn.Module, slot: KeyValueSlot, call: AttentionCall
 ) -> Any:
     """Call the backbone's attention over the prefixes of each row and keys, in one softmax."""
-    keys, plan, _ = slot.applied
+    composition, plan = slot.composition, slot.plan
     if isinstance(plan, TokenPlan):
         return slot.with_virtual_tokens(call, plan.spans).run(attend, module)
-    if plan is None or len(plan.groups) == 1:
-        return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
+    if plan is None or composition is not None:
+        return _attend(attend, module, slot, composition, call)
     biased = call.options.get("position_bias") is not None
     columns = None if biased else slot.stacked(call.query)
     if columns is not None and len(columns) == 1:

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from adapterhub.errors import AttachError
 
 Composition: TypeAlias = Union[str, tuple["Composition", ...], "Average"]
-ApplyModule: TypeAlias = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -124,25 +123,6 @@ def localize(composition: Composition, keys: Mapping[str, tuple[str, ...]]) -> C
     inner = (localize(part, keys) for part in composition)
     # Nested stacks become one stack, so that equal rows compare equal.
     return tuple(p for part in inner for p in (part if isinstance(part, tuple) else (part,)))
-
-
-def through(composition: Composition, y: Tensor, apply: Callable[[str, Tensor], Tensor]) -> Tensor:
-    """Pass y through a composition of modules.
-
-    `apply(key, y)` applies the module of one key.
-
-    Returns:
-        y', like y.
-    """
-    if isinstance(composition, str):
-        return apply(composition, y)
-    if isinstance(composition, Average):
-        pairs = zip(composition.parts, composition.weights, strict=True)
-        terms = [weight * through(part, y, apply) for part, weight in pairs]
-        return sum(terms[1:], terms[0])
-    for part in composition:
-        y = through(part, y, apply)
-    return y
 
 
 class RowOrder:
@@ -291,27 +271,6 @@ class BatchPlan(RowOrder):
                 "relative positions): adapt other sites there",
             )
         return batch // self.rows
-
-    def run(
-        self, apply: ApplyModule, y: Tensor, others: Sequence[Any], dim: int, where: str
-    ) -> Tensor:
-        """Pass each row of y through its composition.
-
-        `apply(key, y, *others) -> y'` applies the module of one key; tensors among `others` have
-        the rows of y. `where` is the site, for messages.
-
-        Returns:
-            y', like y.
-        """
-        if len(self.groups) == 1:
-            return through(self.groups[0], y, lambda key, y: apply(key, y, *others))
-        copies = self.copies(y.shape[dim], where)
-        split = [self.split(tensor, copies, dim) for tensor in (y, *others)]
-        outputs = [
-            through(group, rows, lambda key, y, rest=rest: apply(key, y, *rest))  # type: ignore[misc]
-            for group, rows, *rest in zip(self.groups, *split, strict=True)
-        ]
-        return self.join(outputs, copies, dim)
 
 
 class PrefixSpan(NamedTuple):

@@ -126,6 +126,6 @@ def embedding_slot(host: nn.Module) -> EmbeddingSlot:
     if not isinstance(slot, EmbeddingSlot):
         slot = EmbeddingSlot()
         put_slot(host, slot)
-        slot.patch.hook(host.register_forward_pre_hook, mask_new_ids)
-        slot.patch.hook(host.register_forward_hook, change_embeddings)
+        slot.hook(host.register_forward_pre_hook, mask_new_ids)
+        slot.hook(host.register_forward_hook, change_embeddings)
     return slot

@@ -39,10 +39,10 @@ from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import SiteError
-from adapterhub.hooks.composition import AppliedModules, BatchPlan, by_row, through
+from adapterhub.hooks.composition import AppliedModules, BatchPlan, by_row
 from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.rows import hooked
-from adapterhub.hooks.slot import Mark, Slot, drop_slot, put_slot
+from adapterhub.hooks.slot import Mark, Slot, drop_slot, put_slot, through
 from adapterhub.methods.common.ops import padded
 
 _POOLING = "_adapterhub_pooling_slot"
@@ -167,9 +167,9 @@ class HeadPooling:
         if not isinstance(slot, PoolingSlot):
             slot = PoolingSlot(tuple(inspect.signature(self.model.forward).parameters))
             put_slot(self.model, slot)
-            slot.patch.hook(self.model.register_forward_pre_hook, _keep_mask, with_kwargs=True)
-            slot.patch.hook(Mark, self.base, _POOLING, slot)
-            slot.patch.hook(self.base.register_forward_hook, _pool_output)
+            slot.hook(self.model.register_forward_pre_hook, _keep_mask, with_kwargs=True)
+            slot.hook(Mark, self.base, _POOLING, slot)
+            slot.hook(self.base.register_forward_hook, _pool_output)
         slot.add(self.key, Site(_SITE, "head", None, "pooling", "mix", "", 0, 0), Pool(self.how))
 
     def eject(self) -> None:
@@ -347,7 +347,7 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
     if not isinstance(slot, VariantSlot):
         slot = VariantSlot(path)
         put_slot(host, slot)
-        slot.patch.hook(host.register_forward_hook, call_variants, with_kwargs=True)
+        slot.hook(host.register_forward_hook, call_variants, with_kwargs=True)
     if not any(each is user for each in slot.users):
         slot.users.append(user)
     return slot

@@ -365,11 +365,11 @@ def follow_padding(anatomy: Anatomy, site: Site, slot: KeyValueSlot) -> None:
     for end in range(len(names)):
         around = model.get_submodule(".".join(names[:end]))
         if "attention_mask" in inspect.signature(around.forward).parameters:
-            slot.patch.hook(Mark, around, _AROUND, slot)
-            slot.patch.hook(around.register_forward_pre_hook, _keep_mask, with_kwargs=True)
-            slot.patch.hook(around.register_forward_hook, _forget_mask, always_call=True)
-    slot.patch.hook(Mark, root, _BEHIND, slot)
-    slot.patch.hook(root.register_forward_pre_hook, _start_behind_padding, with_kwargs=True)
+            slot.hook(Mark, around, _AROUND, slot)
+            slot.hook(around.register_forward_pre_hook, _keep_mask, with_kwargs=True)
+            slot.hook(around.register_forward_hook, _forget_mask, always_call=True)
+    slot.hook(Mark, root, _BEHIND, slot)
+    slot.hook(root.register_forward_pre_hook, _start_behind_padding, with_kwargs=True)
 
 
 def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def layer_slot(anatomy: Anatomy, host: str) -> LayerSlot:
     slot = LayerSlot(anatomy.family.batch_dim, query_stream)
     # Before other hooks: a mix keeps the new output of a layer.
     change: Any = change_layer
-    slot.patch.hook(layer.register_forward_hook, change, prepend=True, with_kwargs=True)
+    slot.hook(layer.register_forward_hook, change, prepend=True, with_kwargs=True)
     put_slot(layer, slot)
     return slot
 
@@ -147,7 +147,7 @@ def input_slot(anatomy: Anatomy, host: str) -> LayerSlot:
         slot.takes_input = True
         layer, change = anatomy.model.get_submodule(host), enter_layer
         # Before other hooks: a mix keeps the new input.
-        slot.patch.hook(layer.register_forward_pre_hook, change, prepend=True, with_kwargs=True)
+        slot.hook(layer.register_forward_pre_hook, change, prepend=True, with_kwargs=True)
     return slot
 
 
@@ -214,10 +214,10 @@ def mix_slot(anatomy: Anatomy, site: Site) -> LayerSlot:
     numbers = range(slot.mixed)
     layers = [anatomy.model.get_submodule(f"{above}.{number}") for number in numbers]
     for n, layer in enumerate(layers, start=1):
-        slot.patch.hook(Mark, layer, _MIX, (slot, n))
-    slot.patch.hook(layers[0].register_forward_pre_hook, keep_input, with_kwargs=True)
+        slot.hook(Mark, layer, _MIX, (slot, n))
+    slot.hook(layers[0].register_forward_pre_hook, keep_input, with_kwargs=True)
     for layer in layers[:-1]:
-        slot.patch.hook(layer.register_forward_hook, keep_output)
+        slot.hook(layer.register_forward_hook, keep_output)
     return slot
 
 

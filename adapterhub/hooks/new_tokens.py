@@ -68,7 +68,7 @@ def row_slot(host: nn.Module) -> RowSlot:
     if not isinstance(slot, RowSlot):
         slot = RowSlot()
         put_slot(host, slot)
-        slot.patch.hook(host.register_forward_hook, score_rows)
+        slot.hook(host.register_forward_hook, score_rows)
     return slot
 
 

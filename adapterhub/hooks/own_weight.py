@@ -29,8 +29,8 @@ from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError
-from adapterhub.hooks.composition import BatchPlan, through
-from adapterhub.hooks.slot import Slot, first_input, put_slot
+from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.slot import Slot, first_input, put_slot, through
 from adapterhub.methods.common.expert_rows import (
     EveryExpert,
     ExpertRows,
@@ -68,9 +68,8 @@ class HeldWeightSlot(Slot):
         Returns:
             The host's output.
         """
-        plan = self.plan
-        if plan is None or len(plan.groups) == 1:
-            composition = self.keys if plan is None else plan.groups[0]
+        composition, plan = self.composition, self.plan
+        if plan is None or composition is not None:
             return self.compute(host, function, composition, args, named)
         copies = plan.copies(first_input(tuple(args), named).shape[0], self.where())
         outputs = []

@@ -85,9 +85,9 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         counts=not anatomy.family.positions_follow_mask,
         reads_ids=pooled or padding_idx is not None or table is not None,
     )
-    slot.patch.hook(root.register_forward_pre_hook, add_prompt, with_kwargs=True)
+    slot.hook(root.register_forward_pre_hook, add_prompt, with_kwargs=True)
     # Before other hooks: a pooling reads only the caller's tokens.
-    slot.patch.hook(root.register_forward_hook, strip_prompt, prepend=True, with_kwargs=True)
+    slot.hook(root.register_forward_hook, strip_prompt, prepend=True, with_kwargs=True)
     if pooled:
         _before(model, slot, hide_ids)
     if feeds_decoder:
@@ -136,12 +136,12 @@ def _mark(hook: Any) -> str:
 
 def _before(module: nn.Module, slot: PromptSlot, hook: Any) -> None:
     slot.patch.override(module, _mark(hook), slot)
-    slot.patch.hook(module.register_forward_pre_hook, hook, with_kwargs=True)
+    slot.hook(module.register_forward_pre_hook, hook, with_kwargs=True)
 
 
 def _after(module: nn.Module, slot: PromptSlot, hook: Any) -> None:
     slot.patch.override(module, _mark(hook), slot)
-    slot.patch.hook(module.register_forward_hook, hook)
+    slot.hook(module.register_forward_hook, hook)
 
 
 def hide_ids(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -272,9 +272,9 @@ def watch_around(model: PreTrainedModel, host: str, slot: PromptSlot) -> None:
     for end in range(len(parts)):
         module = model.get_submodule(".".join(parts[:end]))
         if set(inspect.signature(module.forward).parameters) >= _TEXT:
-            slot.patch.hook(Mark, module, _AROUND, slot)
-            slot.patch.hook(module.register_forward_pre_hook, extend_around, with_kwargs=True)
-            slot.patch.hook(module.register_forward_hook, forget_around, always_call=True)
+            slot.hook(Mark, module, _AROUND, slot)
+            slot.hook(module.register_forward_pre_hook, extend_around, with_kwargs=True)
+            slot.hook(module.register_forward_hook, forget_around, always_call=True)
 
 
 def extend_around(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

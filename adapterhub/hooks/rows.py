@@ -16,7 +16,7 @@ Modules are called one after the other where copying them takes longer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,12 +26,11 @@ from torch.nn.modules import module as torch_module
 from adapterhub.anatomy.sites import Site
 from adapterhub.hooks.composition import BankRows, BatchPlan, RowOrder
 from adapterhub.methods.common.ops import RowStack, declared_stack
-from adapterhub.methods.common.site_module import InputModule, SiteModule
+from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule
 
 LARGEST = 1 << 24  # copied numbers: products of larger modules take longer than their calls
 CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
 STACKING = 2  # calls of a module: the time of a stack that is made for one call
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # The bank and the place of each group's module; None without one.
 Places: TypeAlias = tuple[tuple[int, int] | None, ...]
 _NOWHERE = (-1, -1)
@@ -93,17 +92,15 @@ def from_modules(
         key, example = next(iter(modules.items()))
         stack_modules = declared_stack([*modules.values()])
         kinds = {(each.training, *what_is_read(each, sites[k])) for k, each in modules.items()}
-        if stack_modules is None or len(kinds) > 1 or any(map(hooked, modules.values())):
+        if stack_modules is None or len(kinds) > 1:
             return None
         if not wanted(example, sites[key]):
             continue
-        tensors = [list(_tensors(each)) for each in modules.values()]
-        if not all(plain(tensor) for some in tensors for tensor in some):
-            return None
-        largest = max(sum(tensor.numel() for tensor in some) for some in tensors)
-        copied = largest * (len(column) + (0 if rows is None else plan.rows))
-        if not _pays(copied, len(plan.groups) - STACKING, y):
-            return None
+        copies = 2 * len(column) + (0 if rows is None else plan.rows)
+        for module in modules.values():
+            numbers = _numbers(module)
+            if numbers is None or not _pays(numbers * copies, len(plan.groups) - STACKING, y):
+                return None
         stack = stack_modules([None if k is None else modules[k] for k in column])
         if stack is None:
             return None
@@ -115,18 +112,26 @@ def from_modules(
 
 def hooked(module: nn.Module) -> bool:
     """Return whether a call of the module differs from its class's forward."""
-    return any(vars(part).get(name) for part in _parts(module) for name in (*_HOOKS, "forward"))
+    return _numbers(module) is None
 
 
-def _parts(module: nn.Module) -> Iterable[nn.Module]:
-    """Return a module and its submodules, if any."""
-    return module.modules() if module._modules else (module,)
+def _numbers(module: nn.Module) -> int | None:
+    """Count the values of a module that can be in a stack.
 
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    for part in _parts(module):
-        yield from (p for p in part._parameters.values() if p is not None)
-        yield from (b for b in part._buffers.values() if b is not None)
+    Returns: None if it has hooks, a forward of its own, or tensors of other kinds.
+    """
+    numbers, parts = 0, [module]
+    for part in parts:  # without the iterators of torch, since it runs in each call
+        own = vars(part)
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+            return None
+        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if tensor is not None:
+                if not plain(tensor):
+                    return None
+                numbers += tensor.numel()
+        parts += [child for child in own["_modules"].values() if child is not None]
+    return numbers
 
 
 def places_of(banked: BankedModules, plan: BatchPlan) -> list[Places] | None:
@@ -379,10 +384,9 @@ class Banks:
 def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
     """Return the kind shared by the modules of one bank; None for a module that is not stacked."""
     stack_modules = declared_stack([form])
-    tensors = list(_tensors(form))
-    if stack_modules is None or not all(map(plain, tensors)):
+    size, alike = _numbers(form), SMALL
+    if stack_modules is None or size is None:
         return None
-    size, alike = sum(tensor.numel() for tensor in tensors), SMALL
     while alike < size:
         alike *= _ALIKE
     return stack_modules, alike, *what_is_read(form, site)
@@ -390,8 +394,9 @@ def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:
 
 def what_is_read(module: SiteModule, site: Site) -> tuple[object, ...]:
     """Return the inputs of a module and their place, which modules of one stack share."""
-    read = (getattr(module, "source", None), getattr(module, "positions", None))
-    return isinstance(module, InputModule), *read, site.part, site.input_host
+    is_output = isinstance(module, OutputModule)
+    read = module.source if is_output else getattr(module, "positions", None)
+    return is_output, isinstance(module, InputModule), read, site.part, site.input_host
 
 
 def plain(tensor: Tensor) -> bool:

@@ -24,15 +24,15 @@ from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (
     NO_MODULES,
     AppliedModules,
-    ApplyModule,
+    Average,
     BatchPlan,
+    Composition,
     ModelScope,
     TokenPlan,
     as_before,
     by_row,
     current_entry,
     kept_values,
-    through,
 )
 from adapterhub.hooks.rows import (
     BankPlace,
@@ -120,6 +120,10 @@ class Slot(nn.Module):
         del self._modules[key], self.sites[key]
         self.banks.remove(key)
 
+    def hook(self, register: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Register a hook, or a mark, that is removed with the slot."""
+        self.patch.hook(register, *args, **options)
+
     def hold(self, key: str, host: nn.Module) -> BankPlace:
         """Declare a module constant, with the weight of the host if the module reads it.
 
@@ -148,7 +152,15 @@ class Slot(nn.Module):
         """Remove and return a value that an earlier hook of the same forward pass kept."""
         return kept_values(self).pop(name, default)
 
-    def run(self, apply: ApplyModule, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
+    @property
+    def composition(self) -> Any:
+        """The keys of this call as one composition for all rows; None: the plan has several."""
+        keys, plan, _ = self.applied
+        if plan is None:
+            return keys
+        return plan.groups[0] if len(plan.groups) == 1 else None
+
+    def run(self, apply: Callable[..., Tensor], y: Tensor, *others: Any, dim: int = 0) -> Tensor:
         """Pass y through the active modules, one after the other or according to the plan.
 
         `apply(key, y, *others) -> y'` applies the module of one key; tensors among `others` have
@@ -156,11 +168,20 @@ class Slot(nn.Module):
 
         Returns:
             y', like y.
+
+        Raises:
+            AttachError: the rows of y are not a multiple of the plan's.
         """
-        keys, plan, _ = self.applied
-        if plan is not None:
-            return plan.run(apply, y, others, dim, self.where())
-        return through(keys, y, lambda key, y: apply(key, y, *others))
+        composition, plan = self.composition, self.plan
+        if plan is None or composition is not None:
+            return through(composition, y, lambda key, y: apply(key, y, *others))
+        copies = plan.copies(y.shape[dim], self.where())
+        split = [plan.split(tensor, copies, dim) for tensor in (y, *others)]
+        outputs = [
+            through(group, rows, lambda key, y, rest=rest: apply(key, y, *rest))  # type: ignore[misc]
+            for group, rows, *rest in zip(plan.groups, *split, strict=True)
+        ]
+        return plan.join(outputs, copies, dim)
 
     def stacked(self, y: Tensor, dim: int = 0, wanted: Wanted = _any) -> list[StackedRows] | None:
         """Return the modules of each row of this call as stacks, in order of application.
@@ -201,6 +222,25 @@ class Slot(nn.Module):
         return self.__dict__ | {"traced": {}}
 
 
+def through(composition: Composition, y: Tensor, apply: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """Pass y through a composition of modules.
+
+    `apply(key, y)` applies the module of one key.
+
+    Returns:
+        y', like y.
+    """
+    if isinstance(composition, str):
+        return apply(composition, y)
+    if isinstance(composition, Average):
+        pairs = zip(composition.parts, composition.weights, strict=True)
+        terms = [weight * through(part, y, apply) for part, weight in pairs]
+        return sum(terms[1:], terms[0])
+    for part in composition:
+        y = through(part, y, apply)
+    return y
+
+
 def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Store the input of a sublayer for the slots that read it: a forward pre-hook."""
     for slot in getattr(module, _SUBLAYER_MARK, ()):  # None: another thread has removed it
@@ -222,9 +262,9 @@ def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
         return
     slot.input_host = path
     module = model.get_submodule(path)
-    slot.patch.hook(Mark, module, _SUBLAYER_MARK, slot)
+    slot.hook(Mark, module, _SUBLAYER_MARK, slot)
     # Before all other pre-hooks, which may change the input.
-    slot.patch.hook(module.register_forward_pre_hook, capture_input, prepend=True)
+    slot.hook(module.register_forward_pre_hook, capture_input, prepend=True)
 
 
 def put_slot(host: nn.Module, slot: Slot) -> None:
@@ -509,8 +549,8 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
     slot.norms = [None if path is None else model.get_submodule(path) for path in norms]
     if stream.input_host is not None:
         module = model.get_submodule(stream.input_host)
-        slot.patch.hook(Mark, module, _STREAM, slot)
-        slot.patch.hook(module.register_forward_pre_hook, capture_residual, prepend=True)
+        slot.hook(Mark, module, _STREAM, slot)
+        slot.hook(module.register_forward_pre_hook, capture_residual, prepend=True)
 
 
 def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0) -> OutputSlot:
@@ -530,16 +570,16 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
             slot.boundary = parallel.boundary(site.host, site.d_out)
         put_slot(host, slot)
         if is_projection(host):
-            slot.patch.hook(host.register_forward_hook, call_slot)
+            slot.hook(host.register_forward_hook, call_slot)
         else:
-            slot.patch.hook(host.register_forward_hook, call_slot_of_block, with_kwargs=True)
+            slot.hook(host.register_forward_hook, call_slot_of_block, with_kwargs=True)
     if isinstance(module, InputModule) and site.part is not None:
         if site.part not in slot.parts_with_input:
             read_weight(host)  # raises if unreadable; each forward pass reads a part of it
             slot.parts_with_input.append(site.part)
     elif isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
-        slot.patch.hook(host.register_forward_pre_hook, call_slot_before)
+        slot.hook(host.register_forward_pre_hook, call_slot_before)
     read_sublayer_input(model, slot, site.input_host)
     reads_stream = isinstance(module, OutputModule) and module.source in STREAM
     if site.stream and reads_stream and not slot.norms:

@@ -25,10 +25,9 @@ from adapterhub.anatomy.backbone import CHILD, copy_with, parameter_at
 from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError, SiteError
-from adapterhub.hooks.composition import through
 from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot
 from adapterhub.hooks.own_weight import HeldWeightSlot, override_forward
-from adapterhub.hooks.slot import Slot, put_slot
+from adapterhub.hooks.slot import Slot, put_slot, through
 from adapterhub.methods.common.ops import DeltaModule
 from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule
 
@@ -210,7 +209,7 @@ def matrix_slot(model: nn.Module, site: Site, module: SiteModule) -> Slot:
     if not isinstance(slot, MatrixSlot):
         slot = MatrixSlot()
         override_forward(host, slot.patch)
-        slot.patch.hook(host.register_forward_pre_hook, keep_hooked)
+        slot.hook(host.register_forward_pre_hook, keep_hooked)
         put_slot(host, slot)
     return slot
 

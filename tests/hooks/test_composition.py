@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (
+    AppliedModules,
     Average,
     BatchPlan,
     adapter_names,
@@ -14,8 +17,8 @@ from adapterhub.hooks.composition import (
     is_stack,
     localize,
     parse_composition,
-    through,
 )
+from adapterhub.hooks.slot import Slot, through
 
 STEPS = {"double": lambda y: 2 * y, "increment": lambda y: y + 1}
 
@@ -70,6 +73,13 @@ def test_localizing_replaces_adapters_by_their_modules_at_a_site():
     assert localize(Average(["missing"]), keys) == ()
 
 
+def run(plan, step, y, *others, dim=0):
+    slot = Slot()
+    slot.active = AppliedModules(("a",), plan)
+    slot.sites["a"] = SimpleNamespace(id="attn.q")
+    return slot.run(step, y, *others, dim=dim)
+
+
 def test_each_row_passes_through_its_own_composition():
     plan = BatchPlan(["double", (), "increment", "double"])
     assert plan.groups == ("double", (), "increment")
@@ -79,14 +89,14 @@ def test_each_row_passes_through_its_own_composition():
     def step(key, y, offset):
         return apply(key, y) + offset
 
-    output = plan.run(step, y, [offsets], dim=0, where="here")
+    output = run(plan, step, y, offsets)
     assert output.tolist() == [[12.0], [2.0], [34.0], [48.0]]
 
 
 def test_rows_can_be_in_another_dimension():
     plan = BatchPlan(["double", "increment"])
     y = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    output = plan.run(apply, y, [], dim=1, where="here")
+    output = run(plan, apply, y, dim=1)
     assert output.tolist() == [[2.0, 3.0], [6.0, 5.0]]
 
 
@@ -94,13 +104,13 @@ def test_a_batch_can_repeat_each_row():
     """`generate` repeats rows for beams."""
     plan = BatchPlan(["double", "increment"])
     y = torch.arange(4.0)[:, None]
-    output = plan.run(apply, y, [], dim=0, where="here")
+    output = run(plan, apply, y)
     assert output.flatten().tolist() == [0, 2, 3, 4]
 
 
 def test_a_batch_of_another_size_is_refused():
     with pytest.raises(AttachError) as error:
-        BatchPlan(["a", "b"]).run(apply, torch.zeros(3, 1), [], dim=0, where="attn.q")
+        run(BatchPlan(["a", "b"]), apply, torch.zeros(3, 1))
     assert "attn.q" in str(error.value)
 
 

@@ -133,8 +133,12 @@ def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
     empty = left[:, :0], right[:0]
     present: Any = modules
     factors = [empty if m is None else m.factors() for m in present]
-    down, up = ([right for _, right in factors], [left.T for left, _ in factors])
-    return RowStack((padded(down), padded(up)), add_low_rank)
+    lefts = [left for left, _ in factors]
+    if len({left.shape for left in lefts}) == 1:
+        up = torch.stack(lefts).transpose(1, 2)  # faster than a stack of transposed matrices
+    else:
+        up = padded([left.T for left in lefts])
+    return RowStack((padded([right for _, right in factors]), up), add_low_rank)
 
 
 def add_low_rank(x: Tensor, y: Tensor, down: Tensor, up: Tensor) -> Tensor:
