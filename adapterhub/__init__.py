@@ -118,11 +118,11 @@ if TYPE_CHECKING:
     from adapterhub.registry.publish import PublicationInfo
     from adapterhub.registry.publish import publish as publish
     from adapterhub.registry.publish import push as push
+    from adapterhub.registry.publish import sign as sign
     from adapterhub.registry.pull import load as load
     from adapterhub.registry.pull import pull as pull
+    from adapterhub.registry.pull import verify as verify
     from adapterhub.registry.search import search as search
-    from adapterhub.registry.sign import sign as sign
-    from adapterhub.registry.sign import verify as verify
     from adapterhub.registry.tag_yank_delete import delete as delete
     from adapterhub.registry.tag_yank_delete import tag as tag
     from adapterhub.registry.tag_yank_delete import yank as yank
@@ -162,9 +162,9 @@ _LAZY = {
     "push": "registry.publish",
     "register_family": "anatomy",
     "search": "registry.search",
-    "sign": "registry.sign",
+    "sign": "registry.publish",
     "tag": "registry.tag_yank_delete",
-    "verify": "registry.sign",
+    "verify": "registry.pull",
     "yank": "registry.tag_yank_delete",
     "open": "inference.open:open_adapter",
     "merge": "merging.merge",

@@ -27,7 +27,6 @@ LIGHT_MODULES = (
     "adapterhub.registry.lockfile",
     "adapterhub.registry.search",
     "adapterhub.registry.tokens",
-    "adapterhub.registry.sign",
     "adapterhub.tasks",
     "adapterhub.training.run_data",
     "adapterhub.recipe.recipe",

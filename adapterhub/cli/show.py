@@ -200,7 +200,7 @@ def _size_text(manifest: Manifest, entry: Entry | None) -> str:
 
 def _signed_text(parsed: Reference, saved: Saved, entry: Entry | None) -> str:
     """Describe who signed an adapter, from the signatures next to it."""
-    from adapterhub.registry.sign import signatures_beside
+    from adapterhub.registry.trust import signatures_beside
 
     if entry is not None and not entry.fingerprint:
         return "cannot be signed: another library's adapter"

@@ -31,7 +31,7 @@ def command(
     exactly this manifest and these tensors; it does not cover the card. On a hub, sign when
     you push.
     """
-    from adapterhub.registry.sign import sign
+    from adapterhub.registry.publish import sign
 
     signer = private_key(key)
     assert signer is not None

@@ -22,7 +22,7 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     ADAPTER is a folder or a published name. The exit code is 0 if a key that you trust for it has
     signed it, otherwise 1; if the files are damaged, 2.
     """
-    from adapterhub.registry.sign import verify
+    from adapterhub.registry.pull import verify
 
     found = verify(reference, backbone=backbone, registry=registry)
     if as_json:

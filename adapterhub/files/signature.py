@@ -284,13 +284,25 @@ class Statement:
         return _DOMAIN + schema.canonical_json(fields)
 
 
+def _check_name(path: str, value: object) -> list[str]:
+    return name_problems(value)
+
+
 @dataclass(frozen=True)
 class Signature:
-    """A statement, the text of the signer's public key, and the signature in base64."""
+    """A signed statement: its fields, the text of the signer's public key, and the signature."""
 
-    statement: Statement
-    key: str
-    signature: str
+    digest: Annotated[str, schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")]
+    key: Annotated[str, key_problems]
+    name: Annotated[str, _check_name]
+    # Base64 decoders ignore four bits of the last character.
+    signature: Annotated[str, schema.text(r"[A-Za-z0-9_-]{85}[AQgw]", "64 bytes in base64")]
+    version: Annotated[str, schema.text(r"v[1-9][0-9]{0,8}", "a version, or null")] | None
+
+    @property
+    def statement(self) -> Statement:
+        """The statement that was signed."""
+        return Statement(self.digest, self.name, self.version)
 
     @property
     def signer(self) -> PublicKey:
@@ -303,31 +315,11 @@ class Signature:
         return self.signer.accepts(self.statement.message, base64_bytes(self.signature))
 
 
-def _check_name(path: str, value: object) -> list[str]:
-    return name_problems(value)
-
-
-@dataclass(frozen=True)
-class _Record:
-    """A signature as stored in a file."""
-
-    digest: Annotated[str, schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal")]
-    key: Annotated[str, key_problems]
-    name: Annotated[str, _check_name]
-    # Base64 decoders ignore four bits of the last character.
-    signature: Annotated[str, schema.text(r"[A-Za-z0-9_-]{85}[AQgw]", "64 bytes in base64")]
-    version: Annotated[str, schema.text(r"v[1-9][0-9]{0,8}", "a version, or null")] | None
-
-    def parsed(self) -> Signature:
-        statement = Statement(self.digest, self.name, self.version)
-        return Signature(statement, self.key, self.signature)
-
-
 @dataclass(frozen=True)
 class _SignatureFile:
     """The contents of `adapter.sig`."""
 
-    signatures: Annotated[tuple[_Record, ...], schema.items(1, MAX_SIGNATURES)]
+    signatures: Annotated[tuple[Signature, ...], schema.items(1, MAX_SIGNATURES)]
     version: Annotated[int, schema.integer(1, 1)] = 1
 
 
@@ -339,7 +331,10 @@ def sign_statement(statement: Statement, key: PrivateKey) -> Signature:
     """
     if problems := name_problems(statement.name):
         raise OutputError("this name cannot be signed", offenders=problems, hint="--name NAME")
-    return Signature(statement, key.public.text, base64_text(key.sign(statement.message)))
+    signature = base64_text(key.sign(statement.message))
+    return Signature(
+        statement.digest, key.public.text, statement.name, signature, statement.version
+    )
 
 
 def signatures_to_json(signatures: Iterable[Signature]) -> bytes:
@@ -349,7 +344,7 @@ def signatures_to_json(signatures: Iterable[Signature]) -> bytes:
         OutputError: there are too many, or they are too large.
     """
     unique = {(s.key, s.statement): s for s in signatures}.values()
-    trees = [{**asdict(s.statement), "key": s.key, "signature": s.signature} for s in unique]
+    trees = [asdict(s) for s in unique]
     trees.sort(key=lambda tree: (tree["key"], schema.canonical_json(tree)))
     data = schema.canonical_json({"version": 1, "signatures": trees})
     if len(trees) > MAX_SIGNATURES or len(data) > MAX_SIGNATURE_BYTES:
@@ -378,4 +373,4 @@ def parse_signatures(data: bytes, source: str = SIGNATURE_FILE) -> tuple[Signatu
             offenders=schema.shorten(offenders),
             hint="pull the adapter again; delete the file if the signature is not needed",
         )
-    return tuple(each.parsed() for each in file.signatures)
+    return file.signatures

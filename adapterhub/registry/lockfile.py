@@ -37,7 +37,7 @@ from adapterhub.files.manifest import Sha256
 from adapterhub.files.native import Foundation, Saved, all_below, copy_problems, write_copies
 from adapterhub.files.signature import PublicKey, key_problems
 from adapterhub.registry.local import LocalRegistry, default_root, registry_at, store_of
-from adapterhub.registry.pull import Origins, check_copy, fetch
+from adapterhub.registry.pull import Origins, fetch
 from adapterhub.registry.store import (
     DEFAULT_HUB,
     NAME_RULE,
@@ -48,6 +48,7 @@ from adapterhub.registry.store import (
     parse_reference,
     version_number,
 )
+from adapterhub.registry.trust import check_copy
 from adapterhub.registry.version_files import copy_adapter
 
 LOCK_FILE = "adapterhub.lock"

@@ -1,4 +1,4 @@
-"""`ah.publish` and `ah.push`: add an adapter to a user's own registry, or to a hub.
+"""`ah.publish`, `ah.push` and `ah.sign`: add an adapter to a registry or a hub, and sign it.
 
 The publisher's metadata becomes part of the manifest and so of the version: the same adapter with
 another licence is another version.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from adapterhub.errors import ConfigError, RegistryError, SignatureError, warn_user
+from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.card import CARD_FILE, InPeft, card, card_bytes, read_card
 from adapterhub.files.manifest import (
     FoundationRef,
@@ -49,7 +50,7 @@ from adapterhub.files.signature import (
 )
 from adapterhub.interchange.peft.files import CONFIG_FILE, kind_of_config, peft_bytes
 from adapterhub.registry.local import LocalRegistry, registry_at, store_of
-from adapterhub.registry.pull import fetch
+from adapterhub.registry.pull import fetch, read_reference
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import (
     Entry,
@@ -59,11 +60,13 @@ from adapterhub.registry.store import (
     Store,
     is_name,
     parse_reference,
+    version_number,
 )
 from adapterhub.registry.trust import same_name
 from adapterhub.registry.version_files import (
     PUBLISHED,
     beside_bytes,
+    merged_signatures,
     name_to_publish,
 )
 
@@ -495,3 +498,63 @@ def _command(ref: FoundationRef, target: Reference) -> str:
         return f"adapterhub publish {{}} --name {name if is_name(name) else 'NAME'}"
     owner = replace(target, name=f"{target.name.partition('/')[0]}/{name}", version=None)
     return f"adapterhub push {{}} {owner}"
+
+
+def sign(
+    reference: str | Path,
+    key: str | Path | PrivateKey,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+) -> Signature:
+    """Sign the adapter in a folder, or a version in a local registry.
+
+    Args:
+        reference: the folder of an adapter or a run, or a name in a local registry.
+        key: the file of the private key, or the key.
+        name: for a folder, the name to sign, if not the adapter's own.
+        version: for a folder, the version to sign, such as `v3`; any if None.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        registry: the folder of the local registry, if not the default one.
+
+    Returns:
+        The signature, which is also written next to the manifest.
+
+    Raises:
+        ConfigError: the reference is on a hub, or has its own name and version.
+        FileError: the adapter is damaged, or the key cannot be read.
+        RegistryError: no such adapter.
+        OutputError: the signature cannot be written.
+    """
+    parsed = read_reference(reference, registry)
+    if parsed.kind == "folder":
+        return _sign_folder(Saved.of(parsed.name).check(), read_private_key(key), name, version)
+    if parsed.kind != "local":
+        raise ConfigError(
+            f"{reference} is on a hub: sign the files that you have, not those a hub gives",
+            hint=f"adapterhub push FOLDER {replace(parsed, version=None)} --sign KEY",
+        )
+    if name or version:
+        raise ConfigError(f"{reference} has its own name and version", expected="a folder")
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+    store.get(entry)
+    signature = sign_statement(
+        Statement(entry.digest, entry.name, entry.version), read_private_key(key)
+    )
+    store.add_signatures(entry, [signature])
+    return signature
+
+
+def _sign_folder(saved: Saved, key: PrivateKey, name: str | None, version: str | None) -> Signature:
+    if version is not None and version_number(version) is None:
+        raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
+    number = version and f"v{version_number(version)}"
+    called = name or name_to_publish(saved)
+    signature = sign_statement(Statement(saved.digest, called, number), key)
+    with explained(saved.folder):
+        data = merged_signatures(saved.signatures(), [signature], saved.digest)
+        replace_file(saved.folder / SIGNATURE_FILE, data)
+    return signature

@@ -1,4 +1,4 @@
-"""`ah.pull` and `ah.load`: get an adapter from a folder or a store.
+"""`ah.pull`, `ah.load` and `ah.verify`: get an adapter from a folder or a store, and check it.
 
 All checks are made here: `pull`, `load`, `lock`, `sync` and the commands get adapters only through
 `fetch` and `fetch_folder`, which warn of yanked versions and check signatures.
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from adapterhub.errors import (
     AdapterhubError,
     FileError,
     RegistryError,
-    SignatureError,
     YankedError,
     one_line,
     warn_user,
@@ -33,14 +31,11 @@ from adapterhub.errors import (
 from adapterhub.files.manifest import MOST_FOUNDATIONS, FoundationRef, Manifest
 from adapterhub.files.native import (
     MANIFEST_FILE,
-    SIGNATURE_FILE,
     Foundation,
     Saved,
     copy_of,
-    read_signatures,
     write_copies,
 )
-from adapterhub.files.signature import MAX_SIGNATURES, Signature, signatures_to_json
 from adapterhub.interchange.pipeline_files import is_diffusers
 from adapterhub.registry.foreign import CONFIG_FILE, copy_foreign
 from adapterhub.registry.local import registry_at, store_of
@@ -58,11 +53,13 @@ from adapterhub.registry.store import (
 from adapterhub.registry.trust import (
     CheckedSignature,
     SignedSubject,
-    Trust,
     check_enough,
     checked_signatures,
     current_trust,
-    signed_subject,
+    published_signatures,
+    refuse_foreign,
+    signatures_beside,
+    subject_of,
 )
 from adapterhub.registry.version_files import copy_adapter
 
@@ -520,7 +517,7 @@ def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
     trust = current_trust(signed=signed)
     native = is_file(path / MANIFEST_FILE)
     if not native and (is_file(path / CONFIG_FILE) or is_diffusers(path)):
-        _refuse_foreign(str(path), trust)
+        refuse_foreign(str(path), trust)
         return Fetched(path)
     saved = Saved.of(path)
     if not trust.required:
@@ -554,78 +551,61 @@ def fetch(
     if entry.yanked is not None:
         warn_user(f"{entry.reference} was yanked: {one_line(entry.yanked)}", stacklevel=3)
     if not entry.fingerprint:
-        _refuse_foreign(entry.reference, trust)
+        refuse_foreign(entry.reference, trust)
         return Fetched(store.get(entry, folder))
     signers: tuple[str, ...] = ()
     if trust.required or find_signers:
         checked = published_signatures(asked, store, entry, store.get(entry), trust)
-        signers = check_enough(checked, _subject(asked, entry), trust)
+        signers = check_enough(checked, subject_of(asked, entry), trust)
     path = store.get(entry, folder)
     return Fetched(path, Saved.at(path, entry.digest), signers)
 
 
-def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> tuple[str, ...]:
-    """Check the signatures of a project's copy of a published version; return its valid signers.
+@dataclass(frozen=True)
+class Verification:
+    """The signatures of an adapter whose files are intact.
 
-    `pinned` has its version; `find` searches for signatures even if none is required.
+    Attributes:
+        reference: the adapter.
+        digest: the sha256 of its manifest.
+        signatures: the signatures, each compared with the digest.
+    """
+
+    reference: str
+    digest: str
+    signatures: tuple[CheckedSignature, ...]
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the adapter is signed by a trusted key."""
+        return any(checked.is_valid and checked.is_trusted for checked in self.signatures)
+
+
+def verify(
+    reference: str | Path,
+    *,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+) -> Verification:
+    """Verify the files of an adapter, and check its signatures without requiring any.
+
+    Args:
+        reference: a folder, or an adapter in a registry or on a hub.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        registry: the folder of the local registry, if not the default one.
 
     Raises:
-        SignatureError: a signature by a trusted key is required but missing.
+        FileError: the files are damaged, or of another library.
+        RegistryError: not found, or the store cannot be reached.
     """
-    trust = current_trust()
-    if not (trust.required or find):
-        return ()
-    subject = signed_subject(pinned, digest, pinned.name, str(pinned.version))
-    return check_enough(checked_signatures(read_signatures(folder), subject, trust), subject, trust)
-
-
-def published_signatures(
-    asked: Reference, store: Store, entry: Entry, path: Path, trust: Trust
-) -> list[CheckedSignature]:
-    """Check the signatures of a published version, without requiring any.
-
-    Signatures next to the manifest are checked first; if they do not suffice, later ones.
-    """
-    subject, beside = _subject(asked, entry), read_signatures(path)
-    checked = checked_signatures(beside, subject, trust)
-    if any(c.is_valid and c.is_trusted for c in checked):
-        return checked
-    later = [s for s in _later_signatures(store, entry, trust) if s not in beside]
-    if later:
-        checked = checked_signatures((*beside, *later), subject, trust)
-        _keep_beside(path, [c for c in checked if c.is_valid])
-    return checked
-
-
-def _later_signatures(store: Store, entry: Entry, trust: Trust) -> Sequence[Signature]:
-    """List the signatures added later; empty if offline, unless one is required."""
-    try:
-        return store.signatures(entry)
-    except RegistryError:
-        if trust.required:
-            raise
-        return ()
-
-
-def _keep_beside(path: Path, checked: Sequence[CheckedSignature]) -> None:
-    """Add signatures to a store's own copy, so that further copies include them."""
-    if not checked:
-        return
-    data = signatures_to_json(c.signature for c in checked[:MAX_SIGNATURES])
-    staged = path / f".{SIGNATURE_FILE}.{secrets.token_hex(4)}.new"
-    with contextlib.suppress(OSError):  # a cache that cannot be written: copies lack them
-        staged.write_bytes(data)
-        os.replace(staged, path / SIGNATURE_FILE)
-
-
-def _subject(asked: Reference, entry: Entry) -> SignedSubject:
-    return signed_subject(asked, entry.digest, entry.name, entry.version)
-
-
-def _refuse_foreign(reference: str, trust: Trust) -> None:
-    if trust.required:
-        raise SignatureError(
-            f"{reference} is another library's adapter, which cannot be signed, and signatures are"
-            " required",
-            hint="import it, sign the result with a key of your own, and load that",
-        )
+    parsed = read_reference(reference, registry)
+    if parsed.kind == "folder":
+        saved = Saved.of(parsed.name).check()
+        checked = signatures_beside(parsed, saved)
+        return Verification(str(saved.folder), saved.digest, tuple(checked))
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+    if not entry.fingerprint:
+        raise FileError(f"{entry.reference} is another library's adapter, which cannot be signed")
+    checked = published_signatures(parsed, store, entry, store.get(entry), current_trust())
+    return Verification(entry.reference, entry.digest, tuple(checked))

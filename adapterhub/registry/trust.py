@@ -9,7 +9,9 @@ signed by one of the keys, including adapters in folders.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,11 +23,19 @@ from filelock import FileLock
 
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import user_folder
-from adapterhub.errors import ConfigError, FileError, SignatureError
+from adapterhub.errors import ConfigError, FileError, RegistryError, SignatureError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
-from adapterhub.files.signature import PublicKey, Signature, Statement, key_problems
-from adapterhub.registry.store import Reference, version_number
+from adapterhub.files.native import SIGNATURE_FILE, Saved, read_signatures
+from adapterhub.files.signature import (
+    MAX_SIGNATURES,
+    PublicKey,
+    Signature,
+    Statement,
+    key_problems,
+    signatures_to_json,
+)
+from adapterhub.registry.store import Entry, Reference, Store, version_number
 
 TRUST_VARIABLE, REQUIRE_VARIABLE = "ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"
 _MOST_KEYS = 1_000
@@ -285,3 +295,94 @@ def same_name(stated: str, name: str) -> bool:
     if "/" in first and "/" in second:
         return first == second
     return first.rpartition("/")[2] == second.rpartition("/")[2]
+
+
+def check_copy(pinned: Reference, folder: Path, digest: str, *, find: bool) -> tuple[str, ...]:
+    """Check the signatures of a project's copy of a published version; return its valid signers.
+
+    `pinned` has its version; `find` searches for signatures even if none is required.
+
+    Raises:
+        SignatureError: a signature by a trusted key is required but missing.
+    """
+    trust = current_trust()
+    if not (trust.required or find):
+        return ()
+    subject = signed_subject(pinned, digest, pinned.name, str(pinned.version))
+    return check_enough(checked_signatures(read_signatures(folder), subject, trust), subject, trust)
+
+
+def published_signatures(
+    asked: Reference, store: Store, entry: Entry, path: Path, trust: Trust
+) -> list[CheckedSignature]:
+    """Check the signatures of a published version, without requiring any.
+
+    Signatures next to the manifest are checked first; if they do not suffice, later ones.
+    """
+    subject, beside = subject_of(asked, entry), read_signatures(path)
+    checked = checked_signatures(beside, subject, trust)
+    if any(c.is_valid and c.is_trusted for c in checked):
+        return checked
+    later = [s for s in _later_signatures(store, entry, trust) if s not in beside]
+    if later:
+        checked = checked_signatures((*beside, *later), subject, trust)
+        _keep_beside(path, [c for c in checked if c.is_valid])
+    return checked
+
+
+def _later_signatures(store: Store, entry: Entry, trust: Trust) -> Sequence[Signature]:
+    """List the signatures added later; empty if offline, unless one is required."""
+    try:
+        return store.signatures(entry)
+    except RegistryError:
+        if trust.required:
+            raise
+        return ()
+
+
+def _keep_beside(path: Path, checked: Sequence[CheckedSignature]) -> None:
+    """Add signatures to a store's own copy, so that further copies include them."""
+    if not checked:
+        return
+    data = signatures_to_json(c.signature for c in checked[:MAX_SIGNATURES])
+    staged = path / f".{SIGNATURE_FILE}.{secrets.token_hex(4)}.new"
+    with contextlib.suppress(OSError):  # a cache that cannot be written: copies lack them
+        staged.write_bytes(data)
+        os.replace(staged, path / SIGNATURE_FILE)
+
+
+def subject_of(asked: Reference, entry: Entry) -> SignedSubject:
+    """Describe a version of a store, for its signatures."""
+    return signed_subject(asked, entry.digest, entry.name, entry.version)
+
+
+def refuse_foreign(reference: str, trust: Trust) -> None:
+    """Refuse another library's adapter if a signature is required.
+
+    Raises:
+        SignatureError: one is required.
+    """
+    if trust.required:
+        raise SignatureError(
+            f"{reference} is another library's adapter, which cannot be signed, and signatures are"
+            " required",
+            hint="import it, sign the result with a key of your own, and load that",
+        )
+
+
+def signatures_beside(
+    reference: Reference, saved: Saved, entry: Entry | None = None
+) -> list[CheckedSignature]:
+    """Check the signatures in the folder of an adapter; its store is not searched for later ones.
+
+    Without an entry, only the digest is compared.
+
+    Raises:
+        FileError: the signature file is broken.
+        ConfigError: the adapter has signatures, and cryptography is not installed.
+    """
+    if entry is None:
+        subject = SignedSubject(Reference("folder", str(saved.folder)), saved.digest)
+    else:
+        subject = subject_of(reference, entry)
+    return checked_signatures(saved.signatures(), subject, current_trust())

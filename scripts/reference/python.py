@@ -142,7 +142,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "adapters.inspection.Inspection",
             "files.manifest.Manifest",
             "files.signature.Signature", "merging.merge.Merge", "registry.store.Entry",
-            "files.signature.PrivateKey", "registry.sign.Verification",
+            "files.signature.PrivateKey", "registry.pull.Verification",
             "registry.trust.CheckedSignature",
         ),
     ),

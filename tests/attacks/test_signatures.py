@@ -148,7 +148,7 @@ def calls(attribute):
 def test_files_leave_a_store_by_one_door():
     """`sign` and `verify` only read them; nobody else does."""
     gets = {path for path, call in calls("get") if call.startswith("store.get(")}
-    assert gets == {"registry/pull.py", "registry/sign.py"}
+    assert gets == {"registry/pull.py", "registry/publish.py"}
     assert {path for path, _ in calls("fetch")} == {
         "registry/pull.py",
         "registry/lockfile.py",
@@ -283,7 +283,7 @@ def of_another_key(folder, key):
 def of_another_statement(folder, key):
     """The signature of other files, under a statement about these."""
     good = other_digest(folder, key)
-    return replace(good, statement=Statement(Saved.at(folder).digest, "polite", "v1"))
+    return replace(good, digest=Saved.at(folder).digest, name="polite", version="v1")
 
 
 def of_another_name(folder, key):

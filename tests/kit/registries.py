@@ -18,7 +18,7 @@ from adapterhub.errors import RegistryError
 from adapterhub.files.manifest import BackboneRef, FoundationRef, Manifest, from_json, to_json
 from adapterhub.files.native import Saved, write_adapter
 from adapterhub.files.signature import PrivateKey
-from adapterhub.registry.sign import sign
+from adapterhub.registry.publish import sign
 from adapterhub.registry.store import ConflictError, Storage, Stored
 from adapterhub.registry.trust import require_signatures, trust_key
 from adapterhub.registry.version_files import DATE_FILE, check_digest, copy_adapter

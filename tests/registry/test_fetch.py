@@ -10,9 +10,9 @@ from adapterhub.errors import RegistryError, SignatureError
 from adapterhub.files.native import Saved, read_signatures
 from adapterhub.files.signature import Statement, sign_statement
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.pull import check_copy, fetch, fetch_folder
+from adapterhub.registry.pull import fetch, fetch_folder
 from adapterhub.registry.store import Publication, parse_reference
-from adapterhub.registry.trust import trust_key
+from adapterhub.registry.trust import check_copy, trust_key
 from tests.kit import registries
 
 POLITE = parse_reference("polite")

@@ -7,9 +7,8 @@ import pytest
 import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.files.native import Saved
-from adapterhub.registry.sign import signatures_beside
 from adapterhub.registry.store import Reference
-from adapterhub.registry.trust import trust_key
+from adapterhub.registry.trust import signatures_beside, trust_key
 from tests.kit import registries
 from tests.kit.fake_hub import Repository
 
