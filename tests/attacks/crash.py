@@ -390,6 +390,8 @@ def full_disk_in_training(place: Path, most: int) -> dict[str, Any]:
     sizes = {path.stat().st_size for path in (place / "whole").rglob("*") if path.is_file()}
     even = {i * max(sizes) // (most // 4) for i in range(most // 4)}
     limits = sorted(even | {size - 1 for size in sizes if size} | {max(sizes) + 8})
+    if most < 20:  # one that stops the run early, in the middle and late, and one that does not
+        limits = [limits[0], limits[len(limits) // 2], *limits[-2:]]
     for begun, limit in itertools.product((False, True), limits):
         run = place / f"limit{limit}-{begun}"
         if begun:

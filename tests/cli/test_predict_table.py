@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 
 from adapterhub.inference.open import AdapterSource
 from tests.kit.data import sentences
+from tests.kit.processes import fork_command
 from tests.kit.runs import TABLE_ROWS, train_two, write_table
 from tests.kit.session import refused
 
@@ -71,6 +70,8 @@ def test_a_column_names_the_adapter(
     assert "10 of 10 parts are there already" in err
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_and_started_again_it_gives_the_same_rows(
     adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
 ) -> None:
@@ -80,18 +81,12 @@ def test_killed_and_started_again_it_gives_the_same_rows(
     words = ["predict", *named(trained), "--input", str(tmp_path / "rows.parquet"), "--output"]
     cut, whole = tmp_path / "cut.parquet", tmp_path / "whole.parquet"
     parts = Path(f"{cut}.parts")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "adapterhub", *words, str(cut)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        while len(list(parts.glob("part-*.parquet"))) < 20 and child.poll() is None:
-            time.sleep(0.005)
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
-    finally:
-        child.kill()
+    child = fork_command(*words, cut)
+    while len(list(parts.glob("part-*.parquet"))) < 20:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before it was killed"
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     done = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*.parquet")}
     assert 20 <= len(done) < PARTS
     assert not cut.exists()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,11 @@ import pytest
 from adapterhub.cli.train import FLAGS, nested_flags
 from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import Saved
+from adapterhub.loop.engine import Engine
 from adapterhub.recipe.recipe import NAMES, read, recipe_schema
 from tests.kit.compare import problems
 from tests.kit.data import json_lines, write_tsv
+from tests.kit.processes import fork_command
 from tests.kit.selection import cases_of
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
@@ -96,32 +98,20 @@ def test_the_same_run_gives_the_same_bytes(train, tmp_path, method):
         ).read_bytes()
 
 
-# One process imports what is needed, and a copy of it trains each method until it is killed.
-KILLED = """
-import json, os, sys
-import transformers.models.bert.modeling_bert, transformers.models.bert.tokenization_bert
-from adapterhub.cli import main
-from adapterhub.loop.engine import Engine
-step, steps = Engine.step, 0
-def counted(self, *args):
-    global steps
-    steps += 1
-    if steps > int(os.environ["KILL_AFTER"]):
-        os.kill(os.getpid(), 9)
-    return step(self, *args)
-Engine.step = counted
-ended = []
-for words in json.loads(sys.argv[1]):
-    child = os.fork()
-    if not child:
-        sys.argv = ["adapterhub", *words]
-        main()
-        os._exit(0)
-    ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(ended))
-"""
+def killed_before_the_eighth_step():
+    """Return a step of an engine that kills the process in place of the eighth."""
+    step, steps = Engine.step, itertools.count(1)
+
+    def counted(self, *arguments):
+        if next(steps) > 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    return counted
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, subtests):
     """One method by default; tests/training has others, without the command line."""
     more = ("train.save_every=2", "train.epochs=3", "train.dropout=true", "train.report=true")
@@ -129,14 +119,11 @@ def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, dat
     folders = {method: tmp_path / f"killed-{number}" for number, method in enumerate(methods)}
     common = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
     common += ["train.tensorboard=false", *more]
-    commands = [[*common, "--method", method, "--output", to] for method, to in folders.items()]
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps(commands, default=str)],
-        env=os.environ | {"KILL_AFTER": "7"}, capture_output=True, check=False,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr
-    assert json.loads(child.stdout.splitlines()[-1]) == [-9] * len(methods), child.stderr
     for method, killed in folders.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "step", killed_before_the_eighth_step())
+            child = fork_command(*common, "--method", method, "--output", killed)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         whole = killed.parent / "whole" / killed.name  # the name is the adapter's
         with subtests.test(method):
             assert not (killed / "adapter").exists()

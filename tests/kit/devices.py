@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -18,8 +18,6 @@ import adapterhub as ah
 from tests.kit import matrix, tiny_models
 
 # A device of its own in the memory of the host: an operation on it and the host is refused.
-#
-#     python devices.py METHOD ...      attaches each to tiny models on that device
 #
 # It is torch's PrivateUse1 device, which a process registers once for all. A tensor there wraps one
 # of the host, with which its operations are computed, so that methods that decompose weights see
@@ -115,16 +113,15 @@ def problems(method: str, architecture: str) -> str:
     return ", ".join(n for n, t in adapter.tensors().items() if t.device.type != NAME)
 
 
-def main() -> None:
+def attached_elsewhere(methods: Sequence[str]) -> dict[tuple[str, str], str]:
+    """Register the device for the rest of this process; return what goes wrong on it, by cell."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    found = {
+    return {
         (method, architecture): problems(method, architecture)
         for architecture in ("bert", "llama")
-        for method in sys.argv[1:]
+        for method in methods
         if (method, architecture) not in matrix.REFUSED
     }
-    print(len(found), "attached")
-    sys.exit("\n".join(f"{method}, {a}: {p}" for (method, a), p in found.items() if p) or None)
 
 
 # What a pass uses beside its device: tensors of the host, copies and waits for values.
@@ -202,7 +199,3 @@ def uses_of_the_host(model: Any, rows: list[str | None] | None = None) -> set[st
                     output.sum().backward()
     assert output.device == META
     return uses.found
-
-
-if __name__ == "__main__":
-    main()

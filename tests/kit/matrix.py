@@ -214,8 +214,8 @@ CELLS = interactions(ALL_CELLS)
 def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the cells that run by default.
 
-    One method of each signature runs on EVERY_METHOD_ON and on a quarter of the others, and every
-    other method on one of EVERY_METHOD_ON.
+    One method of each signature runs on the encoder-decoder, on the encoder or the decoder, and on
+    a quarter of the others, and every other method on one of EVERY_METHOD_ON.
     """
     of_method: dict[str, list[str]] = {}
     for method, architecture in cells:
@@ -225,7 +225,10 @@ def few(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         always = [a for a in able if a in EVERY_METHOD_ON]
         if method == representatives()[method]:
             others = [a for a in able if a not in EVERY_METHOD_ON]
-            chosen += [(method, a) for a in (*always, *others[number % 4 :: 4])]
+            alone = [a for a in always if a not in tiny_models.ENCODER_DECODERS]
+            both = [a for a in always if a in tiny_models.ENCODER_DECODERS]
+            one = alone[number % len(alone) :][:1] if alone else []
+            chosen += [(method, a) for a in (*one, *both, *others[number % 4 :: 4])]
         else:
             chosen.append((method, always[number % len(always)]))
     return chosen

@@ -314,6 +314,19 @@ LATER = {"pandas", "pyarrow", "sklearn", "scipy.stats", "matplotlib"}
 _PLACES = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
 
 
+def fork_command(*words: object) -> int:
+    """Start a command in a copy of this process, which has imported all; return its number."""
+    if child := os.fork():
+        return child
+    try:
+        from adapterhub.cli import main
+
+        sys.argv = ["adapterhub", *map(str, words)]
+        main()
+    finally:
+        os._exit(0)
+
+
 def run_commands(
     commands: Mapping[str, Sequence[str]], folder: Path
 ) -> dict[str, tuple[int, str, list[str]]]:

@@ -274,7 +274,7 @@ def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path: Path) -
     total = ticking_fit(tmp_path / "whole", at=-1)
     assert total > 60
     expected = final_bytes(tmp_path / "whole")
-    for at in range(0, total, 4):
+    for at in range(0, total, 7):
         output = tmp_path / f"at{at}"
         killed_child(output, at, resume=False)
         ticking_fit(output, at=-1, resume=True)

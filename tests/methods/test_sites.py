@@ -13,7 +13,7 @@ from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
-from tests.kit.selection import ALL, cases_of, part_of
+from tests.kit.selection import ALL, part_of
 
 WITH_SITES = sorted(
     name for name, cls in METHODS.items() if "sites" in {f.name for f in dataclasses.fields(cls)}
@@ -37,8 +37,8 @@ def computes(model, method, sites):
 
 
 def _now(cells):
-    """Return the cells that run: an eighth, or a third with ADAPTERHUB_TESTS=all."""
-    return cells if tiny_models.FULL_MATRIX else part_of(cells, 3) if ALL else cases_of(cells)
+    """Return the cells that run: a sixteenth, or a third with ADAPTERHUB_TESTS=all."""
+    return cells if tiny_models.FULL_MATRIX else part_of(cells, 3 if ALL else 16)
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)

@@ -130,14 +130,14 @@ def test_a_deadline_is_told_when_it_passes(pressed, inputs):
 
 def test_a_text_that_is_begun_is_not_cut_by_the_deadline(pressed):
     url, service = pressed
-    service.limits = RequestLimits(deadline=1.0, generation_time=60)
+    service.limits = RequestLimits(deadline=0.5, generation_time=60)
     body = {"model": "writer", "prompt": "a plot", "max_tokens": 30, "temperature": 0}
     whole = ask(url, "/v1/completions", body)
     assert whole.json["usage"]["completion_tokens"] > 5
     slow = service.engine._generators.step
 
     def step():
-        time.sleep(0.1)
+        time.sleep(0.04)
         slow()
 
     service.engine._generators.step = step
@@ -145,7 +145,7 @@ def test_a_text_that_is_begun_is_not_cut_by_the_deadline(pressed):
         answer = ask(url, "/v1/completions", {**body, "stream": stream})
         assert answer.status == 200
         assert b"deadline" not in answer.data
-    service.limits = RequestLimits(deadline=1.0, generation_time=0.3)
+    service.limits = RequestLimits(deadline=0.5, generation_time=0.3)
     assert b"deadline" in ask(url, "/v1/completions", {**body, "stream": True}).data
     assert ask(url, "/v1/completions", body).status == 504
 
