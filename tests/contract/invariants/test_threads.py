@@ -320,7 +320,7 @@ def test_a_route_follows_its_coroutine():
     async def request(name):
         with ah.route(model, [name] * 3):
             await asyncio.sleep(0)
-            inside = await asyncio.to_thread(logits, model, inputs)
+            inside = await asyncio.to_thread(logits, model, **inputs)
             await asyncio.sleep(0)
             return inside, logits(model, **inputs)
 
