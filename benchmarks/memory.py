@@ -42,7 +42,7 @@ def measure(folder: Path) -> None:
     """Estimate each line and write the record."""
     from adapterhub.recipe.recipe import read
     from adapterhub.training.plan import plan_of
-    from adapterhub.training.prepare import prepare
+    from adapterhub.training.run import prepare
 
     with open(folder / "rows.csv", "w", newline="", encoding="utf-8") as file:
         rows = [(" ".join(["word"] * 200), str(label)) for label in (0, 1)] * 32

@@ -21,10 +21,10 @@ from adapterhub.cli.recipe import commented_recipe
 from adapterhub.config.options import options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.loop.engine import _out_of_memory
+from adapterhub.loop.report import one_class
 from adapterhub.methods import METHODS
 from adapterhub.recipe.other_names import ALIASES, MEANINGS
 from adapterhub.recipe.recipe import Recipe, RunOptions, TrainOptions
-from adapterhub.training.run import one_class
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,7 +16,6 @@ import torch
 import transformers
 
 from adapterhub._version import __version__
-from adapterhub.backbones.quantized import size_of
 from adapterhub.bench.cells import Cell, cell_key
 from adapterhub.bench.records import (
     CellRecord,
@@ -37,9 +36,8 @@ from adapterhub.recipe.output_folder import RECIPE
 from adapterhub.recipe.recipe import DATA_SOURCES, Recipe
 from adapterhub.tasks import Prediction
 from adapterhub.tasks.common.infer_task import DEFAULT
-from adapterhub.training.loading import BackboneLoader
-from adapterhub.training.prepare import PreparedRun, StartingPoint
-from adapterhub.training.run import RunOutcome, run
+from adapterhub.training.loading import BackboneLoader, StartingPoint
+from adapterhub.training.run import PreparedRun, RunOutcome, run
 from adapterhub.training.run_data import NO_EVALUATION, RunData, divide, read_data, sample_rows
 
 TEST_SHARE = 0.2  # share of the training rows, without test data
@@ -245,7 +243,7 @@ def _results(
     costs = Costs(
         trained=outcome.parameters,
         head=outcome.head_parameters,
-        backbone=sum(map(size_of, prepared.adapter.anatomy.parameters().values())),
+        backbone=prepared.backbone_parameters,
         file_bytes=outcome.adapter_bytes,
         seconds=outcome.result.seconds,
         train_seconds=_train_seconds(outcome, prepared),

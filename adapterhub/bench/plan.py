@@ -29,8 +29,13 @@ from adapterhub.errors import AdapterhubError, ConfigError
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, run_options, usual_steps
-from adapterhub.training.loading import BackboneLoader, KernelChoice, choose_kernels
-from adapterhub.training.prepare import StartingPoint, starting_point
+from adapterhub.training.loading import (
+    BackboneLoader,
+    KernelChoice,
+    StartingPoint,
+    choose_kernels,
+    starting_point,
+)
 from adapterhub.training.run import run
 
 PROBE_STEPS = 6

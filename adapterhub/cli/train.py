@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import shutil
@@ -42,8 +43,9 @@ from adapterhub.tasks import parse_task
 
 if TYPE_CHECKING:
     from adapterhub.loop.report import Reporter
-    from adapterhub.training.run import Ended, RunOutcome
+    from adapterhub.training.run import RunOutcome
     from adapterhub.training.run_data import RunData
+    from adapterhub.training.several import Ended
 
 
 # Section of the help text -> flag -> (option of the recipe, value of the flag). All other options
@@ -324,15 +326,12 @@ def _train(recipe: Recipe, *, resume: bool, dry_run: bool, quiet: bool, open_rep
     with showing(_display(quiet)):
         data = check_run(recipe, resume, dry=dry_run)
         with doing("loading torch"):
-            from adapterhub.loop.report import reporter_for
-            from adapterhub.training.prepare import prepare
-            from adapterhub.training.run import run
+            from adapterhub.training.run import prepare, run
 
         if dry_run:
             prepared = prepare(recipe, data)
         else:
-            reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
-            outcome = run(recipe, reporter, resume=resume, data=data)
+            outcome = run(recipe, quiet=quiet, resume=resume, data=data)
     if dry_run:
         for note in prepared.notes:
             say(note, err=True)
@@ -456,12 +455,12 @@ def _print_outcome(outcome: Any) -> None:
     }
     if outcome.page:
         facts["report"] = str(outcome.page)
-    curves = _curves(outcome.folder.parent, shown)
+    curves = _curves(outcome, shown)
     print_facts({name: curves.pop(name, text) for name, text in shown.items()}, width=12)
     for number, (name, value) in enumerate(outcome.tested.items()):
         text = shown_score(value, outcome.errors.get(f"{TEST}{name}"))
         say(f"{'' if number else 'test':12} {name} {text}")
-    for number, line in enumerate(outcome.words.lines if outcome.words else ()):
+    for number, line in enumerate(outcome.word_lines):
         say(f"{'' if number else 'words':12} {line}")
     print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
@@ -470,25 +469,17 @@ def _print_outcome(outcome: Any) -> None:
 
 def _print_next(run: Path, data: RunData, has_page: bool) -> None:
     """Print the next commands to type; `has_page`: the run folder has a page to open."""
-    head, first = next(iter(data.parts.items()), ("", data))
-    texts = first.task.fields(first.options)
-    second = f"a {first.task.pair_name}" if first.task.pair_name else "another"
-    place, pair = shlex.quote(str(run)), f' --pair "{second}"' * (texts != 1)
-    which = f" --head {head}" * bool(head)
-    say(f"{'next':12} adapterhub predict {place}{which} {first.task.typed_input()}{pair}")
+    place = shlex.quote(str(run))
+    say(f"{'next':12} adapterhub predict {place} {data.typed_inputs()}")
     say(f"{'':12} adapterhub publish {place}")
     if has_page:
         say(f"{'':12} adapterhub report {place} --open")
 
 
-def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
+def _curves(outcome: RunOutcome, facts: dict[str, str]) -> dict[str, str]:
     """Return the curves of the training loss and of the main metric, with its value."""
-    from adapterhub.pages.page import read_run
-
-    files = read_run(run)
-    main = files.main_metric
-    losses = [line["loss"] for line in files.training if line["loss"] is not None]
-    scores = [v for line in files.evaluations if (v := line["metrics"].get(main)) is not None]
+    main, losses = outcome.result.metric, outcome.losses()
+    scores = [each[main] for each in outcome.result.history if math.isfinite(each[main])]
     curves = {}
     if len(scores) > 1 and main in facts:
         curves[main] = f"{facts[main]}  {sparkline(scores)}"
@@ -538,7 +529,7 @@ def _check_flags(staged: StagedRecipe, given: Mapping[str, object]) -> None:
 
 def _train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bool) -> None:
     """Train the stages of a recipe, and print a table of them."""
-    from adapterhub.training.run_stages import check_stages, run_stages
+    from adapterhub.training.several import check_stages, run_stages
 
     if dry_run:
         _print_stages(staged, check_stages(staged, resume, dry=True))
@@ -613,7 +604,7 @@ def _train_sweep(
         return
     with showing(_display(quiet)):
         with doing("loading torch"):
-            from adapterhub.training.run import run_several
+            from adapterhub.training.several import run_several
 
         names = {recipe.output: name for name, recipe in placed.items()}
         reporter = _numbered("run", [*placed], quiet)

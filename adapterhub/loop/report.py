@@ -1,21 +1,28 @@
-"""Progress reports of a run: terminal, JSON lines, TensorBoard.
+"""Progress reports of a run: terminal, JSON lines, TensorBoard, trackers, and its verdict.
 
 `metrics.jsonl` contains only values determined by the seed, so two equal runs write equal bytes;
 wall times go to `timings.jsonl`. On resume, each reporter drops its reports after the checkpoint.
 The two files are refused if their earlier content was changed.
+
+Trackers (Weights & Biases, MLflow, Trackio and others supported by accelerate) receive the loss,
+the learning rates, the speed and the metrics, and the recipe without local paths. They never
+receive texts of the data. `trackers.json` in the run folder stores the ids of the run, so that a
+resumed run continues in the trackers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +40,13 @@ from rich.progress import (
 from rich.text import Text
 
 from adapterhub.adapters.adapter import HEAD
-from adapterhub.config.user_folders import sync_file
-from adapterhub.errors import FileError, one_line
-from adapterhub.files.atomic import FileDigest, file_digest
-from adapterhub.loop.processes import is_main
-from adapterhub.recipe.output_folder import writing
-from adapterhub.recipe.recipe import TrainOptions
+from adapterhub.config.options import to_dict
+from adapterhub.config.user_folders import is_folder, sync_file
+from adapterhub.errors import ConfigError, FileError, counted, one_line
+from adapterhub.files.atomic import FileDigest, file_digest, replace_file
+from adapterhub.loop.processes import is_main, own_device
+from adapterhub.recipe.output_folder import TRACKED, writing
+from adapterhub.recipe.recipe import DATA_SOURCES, Recipe, RunOptions, TrainOptions
 from adapterhub.status import Display, StatusBar, StatusLines
 
 
@@ -529,3 +537,205 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def verdict(
+    history: Sequence[Mapping[str, float]],
+    best_step: int | None,
+    options: RunOptions,
+    metric: str,
+    *,
+    stopped_early: bool,
+) -> list[str]:
+    """Return sentences about the best evaluation, early stopping, and possible improvements."""
+    if best_step is None or not history:
+        return []
+    best = next(record for record in history if record["step"] == best_step)
+    last = history[-1]
+    lines = [f"{_place(best, options, last['step'])} ({metric} {best[metric]:.4f})"]
+    if stopped_early:
+        count = counted(options.patience or 1, "evaluation")
+        lines.append(f"stopped early: no improvement in {count}")
+    elif best is last and best[metric] not in [record[metric] for record in history[-2:-1]]:
+        lines.append(f"the last {_more(options)}")
+    return lines
+
+
+def one_class(label: str | None) -> list[str]:
+    """Suggest improvements if the best evaluation predicted the same label for every row."""
+    if label is None:
+        return []
+    return [
+        f"every evaluation row is predicted as {one_line(label, 20)!r}; try",
+        "another train.learning_rate, more epochs, class_weights=balanced",
+    ]
+
+
+def _place(record: Mapping[str, float], options: RunOptions, last: float) -> str:
+    """Name an evaluation by its epoch, or by its step if it is not at the end of one."""
+    epoch, step = record["epoch"], record["step"]
+    if epoch != round(epoch):
+        return f"step {step:,.0f} of {options.max_steps or last:,.0f}, epoch {epoch:.2f}"
+    if options.max_steps:
+        return f"epoch {epoch:.0f}, step {step:,.0f} of {options.max_steps:,}"
+    return f"epoch {epoch:.0f} of {options.epochs}"
+
+
+def _more(options: RunOptions) -> str:
+    """Suggest twice the length of the run."""
+    if options.max_steps:
+        return f"step was the best: more may help (train.max_steps={2 * options.max_steps})"
+    return f"epoch was the best: more may help (train.epochs={2 * options.epochs})"
+
+
+PROJECT = "adapterhub"
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The name and the id of a run in one tracker."""
+
+    name: str
+    id: str
+
+    def arguments(self, tracker: str, is_new: bool) -> dict[str, Any]:
+        """Return arguments for accelerate's tracker that continue an existing run."""
+        if tracker == "wandb":
+            project = os.environ.get("WANDB_PROJECT", PROJECT)
+            # Its console log would send everything that the program prints.
+            settings = {"console": "off", "save_code": False}
+            return {"run_name": project, "name": self.name, "id": self.id, "resume": "allow",
+                    "settings": settings}  # fmt: skip
+        if tracker == "trackio":
+            project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+            return {"run_name": project, "name": f"{self.name}-{self.id}", "resume": "allow"}
+        if tracker == "mlflow":
+            named = {"run_name": self.name} if is_new else {"run_id": self.id}
+            return {"experiment_name": PROJECT, **named}
+        return {"run_name": self.name}
+
+
+class Tracked(Reporter):
+    """Forwards losses and metrics to trackers; one that fails later is dropped with a note."""
+
+    def __init__(
+        self, folder: Path, trackers: Mapping[str, Any], ids: Mapping[str, str], console: Reporter
+    ) -> None:
+        self.folder, self.trackers, self.ids = folder, dict(trackers), ids
+        self.console = console
+
+    def start(self, total: int, done: int) -> None:
+        """Write the ids of the run, for resuming."""
+        with contextlib.suppress(OSError):  # otherwise a resumed run is tracked as a new one
+            data = json.dumps(self.ids, indent=1, sort_keys=True)
+            replace_file(self.folder / TRACKED, f"{data}\n".encode())
+
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Log loss, learning rates and speed."""
+        rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
+        speed = {"train/examples_per_second": timing.examples_per_second, "epoch": line.epoch}
+        self._log({"train/loss": line.loss, **rates, **speed}, line.step)
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Log the metrics."""
+        self._log({f"eval/{name}": value for name, value in line.metrics.items()}, line.step)
+
+    def close(self) -> None:
+        """End the run in every tracker."""
+        for name in list(self.trackers):
+            self._attempt(name, lambda tracker: tracker.finish())
+        self.trackers.clear()
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        for name in list(self.trackers):
+            self._attempt(name, lambda tracker: tracker.log(dict(values), step=step))
+
+    def _attempt(self, name: str, action: Any) -> None:
+        try:
+            action(self.trackers[name])
+        except Exception as error:  # network failures must not end the run
+            del self.trackers[name]
+            self.console.note(f"{name} gets no more values: {type(error).__name__}: {error}")
+
+
+def start_trackers(recipe: Recipe, console: Reporter, *, resume: bool) -> Reporter:
+    """Start the trackers of a recipe; must be called before anything is written.
+
+    Raises:
+        ConfigError: a tracker cannot start.
+    """
+    names, folder = recipe.train.tracker, Path(recipe.output)
+    if not names:
+        return Reporter()
+    saved = _read_ids(folder / TRACKED) if resume else {}
+    trackers, ids = {}, {}
+    for name in names:
+        run = TrackedRun(folder.resolve().name, saved.get(name) or secrets.token_hex(4))
+        trackers[name] = _started(name, run, is_new=name not in saved)
+        trackers[name].store_init_configuration(configuration(recipe))
+        ids[name] = _id_of(name, trackers[name]) or run.id
+    return Tracked(folder, trackers, ids, console)
+
+
+def _started(name: str, run: TrackedRun, *, is_new: bool) -> Any:
+    from accelerate import PartialState, tracking
+
+    # accelerate's trackers write logs, which require its state; `Engine` creates its own state.
+    PartialState(cpu=own_device().type == "cpu")
+    try:
+        tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**run.arguments(name, is_new))
+        getattr(tracker, "start", lambda: None)()  # before 1.11, the constructor starts it
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot start: {type(error).__name__}: {error}",
+            hint=f"log in to {name} or set it offline, or train without train.tracker={name}",
+        ) from error
+    return tracker
+
+
+def _id_of(name: str, tracker: Any) -> str | None:
+    """Return the id chosen by MLflow; other trackers use our id."""
+    return str(tracker.tracker.info.run_id) if name == "mlflow" else None
+
+
+def _read_ids(path: Path) -> dict[str, str]:
+    try:
+        ids = json.loads(path.read_bytes())
+        return {name: str(value) for name, value in ids.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def configuration(recipe: Recipe) -> dict[str, Any]:
+    """Return the options of a recipe by dotted name, without local paths."""
+    options = to_dict(recipe)
+    for own in (options, *options["tasks"].values()):
+        for name in DATA_SOURCES:
+            own["data"].pop(name, None)
+    del options["output"]
+    if is_folder(recipe.backbone):
+        options["backbone"] = Path(recipe.backbone).resolve().name
+    return dict(_flat(options))
+
+
+def _flat(options: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            plain = value is None or isinstance(value, bool | int | float | str)
+            yield f"{above}{name}", value if plain else json.dumps(value)
+
+
+class NotesOnce(Several):
+    """Forwards each note once, even if several runs give it; `said` has the notes so far."""
+
+    def __init__(self, reporters: list[Reporter], said: set[str]) -> None:
+        super().__init__(reporters)
+        self.said = said
+
+    def note(self, text: str) -> None:
+        """Forward a note unless a run gave it before."""
+        if text not in self.said:
+            self.said.add(text)
+            super().note(text)

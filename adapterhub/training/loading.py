@@ -15,17 +15,23 @@ which restores the backbone, and its head is drawn with the same random numbers 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from adapterhub.adapters.adapter import Adapter, NamedHead
 from adapterhub.adapters.attach import detach
+from adapterhub.adapters.heads import add_heads, select_head
+from adapterhub.adapters.load import bring_foundation
 from adapterhub.adapters.route import adapters
+from adapterhub.adapters.warm_start import start_from
 from adapterhub.anatomy.backbone import DTYPES, Backbone, is_pipeline
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.layer_timing import (
     EAGER,
     SDPA,
@@ -37,12 +43,19 @@ from adapterhub.backbones.layer_timing import (
 )
 from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.probe import probe
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.text_stream import TextStream
+from adapterhub.errors import ConfigError
+from adapterhub.files.native import Foundation
 from adapterhub.loop.processes import join_processes, own_device, process_count
-from adapterhub.methods.common.base import Method
-from adapterhub.recipe.recipe import Recipe, run_options
+from adapterhub.methods.common.base import Method, parse_methods, restore_methods
+from adapterhub.recipe.output_folder import RECIPE
+from adapterhub.recipe.recipe import Recipe, read, run_options
+from adapterhub.registry.local import registry_at
+from adapterhub.registry.pull import foundation_of, pull_verified, read_reference
+from adapterhub.registry.store import Reference
 from adapterhub.speed.frozen_cache import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task, parse_task
@@ -517,6 +530,18 @@ class Workload:
         return 8 * self.layers * self.shape.rows * self.shape.heads * self.longest**2
 
 
+def kernels_of(recipe: Recipe) -> KernelChoice | None:
+    """Return the kernels with which a run to resume was started, if it was started."""
+    path = Path(recipe.output) / RECIPE
+    if not path.exists():
+        return None
+    try:
+        started = read(path)
+    except ConfigError:
+        return None
+    return KernelChoice(recipe.dtype or started.dtype, recipe.attention or started.attention)
+
+
 def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> KernelChoice:
     """Choose dtype and attention implementation if the recipe leaves them open."""
     given = KernelChoice(recipe.dtype, recipe.attention)
@@ -657,3 +682,185 @@ def layer_shape(config: PreTrainedConfig, rows: int, tokens: int) -> LayerShape 
         return None
     inner = next((size for name in _INNER if (size := getattr(config, name, None))), 4 * width)
     return LayerShape(rows, tokens, width, inner, heads)
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """A trained adapter with local, verified files: its name in a recipe, and its methods."""
+
+    reference: str
+    found: Foundation
+    methods: tuple[Method, ...]
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its manifest, which contains the digests of its tensors."""
+        return self.found.ref.digest
+
+    def give(self, adapter: Adapter) -> str:
+        """Copy its tensors into a new adapter, and return a sentence about its head.
+
+        Raises:
+            MismatchError: the backbone, method, sizes or sites differ.
+        """
+        started = start_from(adapter, self.found.saved)
+        text = f"starts from {self.reference}"
+        if adapter.head is None:
+            return text
+        if started.taken:
+            return f"{text}, with its head, since the labels are the same"
+        return f"{text}, with a newly initialized head: {started.reason}"
+
+
+def starting_point(recipe: Recipe) -> StartingPoint | None:
+    """Find the adapter that a recipe starts from, download it if necessary, and verify it.
+
+    Raises:
+        ConfigError: the reference is invalid.
+        RegistryError: the reference cannot be resolved.
+        FileError: its files are broken, or belong to another library.
+    """
+    if recipe.from_ is None:
+        return None
+    found = _found(recipe.from_, recipe)
+    manifest = found.saved.manifest
+    methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
+    return StartingPoint(recipe.from_, found, methods)
+
+
+def _found(text: str, recipe: Recipe) -> Foundation:
+    """Find and verify an adapter that is named in a recipe."""
+    parsed = read_reference(text)
+    fetched = pull_verified(parsed, backbone=_backbone_of(parsed, recipe))
+    return foundation_of(fetched.reference or parsed, fetched.own())
+
+
+def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:
+    """Return the backbone's fingerprint if a name has adapters for several backbones, else None."""
+    if reference.kind != "local":
+        return None
+    versions = registry_at(None).versions(reference.name)
+    if len({entry.fingerprint for entry in versions}) < 2:
+        return None
+    return fingerprint(recipe.backbone, revision=recipe.revision)
+
+
+@dataclass(frozen=True)
+class RunOrigins:
+    """The trained adapters that a run starts from or trains on top of.
+
+    Attributes:
+        start: the adapter whose tensors initialize the new one.
+        below: the adapters below the new one.
+        copied: the adapters that its method is built from.
+    """
+
+    start: StartingPoint | None = None
+    below: tuple[Foundation, ...] = ()
+    copied: tuple[Foundation, ...] = ()
+
+    def attach(self, model: PreTrainedModel) -> list[str]:
+        """Attach the adapters below, frozen, and return their names on the model.
+
+        Raises:
+            MismatchError: an adapter is for another backbone, or cannot be below others.
+        """
+        return [bring_foundation(model, each).name for each in self.below]
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes for the user to read before the run starts."""
+        if self.below:
+            yield f"trains on top of {_named(self.below)}, frozen"
+        if self.copied:
+            yield f"built from copies of {_named(self.copied)}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the manifest's record of the adapters that were started from or copied."""
+        on = [asdict(each.ref) for each in self.copied]
+        return {**self._from(), **({"on": on} if on else {})}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the checkpoint's record; a run on other adapters is a different run."""
+        on = [each.ref.digest for each in (*self.below, *self.copied)]
+        return {**self._from(), **({"on": on} if on else {})}
+
+    def _from(self) -> dict[str, Any]:
+        if self.start is None:
+            return {}
+        ref = self.start.found.ref
+        return {"from": {"name": ref.name, "version": ref.version, "digest": ref.digest}}
+
+
+def run_origins(recipe: Recipe) -> tuple[RunOrigins, tuple[Method, ...]]:
+    """Find the adapters that a recipe starts from and trains on; return them with its methods.
+
+    If the recipe has no methods, those of the adapter that it starts from are used. A method that
+    is built from trained adapters gets the adapters that the recipe trains on.
+
+    Raises:
+        ConfigError: a reference is invalid.
+        RegistryError: a reference cannot be resolved.
+        FileError: the files of an adapter are broken, or belong to another library.
+    """
+    start = starting_point(recipe)
+    if recipe.method is None and start is not None:
+        methods = start.methods
+    else:
+        methods = parse_methods(recipe.method)  # type: ignore[arg-type]
+    found = tuple(_found(text, recipe) for text in dict.fromkeys(recipe.on))
+    sources = [str(each.saved.folder) for each in found]
+    for number, method in enumerate(methods if found else ()):
+        if (built := method.with_sources(sources)) is not None:
+            methods = (*methods[:number], built, *methods[number + 1 :])
+            return RunOrigins(start, copied=found), methods
+    return RunOrigins(start, below=found), methods
+
+
+def _named(foundations: Sequence[Foundation]) -> str:
+    return ", ".join(f"{each.ref} (sha256 {each.ref.digest[:12]})" for each in foundations)
+
+
+def check_one_model(data: RunData) -> None:
+    """Check that one model can serve the tasks, and that several heads use a single process.
+
+    Raises:
+        ConfigError: the tasks need different classes of model, or pool differently, or several
+            processes would train several heads.
+    """
+    tasks = {name: part.task for name, part in data.parts.items()}
+    autos = {name: " or ".join(TASK_MODELS[task.head].autos) for name, task in tasks.items()}
+    if len(set(autos.values())) > 1:
+        raise ConfigError(
+            "these tasks need models of different classes",
+            offenders=[f"{n}: {tasks[n].name} ({auto})" for n, auto in autos.items()],
+            expected="tasks of one class: classification, multi-label and regression go together",
+            hint="a text-to-text model, with seq2seq for each task",
+        )
+    if len({task.pooling for task in tasks.values()}) > 1:
+        raise ConfigError(
+            "these tasks pool differently",
+            offenders=[f"{name}: pooling={task.pooling}" for name, task in tasks.items()],
+            expected="the same pooling in all tasks",
+        )
+    if process_count() > 1 and any(TASK_MODELS[task.head].has_head for task in tasks.values()):
+        raise ConfigError(
+            "several heads train in one process",
+            hint="adapterhub train without accelerate launch or torchrun",
+        )
+
+
+def enter_tasks(adapter: Adapter, data: RunData, seed: int) -> TaskSwitch:
+    """Give an adapter the heads of several tasks, and return the switch between them."""
+    heads = {
+        name: NamedHead(part.task.name, part.task.head, part.labels)
+        for name, part in data.parts.items()
+    }
+    if adapter.head is not None:
+        add_heads(adapter, heads, seed)
+    adapter.named_heads = heads
+
+    def select(name: str) -> None:
+        if adapter.heads:
+            select_head(adapter, name)
+
+    return TaskSwitch(next(iter(heads)), select)

@@ -24,7 +24,7 @@ from adapterhub.anatomy.backbone import Backbone, device_of, is_pipeline
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.pooling import max_positions, trained_length
-from adapterhub.backbones.quantized import bytes_of, size_of
+from adapterhub.backbones.quantized import bytes_of
 from adapterhub.data.parquet import free_memory
 from adapterhub.loop import loop
 from adapterhub.loop.engine import OPTIMIZERS, LazyBatches, batch_order
@@ -47,8 +47,7 @@ from adapterhub.tasks.common.infer_task import encode_whole
 from adapterhub.tasks.common.language_models import logits_at_once, plain_head
 from adapterhub.tasks.common.preview import removed_text
 from adapterhub.training.loading import fit_rows
-from adapterhub.training.prepare import PreparedRun
-from adapterhub.training.run import epoch_batches, training_session
+from adapterhub.training.run import PreparedRun, epoch_batches, training_session
 from adapterhub.training.run_data import read_data
 from adapterhub.training.stream import StreamedRows
 from adapterhub.training.task_mixture import MixedRows, steps_of_tasks
@@ -107,7 +106,7 @@ def plan_of(prepared: PreparedRun, process: int | None = None) -> TrainingPlan:
     known = not prepared.data.streams
     return TrainingPlan(
         sites=tuple(_sites(adapter)),
-        backbone=sum(map(size_of, adapter.anatomy.parameters().values())),
+        backbone=prepared.backbone_parameters,
         trainable=trainable,
         head=trainable - adapter.count(),
         steps=options.max_steps or per_epoch * options.epochs,

@@ -1,57 +1,77 @@
-"""A training run from its recipe to its files: prepare, train, save. Several runs share a backbone.
+"""A training run from its recipe to its files: the conductor of prepare, train, evaluate, save.
 
-A run reports to trackers, in predictions.jsonl and report.html, and as text.
+    recipe, data   `cli.train`: read and checked before torch is imported
+    prepare        backbone, attached adapter, encoded rows; nothing is written
+    train          `loop.train`, with the callables of `training_session`
+    save           the best tensors, tested, with the record of the run
+    page           predictions.jsonl and report.html
 
-Trackers (Weights & Biases, MLflow, Trackio and others supported by accelerate) receive the loss,
-the learning rates, the speed and the metrics, and the recipe without local paths. They never
-receive texts of the data. `trackers.json` in the run folder stores the ids of the run, so that a
-resumed run continues in the trackers. If predictions or the page cannot be written during the run,
-a note is reported.
+The adapters that a run starts from, or trains on top of, are found, verified and recorded. Those
+below are active below the new adapter. A method that is built from other adapters, such as
+adapterfusion, copies them instead. If predictions or the page cannot be written during the run, a
+note is reported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
-import os
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import STOPS
+from adapterhub.adapters.activation import text_positions
+from adapterhub.adapters.adapter import STOPS, Adapter
+from adapterhub.adapters.attach import attach, empty_copies, free_name
+from adapterhub.adapters.route import only_foundations
+from adapterhub.backbones.pooling import trained_length
 from adapterhub.backbones.quantized import cpu_note, size_of
 from adapterhub.config.options import is_neutral, to_dict
-from adapterhub.config.user_folders import is_folder
+from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import AdapterhubError, ConfigError, OutputError, counted, one_line
+from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.shown_table import ERRORS, TEST, ScoreError, recorded_errors
 from adapterhub.loop import checkpoint, loop
 from adapterhub.loop.engine import BatchList, Engine, LazyBatches, batch_order, model_loss
 from adapterhub.loop.loop import DATA, STRETCHES, RunProgress
 from adapterhub.loop.processes import (
-    Stopped,
-    catch_stop_signals,
     divided_evaluation,
     from_main,
     is_main,
-    own_device,
     readers,
     wait_for_everyone,
 )
-from adapterhub.loop.report import Evaluated, Reporter, Several, Timing, TrainingLine
+from adapterhub.loop.report import (
+    Evaluated,
+    Reporter,
+    Several,
+    Timing,
+    one_class,
+    reporter_for,
+    start_trackers,
+    verdict,
+)
+from adapterhub.loop.sharding import shard
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
-from adapterhub.loop.trainee import AdapterTrainee, unfreeze_all, unreached
+from adapterhub.loop.trainee import (
+    AdapterTrainee,
+    epochs_needed,
+    unfreeze_all,
+    unreached,
+    waiting_for_plateaus,
+)
 from adapterhub.methods.common.base import dump_methods, parse_methods
-from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, chosen_note, write_page
+from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, chosen_note, read_run, write_page
 from adapterhub.pages.row_scores import (
     PREDICTIONS,
     EvaluatedRows,
@@ -60,7 +80,7 @@ from adapterhub.pages.row_scores import (
     read_predictions,
     score_errors,
 )
-from adapterhub.recipe.output_folder import RECIPE, TRACKED, hold_output, writing
+from adapterhub.recipe.output_folder import RECIPE, hold_output, writing
 from adapterhub.recipe.recipe import (
     DATA_SOURCES,
     SCHEMA_LINE,
@@ -69,18 +89,30 @@ from adapterhub.recipe.recipe import (
     dump_mixing,
     parse_mixing,
     read,
+    run_options,
     steps_per_epoch,
     write_schema,
 )
-from adapterhub.speed.compiled_layers import compiled_layers, liger_kernels
-from adapterhub.speed.frozen_cache import frozen_layers
+from adapterhub.speed.compiled_layers import check_installed, compiled_layers, liger_kernels
+from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun, frozen_layers
 from adapterhub.speed.head_loss import choose_head_loss
 from adapterhub.status import doing
-from adapterhub.tasks import Encoded, Prediction, Task, dump_task, parse_task
+from adapterhub.tasks import Encoded, Prediction, Setting, Task, dump_task, parse_task
+from adapterhub.tasks.common.batches import Loss, corrected_loss
 from adapterhub.tasks.common.infer_task import DEFAULT
 from adapterhub.training.calibration import STARTS, calibrate_run
-from adapterhub.training.loading import BackboneLoader, KernelChoice, SharedLoader
-from adapterhub.training.prepare import PreparedRun, prepare
+from adapterhub.training.loading import (
+    BackboneLoader,
+    FittedRows,
+    KernelChoice,
+    RunOrigins,
+    check_one_model,
+    choose_kernels,
+    enter_tasks,
+    kernels_of,
+    mix_rows,
+    run_origins,
+)
 from adapterhub.training.run_data import RunData, check_recipe
 from adapterhub.training.stream import BUFFER, StreamBatches, StreamedRows
 from adapterhub.training.task_mixture import MixedRows, TaskRows, mixed_order
@@ -110,11 +142,22 @@ class RunOutcome:
     errors: dict[str, ScoreError] = field(default_factory=dict)
     words: WordsComparison | None = None
 
+    @property
+    def word_lines(self) -> tuple[str, ...]:
+        """The lines that compare the run with a bag of words."""
+        return self.words.lines if self.words else ()
+
+    def losses(self) -> list[float]:
+        """Read the training losses of the run, in order."""
+        losses = [line["loss"] for line in read_run(self.folder.parent).training]
+        return [loss for loss in losses if loss is not None]
+
 
 def run(
     recipe: Recipe,
-    reporter: Reporter,
+    reporter: Reporter | None = None,
     *,
+    quiet: bool = False,
     resume: bool = False,
     data: RunData | None = None,
     loader: BackboneLoader | None = None,
@@ -125,16 +168,19 @@ def run(
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
     editors, `metrics.jsonl`, `timings.jsonl`, `checkpoints/`, and `report.html` with its data,
     `predictions.jsonl` and `bag_of_words.json`. With several processes, the first one writes them.
-    `ended` is called while the model still has the adapter with its best tensors.
+    `ended` is called while the model still has the adapter with its best tensors. The default
+    reporter shows progress in the terminal, unless `quiet`, and writes the files.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
             could start.
     """
     loader, checked = loader or BackboneLoader(), check_recipe(recipe, resume)
-    prepared = prepare(checked, data, _kernels_of(recipe) if resume else None, loader)
+    reporter = reporter or reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
+    prepared = prepare(checked, data, kernels_of(recipe) if resume else None, loader)
     try:
-        latest = _latest(prepared)
+        rows = prepared.rows.evaluation
+        latest = LatestPredictions(prepared.data.task, rows) if is_main() else None
         reporter, page = _reports(prepared, reporter, resume, latest)
         written = partial(_write_recipe, prepared.data.completed(recipe), prepared)
         with hold_output(Path(recipe.output), resume) if is_main() else nullcontext():
@@ -151,69 +197,6 @@ def run(
         loader.release(prepared.model)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A finished run of several, with its outcome or an error."""
-
-    recipe: Recipe
-    outcome: RunOutcome | None = None
-    error: AdapterhubError | None = None
-
-
-def run_several(
-    recipes: Sequence[Recipe], reporter: Callable[[Recipe], Reporter], *, resume: bool = False
-) -> Iterator[Ended]:
-    """Train recipes one after the other; load, read and compute shared parts once.
-
-    The runs share the backbone, the data, the encoded rows and the outputs of frozen layers
-    (`train.frozen_cache`). Each run has a separate output folder and ends with the same bytes as
-    alone. With `resume`, a run that had begun is continued. If a run fails, it is yielded with its
-    error, and the next one begins. Each note is given once.
-
-    Yields:
-        Each run when it has ended.
-
-    Raises:
-        Stopped: a signal stopped the current run, after its state was saved.
-    """
-    loader, said = SharedLoader(), set[str]()
-    with catch_stop_signals() as stop:
-        for done, recipe in enumerate(recipes):
-            if stop.requested:  # at the end of the previous run, without stopping it
-                raise Stopped(
-                    f"stopped by a signal after {done} of {len(recipes)} runs",
-                    hint="run the same command with --resume to continue",
-                )
-            try:
-                data, begun = loader.data(recipe), (Path(recipe.output) / RECIPE).exists()
-                reports = _SaidOnce([reporter(recipe)], said)
-                ended = run(recipe, reports, resume=resume and begun, data=data, loader=loader)
-            except Stopped:
-                raise
-            except AdapterhubError as error:
-                yield Ended(recipe, error=error)
-            else:
-                yield Ended(recipe, ended)
-
-
-class _SaidOnce(Several):
-    """Forwards each note once, even if several runs give it."""
-
-    def __init__(self, reporters: list[Reporter], said: set[str]) -> None:
-        super().__init__(reporters)
-        self.said = said
-
-    def note(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
-            super().note(text)
-
-
-def _latest(prepared: PreparedRun) -> LatestPredictions | None:
-    """Return the store of the latest predictions in the first process, else None."""
-    return LatestPredictions(prepared.data.task, prepared.rows.evaluation) if is_main() else None
-
-
 def _reports(
     prepared: PreparedRun, reporter: Reporter, resume: bool, latest: LatestPredictions | None
 ) -> tuple[Reporter, RunPage | None]:
@@ -228,18 +211,6 @@ def _reports(
     if not recipe.train.report:
         return reporter, None
     return reporter, RunPage(Path(recipe.output), latest, reporter.note)
-
-
-def _kernels_of(recipe: Recipe) -> KernelChoice | None:
-    """Return the kernels with which a run to resume was started, if it was started."""
-    path = Path(recipe.output) / RECIPE
-    if not path.exists():
-        return None
-    try:
-        started = read(path)
-    except ConfigError:
-        return None
-    return KernelChoice(recipe.dtype or started.dtype, recipe.attention or started.attention)
 
 
 def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
@@ -287,7 +258,7 @@ def training_session(
 
     `checked` is called after all checks have passed, before anything is written.
     """
-    recipe, data = prepared.recipe, prepared.data
+    recipe, data, rows = prepared.recipe, prepared.data, prepared.evaluation
     _check_savable(prepared)
     for note in prepared.notes:
         reporter.note(note)
@@ -309,7 +280,7 @@ def training_session(
     return loop.TrainingSession(
         Engine(trainee, prepared.options, loss, items),
         lambda epoch: stream or epoch_batches(prepared, epoch),
-        _evaluation(prepared, latest),
+        None if rows is None else partial(_evaluate, prepared, rows, latest),
         output=Path(recipe.output),
         seed=recipe.seed,
         main_metric=data.task.main_metric,
@@ -343,14 +314,6 @@ def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
         compiled_layers(adapter, options, trial, note),
     )
     return Speedups([each for each in chosen if each is not None], note)
-
-
-def _evaluation(
-    prepared: PreparedRun, latest: LatestPredictions | None
-) -> Callable[[], dict[str, float]] | None:
-    """Return the evaluation of a run, which keeps predictions for the report; None without rows."""
-    evaluation = prepared.evaluation
-    return None if evaluation is None else partial(_evaluate, prepared, evaluation, latest)
 
 
 def _evaluate(
@@ -457,7 +420,7 @@ def _describe(
         **({ERRORS: dict(errors)} if errors else {}),
         **prepared.origins.record(),
         **_stops(prepared),
-        "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
+        "backbone_parameters": prepared.backbone_parameters,
     }
 
 
@@ -704,189 +667,232 @@ class RunPage(Reporter):
             self.failed = True
 
 
-def verdict(
-    history: Sequence[Mapping[str, float]],
-    best_step: int | None,
-    options: RunOptions,
-    metric: str,
-    *,
-    stopped_early: bool,
-) -> list[str]:
-    """Return sentences about the best evaluation, early stopping, and possible improvements."""
-    if best_step is None or not history:
-        return []
-    best = next(record for record in history if record["step"] == best_step)
-    last = history[-1]
-    lines = [f"{_place(best, options, last['step'])} ({metric} {best[metric]:.4f})"]
-    if stopped_early:
-        count = counted(options.patience or 1, "evaluation")
-        lines.append(f"stopped early: no improvement in {count}")
-    elif best is last and best[metric] not in [record[metric] for record in history[-2:-1]]:
-        lines.append(f"the last {_more(options)}")
-    return lines
-
-
-def one_class(label: str | None) -> list[str]:
-    """Suggest improvements if the best evaluation predicted the same label for every row."""
-    if label is None:
-        return []
-    return [
-        f"every evaluation row is predicted as {one_line(label, 20)!r}; try",
-        "another train.learning_rate, more epochs, class_weights=balanced",
-    ]
-
-
-def _place(record: Mapping[str, float], options: RunOptions, last: float) -> str:
-    """Name an evaluation by its epoch, or by its step if it is not at the end of one."""
-    epoch, step = record["epoch"], record["step"]
-    if epoch != round(epoch):
-        return f"step {step:,.0f} of {options.max_steps or last:,.0f}, epoch {epoch:.2f}"
-    if options.max_steps:
-        return f"epoch {epoch:.0f}, step {step:,.0f} of {options.max_steps:,}"
-    return f"epoch {epoch:.0f} of {options.epochs}"
-
-
-def _more(options: RunOptions) -> str:
-    """Suggest twice the length of the run."""
-    if options.max_steps:
-        return f"step was the best: more may help (train.max_steps={2 * options.max_steps})"
-    return f"epoch was the best: more may help (train.epochs={2 * options.epochs})"
-
-
-PROJECT = "adapterhub"
-
-
 @dataclass(frozen=True)
-class TrackedRun:
-    """The name and the id of a run in one tracker."""
+class PreparedRun:
+    """A run that is ready to start; nothing has been written yet.
 
-    name: str
-    id: str
+    `notes` are for the user to read before it starts. `activations` are cached outputs of frozen
+    layers.
+    """
 
-    def arguments(self, tracker: str, is_new: bool) -> dict[str, Any]:
-        """Return arguments for accelerate's tracker that continue an existing run."""
-        if tracker == "wandb":
-            project = os.environ.get("WANDB_PROJECT", PROJECT)
-            # Its console log would send everything that the program prints.
-            settings = {"console": "off", "save_code": False}
-            return {"run_name": project, "name": self.name, "id": self.id, "resume": "allow",
-                    "settings": settings}  # fmt: skip
-        if tracker == "trackio":
-            project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-            return {"run_name": project, "name": f"{self.name}-{self.id}", "resume": "allow"}
-        if tracker == "mlflow":
-            named = {"run_name": self.name} if is_new else {"run_id": self.id}
-            return {"experiment_name": PROJECT, **named}
-        return {"run_name": self.name}
+    recipe: Recipe
+    data: RunData
+    adapter: Adapter
+    rows: FittedRows
+    notes: tuple[str, ...]
+    activations: KeptActivations
+    origins: RunOrigins
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The backbone, with the adapter attached."""
+        return self.adapter.model
+
+    @property
+    def train(self) -> Encoded:
+        """The training rows."""
+        return self.rows.train
+
+    @property
+    def evaluation(self) -> Encoded | None:
+        """The evaluation rows; None without evaluation."""
+        return self.rows.evaluation if self.data.evaluation else None
+
+    @property
+    def recorded(self) -> RecordedRun:
+        """The inputs for recording frozen layers in this run."""
+        streams, seed = self.data.streams, self.recipe.seed
+        return RecordedRun(self.train, self.evaluation, streams, seed, self.activations)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digests of the training rows, and of the evaluation rows."""
+        return {"train": data_hash(self.data.train), "evaluation": data_hash(self.data.evaluation)}
+
+    @cached_property
+    def data_record(self) -> dict[str, Any]:
+        """The adapter's record of its rows; scores on the same rows have the same digest."""
+        data, digests = self.data, self.digests
+        record = {
+            "sha256": hashlib.sha256("".join(digests.values()).encode()).hexdigest(),
+            "train": len(data.train),
+            "eval": len(data.evaluation),
+            "eval_sha256": digests["evaluation"],
+        }
+        if self.rows.test is not None:
+            record |= {"test": len(data.test), "test_sha256": data_hash(data.test)}
+        return record
+
+    @cached_property
+    def backbone_parameters(self) -> int:
+        """The number of parameters of the backbone."""
+        return sum(map(size_of, self.adapter.anatomy.parameters().values()))
+
+    @cached_property
+    def own_loss(self) -> Loss | None:
+        """The function that computes the loss, or None for the model's loss. It runs the model."""
+        task = self.data.task
+        return task.loss(self.train) or corrected_loss(self.model, task.head)
+
+    @property
+    def options(self) -> RunOptions:
+        """The complete options of the run."""
+        assert isinstance(self.recipe.train, RunOptions)
+        return self.recipe.train
 
 
-class Tracked(Reporter):
-    """Forwards losses and metrics to trackers; one that fails later is dropped with a note."""
+def prepare(
+    recipe: Recipe,
+    data: RunData | None = None,
+    kernels: KernelChoice | None = None,
+    loader: BackboneLoader | None = None,
+) -> PreparedRun:
+    """Load the backbone, attach the adapter and encode; write nothing.
 
-    def __init__(
-        self, folder: Path, trackers: Mapping[str, Any], ids: Mapping[str, str], console: Reporter
-    ) -> None:
-        self.folder, self.trackers, self.ids = folder, dict(trackers), ids
-        self.console = console
+    Data and kernels that are not passed in are read and chosen here.
+    """
+    check_installed(recipe.train)
+    loader = loader or BackboneLoader()
+    data = data or loader.data(recipe)
+    recipe = data.completed(recipe)
+    origins, methods = run_origins(recipe)
+    start = origins.start
+    if data.parts:
+        check_one_model(data)
+    first = next(iter(data.parts.values()), data)
+    loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, first, methods))
+    model, kernels = loaded.model, loaded.kernels
+    data = data.for_model(model)
+    below = origins.attach(model)
+    name = recipe.name or free_name(recipe.adapter_name, below)
+    with empty_copies(bool(recipe.train.shard) and start is None):
+        adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
+    started = start.give(adapter) if start else ""
+    _check_packing(data.task, adapter)
+    _check_stages(data, adapter)
+    adapter.metadata.task = data.task.name
+    rows = _rows(recipe, data, loader, adapter, loaded.processor)
+    batch_size = recipe.train.batch_size or data.batch_size
+    options = replace(recipe.train, max_length=rows.max_length, batch_size=batch_size)
+    options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
+    options = _with_init(options, recipe, started=start is not None)
+    recipe = replace(
+        recipe,
+        dtype=kernels.dtype,
+        attention=kernels.attention,
+        train=options,
+        **data.complete_options(recipe),
+        method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
+    )
+    notes = (
+        *data.chosen,
+        *data.notes,
+        *data.notes_on_scores(),
+        *rows.notes,
+        *filter(None, (kernels.note, started)),
+        *origins.notes(),
+    )
+    rows = _with_shards(rows, adapter, options, started=start is not None)
+    return PreparedRun(recipe, data, adapter, rows, notes, loaded.activations, origins)
 
-    def start(self, total: int, done: int) -> None:
-        """Write the ids of the run, for resuming."""
-        with contextlib.suppress(OSError):  # otherwise a resumed run is tracked as a new one
-            data = json.dumps(self.ids, indent=1, sort_keys=True)
-            replace_file(self.folder / TRACKED, f"{data}\n".encode())
 
-    def trained(self, line: TrainingLine, timing: Timing) -> None:
-        """Log loss, learning rates and speed."""
-        rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
-        speed = {"train/examples_per_second": timing.examples_per_second, "epoch": line.epoch}
-        self._log({"train/loss": line.loss, **rates, **speed}, line.step)
+def _rows(
+    recipe: Recipe,
+    data: RunData,
+    loader: BackboneLoader,
+    adapter: Adapter,
+    processor: Any,
+) -> FittedRows:
+    """Encode the examples; with several tasks, first give the adapter a head for each."""
+    reads = text_positions(adapter.model, [adapter])
+    setting = Setting(processor, reads, adapter.labels, recipe.seed, reads)
+    origin = adapter.backbone.folder  # diffusers pipelines do not have one
+    trained = trained_length(Path(origin)) if origin else None
 
-    def evaluated(self, line: Evaluated, timing: Timing) -> None:
-        """Log the metrics."""
-        self._log({f"eval/{name}": value for name, value in line.metrics.items()}, line.step)
-
-    def close(self) -> None:
-        """End the run in every tracker."""
-        for name in list(self.trackers):
-            self._attempt(name, lambda tracker: tracker.finish())
-        self.trackers.clear()
-
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        for name in list(self.trackers):
-            self._attempt(name, lambda tracker: tracker.log(dict(values), step=step))
-
-    def _attempt(self, name: str, action: Any) -> None:
-        try:
-            action(self.trackers[name])
-        except Exception as error:  # network failures must not end the run
-            del self.trackers[name]
-            self.console.note(f"{name} gets no more values: {type(error).__name__}: {error}")
+    some = () if data.streams else data.train
+    with doing(f"encoding {len(some) + len(data.evaluation) + len(data.test):,} examples"):
+        if not data.parts:
+            return loader.rows(data, setting, recipe.train.max_length, trained)
+        rows = {
+            name: loader.rows(
+                part, replace(setting, labels=part.labels), recipe.train.max_length, trained
+            )
+            for name, part in data.parts.items()
+        }
+    return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))
 
 
-def start_trackers(recipe: Recipe, console: Reporter, *, resume: bool) -> Reporter:
-    """Start the trackers of a recipe; must be called before anything is written.
+def _with_shards(
+    rows: FittedRows, adapter: Adapter, options: RunOptions, *, started: bool
+) -> FittedRows:
+    """Shard the model if the options require it, and return the rows with their reference.
+
+    The sharded model computes the reference, unless the adapter replaces parts of the backbone.
+    Such parts cannot be exchanged after sharding.
+    """
+    sharded_first = bool(options.shard) and not adapter.replaces
+    if not sharded_first:
+        rows = _with_reference(rows, adapter, options, started=started, sharded=False)
+    if options.shard:
+        shard(adapter)
+    if sharded_first:
+        rows = _with_reference(rows, adapter, options, started=started, sharded=True)
+    return rows
+
+
+def _with_reference(
+    rows: FittedRows, adapter: Adapter, options: RunOptions, *, started: bool, sharded: bool
+) -> FittedRows:
+    """Return rows with their reference, if their task uses one.
+
+    The reference is computed by the model with the new adapter off and those below it on. If the
+    adapter was started from another one, the model with that adapter computes it. A resumed run
+    computes it again, before the tensors of its checkpoint are loaded.
+    """
+    task, model, size = rows.train.task, adapter.model, options.eval_batch_size
+    if not task.compares_with_reference:
+        return rows
+    parts = (rows.train, rows.evaluation, rows.test)
+    off = nullcontext() if started else only_foundations(model)
+    divided = divided_evaluation(sharded=sharded, together=options.tensor_parallel)
+    with off, doing("computing the reference"), divided:
+        train, evaluation, test = (
+            task.with_reference(model, part, size) if part and part.rows and reads else part
+            for part, reads in zip(parts, (True, *[task.evaluates_with_reference] * 2), strict=True)
+        )
+    assert train is not None
+    assert evaluation is not None
+    return replace(rows, train=train, evaluation=evaluation, test=test)
+
+
+def _with_init(options: RunOptions, recipe: Recipe, *, started: bool) -> RunOptions:
+    """Return the options without a data-based initialization if another adapter is the start.
 
     Raises:
-        ConfigError: a tracker cannot start.
+        ConfigError: the recipe names both, or such an initialization of a sharded model.
     """
-    names, folder = recipe.train.tracker, Path(recipe.output)
-    if not names:
-        return Reporter()
-    saved = _read_ids(folder / TRACKED) if resume else {}
-    trackers, ids = {}, {}
-    for name in names:
-        run = TrackedRun(folder.resolve().name, saved.get(name) or secrets.token_hex(4))
-        trackers[name] = _started(name, run, is_new=name not in saved)
-        trackers[name].store_init_configuration(configuration(recipe))
-        ids[name] = _id_of(name, trackers[name]) or run.id
-    return Tracked(folder, trackers, ids, console)
-
-
-def _started(name: str, run: TrackedRun, *, is_new: bool) -> Any:
-    from accelerate import PartialState, tracking
-
-    # accelerate's trackers write logs, which require its state; `Engine` creates its own state.
-    PartialState(cpu=own_device().type == "cpu")
-    try:
-        tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**run.arguments(name, is_new))
-        getattr(tracker, "start", lambda: None)()  # before 1.11, the constructor starts it
-    except Exception as error:
+    if started and recipe.train.init:
         raise ConfigError(
-            f"{name} cannot start: {type(error).__name__}: {error}",
-            hint=f"log in to {name} or set it offline, or train without train.tracker={name}",
-        ) from error
-    return tracker
+            f"the run would start from {recipe.from_} and from train.init={recipe.train.init}",
+            hint="one of both",
+        )
+    return replace(options, init=None) if started else options
 
 
-def _id_of(name: str, tracker: Any) -> str | None:
-    """Return the id chosen by MLflow; other trackers use our id."""
-    return str(tracker.tracker.info.run_id) if name == "mlflow" else None
+def _check_packing(task: Task, adapter: Adapter) -> None:
+    virtual = {p.method.name for p in adapter.placed if p.site.kind == "embed"}
+    if task.packs and virtual:
+        raise ConfigError(
+            f"{', '.join(virtual)} prepends virtual tokens to each row, where only the first of "
+            "its packed texts can attend to them",
+            hint="pack=false",
+        )
 
 
-def _read_ids(path: Path) -> dict[str, str]:
-    try:
-        ids = json.loads(path.read_bytes())
-        return {name: str(value) for name, value in ids.items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
-def configuration(recipe: Recipe) -> dict[str, Any]:
-    """Return the options of a recipe by dotted name, without local paths."""
-    options = to_dict(recipe)
-    for own in (options, *options["tasks"].values()):
-        for name in DATA_SOURCES:
-            own["data"].pop(name, None)
-    del options["output"]
-    if is_folder(recipe.backbone):
-        options["backbone"] = Path(recipe.backbone).resolve().name
-    return dict(_flat(options))
-
-
-def _flat(options: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            plain = value is None or isinstance(value, bool | int | float | str)
-            yield f"{above}{name}", value if plain else json.dumps(value)
+def _check_stages(data: RunData, adapter: Adapter) -> None:
+    if not data.evaluation and (waiting := waiting_for_plateaus(adapter)):
+        raise ConfigError(
+            f"{', '.join(waiting)} begins a stage when evaluations no longer improve, and there is "
+            "no evaluation",
+            hint="--eval FILE, or stages by epochs",
+        )

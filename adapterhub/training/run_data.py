@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.backbones.find import default_backbone
 from adapterhub.backbones.torch_free_checks import DEQUANTIZE, check_backbone_options
@@ -39,10 +39,13 @@ from adapterhub.recipe.output_folder import check_output
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.registry.pull import pull
 from adapterhub.status import reading
-from adapterhub.tasks import Task, parse_task
+from adapterhub.tasks import Task, dump_task, parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT, task_by_data
 from adapterhub.training.stream import ExampleStream, open_examples
 from adapterhub.training.task_mixture import TaskMixture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
@@ -82,6 +85,32 @@ class RunData:
         }
         task = (self.spec or DEFAULT) if recipe.task is None else recipe.task
         return replace(recipe, task=task, tasks=tasks, backbone=recipe.backbone or self.backbone)
+
+    def complete_options(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the complete options of a recipe, including those that depend on its data."""
+        if not self.parts:
+            return {"data": self.options, "task": dump_task(self.task)}
+        tasks = {
+            name: replace(own, task=dump_task(self.parts[name].task), data=self.parts[name].options)
+            for name, own in recipe.tasks.items()
+        }
+        return {"tasks": tasks}
+
+    def for_model(self, model: PreTrainedModel) -> RunData:
+        """Return the data with the task options that depend on the backbone."""
+        parts = {name: part.for_model(model) for name, part in self.parts.items()}
+        task = self.task.for_model(model)
+        if not (parts or self.streams):
+            task = task.for_examples(self.train)
+        note = task.model_note if task != self.task else ""
+        return replace(self, task=task, parts=parts, notes=(*self.notes, *[note] * bool(note)))
+
+    def typed_inputs(self) -> str:
+        """Return the arguments to type after `adapterhub predict RUN`, for the first task."""
+        head, first = next(iter(self.parts.items()), ("", self))
+        second = f"a {first.task.pair_name}" if first.task.pair_name else "another"
+        pair = f' --pair "{second}"' * (first.task.fields(first.options) != 1)
+        return f"{f'--head {head} ' * bool(head)}{first.task.typed_input()}{pair}"
 
     @property
     def streams(self) -> bool:

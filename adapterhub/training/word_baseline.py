@@ -28,6 +28,8 @@ MOST_FITTED = 20_000  # rows: more would add cost, but little to a baseline
 HEADS = ("classification", "regression")  # tasks with one class or one number for each text
 _MOST_WORK = 1 << 23  # characters of a run, times its classes: some seconds
 _STEPS = 300
+_KEPT = 8  # predictions of fitted bags of words
+_FITTED: dict[tuple[str, str, str], dict[str, list[Any]] | None] = {}
 _WORD = r"\w+|[^\w\s]"
 
 
@@ -43,8 +45,20 @@ def predict_by_words(
 ) -> dict[str, list[Any]] | None:
     """Fit a bag of words to training rows; return its predictions for others, by column.
 
+    The runs of a sweep and of a study have the same rows, so the latest predictions are kept.
     Return None if fitting is impossible: no words, or a single class.
     """
+    key = (kind, data_hash(train), data_hash(test))
+    if key not in _FITTED:
+        _FITTED[key] = _fitted(kind, train, test)
+        for oldest in list(_FITTED)[:-_KEPT]:
+            del _FITTED[oldest]
+    return _FITTED[key]
+
+
+def _fitted(
+    kind: str, train: Sequence[Example], test: Sequence[Example]
+) -> dict[str, list[Any]] | None:
     from scipy.sparse import hstack
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer

@@ -20,7 +20,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read
 from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
-from adapterhub.training.prepare import prepare
+from adapterhub.training.run import prepare
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
 

@@ -17,7 +17,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.recipe.recipe import read
 from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks.common.language_models import Writing
-from adapterhub.training.prepare import prepare
+from adapterhub.training.run import prepare
 from tests.kit.data import json_lines, sentences, write_json_lines, write_tsv
 from tests.kit.selection import long_table
 from tests.kit.server import TaskExample, write_adapter

@@ -17,8 +17,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks.common import language_models
 from adapterhub.tasks.common.batches import IGNORED
-from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.run import training_session
+from adapterhub.training.run import PreparedRun, prepare, training_session
 from tests.kit.data import mixed_recipe, write_json_lines
 from tests.kit.selection import long_table
 from tests.kit.task_cases import CASES

@@ -269,7 +269,7 @@ def compare_runs(recipe: Recipe, **train: Any) -> None:
 
 def test_a_run_uses_them(recipe: Recipe, liger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     liger()
-    monkeypatch.setattr("adapterhub.training.prepare.check_installed", lambda options: None)
+    monkeypatch.setattr("adapterhub.training.run.check_installed", lambda options: None)
     compare_runs(recipe)
 
 

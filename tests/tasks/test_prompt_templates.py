@@ -13,7 +13,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks import parse_task
-from adapterhub.training.prepare import prepare
+from adapterhub.training.run import prepare
 from tests.kit.data import write_json_lines
 
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}

@@ -22,8 +22,7 @@ from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading
 from adapterhub.training.loading import KernelChoice, can_compute, choose_kernels, layer_shape
-from adapterhub.training.prepare import prepare
-from adapterhub.training.run import run
+from adapterhub.training.run import prepare, run
 from adapterhub.training.run_data import read_data
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer

@@ -24,8 +24,7 @@ from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.recipe import Recipe, parse_mixing
 from adapterhub.training.plan import plan_of
-from adapterhub.training.prepare import prepare
-from adapterhub.training.run import RunOutcome, run
+from adapterhub.training.run import RunOutcome, prepare, run
 from adapterhub.training.task_mixture import MixedRows, mixed_order
 from tests.kit.data import HEADS, mixed_recipe, write_tasks
 from tests.kit.runs import final_bytes, lines

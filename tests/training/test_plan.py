@@ -15,7 +15,7 @@ from adapterhub.loop.trainee import HEAD_LEARNING_RATE
 from adapterhub.recipe.recipe import read
 from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of
-from adapterhub.training.prepare import PreparedRun, prepare
+from adapterhub.training.run import PreparedRun, prepare
 from tests.kit import tiny_models
 from tests.kit.data import write_tsv
 from tests.kit.selection import long_table
@@ -71,7 +71,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from adapterhub.training.plan import plan_of
-from adapterhub.training.prepare import (prepare)
+from adapterhub.training.run import (prepare)
 from adapterhub.recipe.recipe import read
 from adapterhub.loop.report import Reporter
 from adapterhub.loop import loop

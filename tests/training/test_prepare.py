@@ -12,7 +12,7 @@ from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.loading import make_ready
-from adapterhub.training.prepare import prepare
+from adapterhub.training.run import prepare
 from tests.kit import tiny_models
 
 

@@ -10,8 +10,7 @@ import pytest
 from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
-from adapterhub.training.prepare import prepare
-from adapterhub.training.run import run
+from adapterhub.training.run import prepare, run
 from tests.kit.task_cases import CASES
 
 WORDS = ("train.tensorboard=false", "train.report=false", "train.learning_rate=1e-2")

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from adapterhub.loop.engine import LazyBatches
-from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.run import (
+    PreparedRun,
     begun_epochs,
     drawn_batches,
     epoch_batches,
     first_batches,
+    prepare,
 )
 from adapterhub.training.stream import StreamBatches
 from tests.kit.data import streamed_recipe, write_shards

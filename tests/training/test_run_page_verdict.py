@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from adapterhub.loop.report import one_class, verdict
 from adapterhub.recipe.recipe import TrainOptions
-from adapterhub.training.run import one_class, verdict
 
 
 def history(*accuracies: float, every: float = 1.0) -> list[dict[str, float]]:

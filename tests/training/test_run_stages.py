@@ -16,7 +16,7 @@ from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import OutputError
 from adapterhub.loop.checkpoint import folder_of
 from adapterhub.recipe.sweep import read_staged
-from adapterhub.training.run_stages import check_stages
+from adapterhub.training.several import check_stages
 from tests.kit.data import WORDS
 from tests.kit.session import refused
 

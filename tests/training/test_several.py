@@ -15,7 +15,8 @@ from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
-from adapterhub.training.run import run, run_several
+from adapterhub.training.run import run
+from adapterhub.training.several import run_several
 from tests.kit.runs import Ticks
 from tests.kit.selection import part_of
 

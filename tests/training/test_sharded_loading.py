@@ -39,7 +39,7 @@ def measure(path):
     import torch.distributed.tensor  # noqa: F401
 
     from adapterhub.loop.processes import join_processes
-    from adapterhub.training.prepare import prepare
+    from adapterhub.training.run import prepare
     from adapterhub.training.run_data import placed
 
     # Freed memory goes back to the system, as that of large tensors does.

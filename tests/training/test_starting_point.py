@@ -13,8 +13,8 @@ from adapterhub.errors import ConfigError, MismatchError, TrainingError
 from adapterhub.files.native import Saved
 from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training.prepare import prepare, starting_point
-from adapterhub.training.run import run
+from adapterhub.training.loading import starting_point
+from adapterhub.training.run import prepare, run
 from tests.kit.data import write_tsv
 
 

@@ -16,8 +16,8 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training.prepare import prepare, run_origins
-from adapterhub.training.run import run
+from adapterhub.training.loading import run_origins
+from adapterhub.training.run import prepare, run
 from tests.kit.selection import ALL
 
 

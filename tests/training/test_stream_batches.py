@@ -22,8 +22,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training.plan import plan_of, preview_rows
-from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.run import run
+from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.stream import StreamBatches, StreamedRows
 from tests.kit import tiny_models
 from tests.kit.data import sentences, streamed_recipe, write_shards, write_tsv

@@ -12,14 +12,17 @@ from accelerate import tracking
 from accelerate.tracking import GeneralTracker
 
 from adapterhub.errors import ConfigError
-from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
-from adapterhub.recipe.output_folder import TRACKED
-from adapterhub.recipe.recipe import Recipe, read
-from adapterhub.training.run import (
+from adapterhub.loop.report import (
+    Evaluated,
+    Reporter,
+    Timing,
     TrackedRun,
+    TrainingLine,
     configuration,
     start_trackers,
 )
+from adapterhub.recipe.output_folder import TRACKED
+from adapterhub.recipe.recipe import Recipe, read
 
 NAMES = ("wandb", "mlflow", "trackio", "swanlab")
 TIMING = Timing(1.0, 20.0, 3)

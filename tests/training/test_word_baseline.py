@@ -110,3 +110,15 @@ def test_a_record_is_read_as_it_was_written_and_others_are_left_out(tmp_path):
     for text in ("{", *map(json.dumps, wrong)):
         (tmp_path / BAG_OF_WORDS).write_text(text)
         assert recorded_words(tmp_path) is None
+
+
+def test_the_runs_of_a_sweep_fit_equal_rows_once(monkeypatch):
+    fits, fit = [], word_baseline._fitted
+    monkeypatch.setattr(word_baseline, "_fitted", lambda *rows: fits.append(rows) or fit(*rows))
+    train, rows = (rows_of("classes", count) for count in (41, 43))
+    for right in (1.0, 0.5):
+        compare_with_words(data_of("classes", train, rows), rows, predicted("classes", rows, right))
+    assert len(fits) == 1
+    others = rows_of("classes", 45)
+    compare_with_words(data_of("classes", others, rows), rows, predicted("classes", rows, 1.0))
+    assert len(fits) == 2

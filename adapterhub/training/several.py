@@ -1,9 +1,13 @@
-"""The runs of a recipe with stages, one after the other, each resumable.
+"""Several runs, one after the other, each resumable: the stages of a recipe, or a sweep.
+
+A recipe with stages writes
 
 <output>/recipe.yaml     all stages, as they were started
 <output>/stages.json     the finished stages: recipe, sizes of the data, adapter
 <output>/NAME/           the run of a stage, as for a recipe without stages
 <output>/adapter/        the adapter of the last stage
+
+The runs of a sweep share the backbone, the data and the outputs of frozen layers.
 """
 
 from __future__ import annotations
@@ -11,15 +15,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import to_dict
 from adapterhub.config.user_folders import is_folder
-from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
 from adapterhub.files.atomic import put_in_place, replace_file, staging, sync_files
-from adapterhub.loop.processes import is_main, wait_for_everyone
+from adapterhub.loop.processes import Stopped, catch_stop_signals, is_main, wait_for_everyone
 from adapterhub.recipe.output_folder import RECIPE, writing
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.recipe.sweep import StagedRecipe, without_places
@@ -182,3 +187,52 @@ def _digest(folder: Path) -> str:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{file.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A finished run of several, with its outcome or an error."""
+
+    recipe: Recipe
+    outcome: RunOutcome | None = None
+    error: AdapterhubError | None = None
+
+
+def run_several(
+    recipes: Sequence[Recipe], reporter: Callable[[Recipe], Reporter], *, resume: bool = False
+) -> Iterator[Ended]:
+    """Train recipes one after the other; load, read and compute shared parts once.
+
+    The runs share the backbone, the data, the encoded rows and the outputs of frozen layers
+    (`train.frozen_cache`). Each run has a separate output folder and ends with the same bytes as
+    alone. With `resume`, a run that had begun is continued. If a run fails, it is yielded with its
+    error, and the next one begins. Each note is given once.
+
+    Yields:
+        Each run when it has ended.
+
+    Raises:
+        Stopped: a signal stopped the current run, after its state was saved.
+    """
+    from adapterhub.loop.report import NotesOnce  # these import torch
+    from adapterhub.training.loading import SharedLoader
+    from adapterhub.training.run import run
+
+    loader, said = SharedLoader(), set[str]()
+    with catch_stop_signals() as stop:
+        for done, recipe in enumerate(recipes):
+            if stop.requested:  # at the end of the previous run, without stopping it
+                raise Stopped(
+                    f"stopped by a signal after {done} of {len(recipes)} runs",
+                    hint="run the same command with --resume to continue",
+                )
+            try:
+                data, begun = loader.data(recipe), (Path(recipe.output) / RECIPE).exists()
+                reports = NotesOnce([reporter(recipe)], said)
+                ended = run(recipe, reports, resume=resume and begun, data=data, loader=loader)
+            except Stopped:
+                raise
+            except AdapterhubError as error:
+                yield Ended(recipe, error=error)
+            else:
+                yield Ended(recipe, ended)
