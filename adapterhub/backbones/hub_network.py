@@ -14,13 +14,14 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import json
+import math
 import os
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from itertools import chain
@@ -65,6 +66,10 @@ class UnusableProxyError(Exception):
     """A request would go through an unusable proxy; `proxy_advice` gives the reason."""
 
 
+class OversizedError(Exception):
+    """A response is larger than its limit; the text gives the limit."""
+
+
 class HubNetwork:
     """The destinations of requests for one hub: its own origin, or another one by a redirect.
 
@@ -93,6 +98,19 @@ class HubNetwork:
             raise ForbiddenAddressError("a redirect to http")
         if reach is not None:
             self._check_reach(reach)
+
+    def redirected(self, url: str, location: str) -> str:
+        """Return the absolute URL of a redirect from `url`.
+
+        Raises:
+            ForbiddenAddressError: as `check`.
+        """
+        try:
+            target = urljoin(url, location)
+        except ValueError:
+            raise ForbiddenAddressError("a malformed URL") from None
+        self.check(target)
+        return target
 
     def trace(self, url: str) -> Callable[[str, Mapping[str, Any]], None]:
         """Return a callback for httpx's extension `trace` that checks the address of the peer.
@@ -141,7 +159,7 @@ class Watchdog:
     the library's events after `inner`. `sockets` are connections that other responses also use.
 
     Attributes:
-        received: the bytes of the response so far, counted by its reader.
+        received: the bytes of the response so far.
         expired: whether the connection was ended.
     """
 
@@ -163,6 +181,24 @@ class Watchdog:
         if self._thread is None and not self._done.is_set():
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
+
+    def counted(
+        self, chunks: Iterable[bytes], limit: int | None, stated: int = 0
+    ) -> Iterator[bytes]:
+        """Yield the body of a response, of at most `limit` bytes; `stated` is its stated size.
+
+        Raises:
+            OversizedError: it has more, or states more.
+        """
+        most = math.inf if limit is None else limit
+        if stated <= most:
+            for chunk in chunks:
+                self.received += len(chunk)
+                if self.received > most:
+                    break
+                yield chunk
+        if max(stated, self.received) > most:
+            raise OversizedError(f"more than {limit} bytes")
 
     def stop(self) -> None:
         """Stop watching."""
@@ -192,18 +228,6 @@ class Watchdog:
             for connection in tuple(self._sockets):
                 with suppress(OSError):  # already closed
                     connection.shutdown(socket.SHUT_RDWR)
-
-
-def redirect_target(url: str, location: str) -> str:
-    """Return the absolute URL of a redirect.
-
-    Raises:
-        ForbiddenAddressError: the URL is malformed.
-    """
-    try:
-        return urljoin(url, location)
-    except ValueError:
-        raise ForbiddenAddressError("a malformed URL") from None
 
 
 def url_origin(url: str) -> str:
@@ -462,7 +486,7 @@ def _lists_files(request: Any) -> bool:
 def _stays(response: Any) -> bool:
     """Return whether a response redirects within its origin; then its headers are not used."""
     url, location = str(response.request.url), response.headers.get("location")
-    return location is not None and _same(redirect_target(url, location), url)
+    return location is not None and _same(urljoin(url, location), url)
 
 
 def _check_routes(response: Any, network: HubNetwork) -> None:
@@ -470,7 +494,7 @@ def _check_routes(response: Any, network: HubNetwork) -> None:
     url = str(response.request.url)
     try:
         if location := response.headers.get("location"):
-            network.check(redirect_target(url, location))
+            network.redirected(url, location)
         links = {rel: urljoin(url, link.get("url", "")) for rel, link in response.links.items()}
         following = links.get("next")
         if following and not (_same(following, url) and _API.fullmatch(urlsplit(following).path)):
@@ -519,11 +543,9 @@ def _limited(stream: Any, limit: int | None, watchdog: Watchdog) -> Any:
         def __iter__(self) -> Iterator[bytes]:
             watchdog.begin(GRACE_SECONDS)
             try:
-                for chunk in stream:
-                    watchdog.received += len(chunk)
-                    if limit is not None and watchdog.received > limit:
-                        raise _refusal(f"more than {limit} bytes")
-                    yield chunk
+                yield from watchdog.counted(stream, limit)
+            except OversizedError as error:
+                raise _refusal(f"{error}") from None
             finally:
                 watchdog.stop()
                 if watchdog.expired:

@@ -35,10 +35,10 @@ from adapterhub.backbones.hub_network import (
     MIN_RATE,
     ForbiddenAddressError,
     HubNetwork,
+    OversizedError,
     UnusableProxyError,
     Watchdog,
     proxy_advice,
-    redirect_target,
     url_origin,
     usable_proxies,
 )
@@ -222,7 +222,6 @@ class HubClient:
         token = self.token
         for _ in range(MAX_REDIRECTS + 1):
             try:
-                self._network.check(url)
                 if url_origin(url) != self._network.origin:
                     token = None  # permanently: the other server would decide on the way back
                 with self._send(url, token, start, subject, began, known) as answer:
@@ -234,7 +233,7 @@ class HubClient:
                         answer.check()
                         yield answer
                         return
-                    url = redirect_target(url, answer.headers.get("location", ""))
+                    url = self._network.redirected(url, answer.headers.get("location", ""))
             except ForbiddenAddressError as error:
                 raise RegistryError(f"{subject}: the server answered with {error}") from None
         raise RegistryError(
@@ -334,20 +333,13 @@ class HubAnswer:
 
     def chunks(self, limit: int) -> Iterator[bytes]:
         """Yield the body, of at most `limit` bytes."""
-        length = self._text("content-length", r"\d{1,18}")
-        received = int(length or 0)
-        if received <= limit:
-            received = 0
-            for chunk in self._response.iter_raw():
-                received += len(chunk)
-                self._watchdog.received += len(chunk)
-                if received > limit:
-                    break
-                yield chunk
-        if received > limit:
+        stated = int(self._text("content-length", r"\d{1,18}") or 0)
+        try:
+            yield from self._watchdog.counted(self._response.iter_raw(), limit, stated)
+        except OversizedError:
             raise RegistryError(
                 f"{self._subject}: the server sent more than the {limit} bytes that it may have"
-            )
+            ) from None
 
     def _text(self, header: str, pattern: str) -> str | None:
         """Return a header that has exactly the form of a pattern, or None."""
