@@ -55,35 +55,15 @@ LOCK_FILE = "adapterhub.lock"
 _MAX_BYTES = 4 << 20
 
 
-def _with_new_fields(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add the fields of newer versions; older ones had the hub of `hf:` in `registry`."""
+def _complete(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add missing fields to pins; adapterhub 0.1 had the hub of `hf:` in `registry`."""
     adapters = tree.get("adapters")
-    if not isinstance(adapters, dict):
-        return tree
-    return {**tree, "adapters": {name: _with_all_fields(pin) for name, pin in adapters.items()}}
-
-
-def _with_all_fields(pin: Any) -> Any:
-    if not isinstance(pin, dict):
-        return pin
-    fields = {"registry": None, "endpoint": None, "signer": None, **pin}
-    registry = fields["registry"]
-    if str(pin.get("reference")).startswith("hf:") and isinstance(registry, str):
-        fields |= {"registry": None, "endpoint": fields["endpoint"] or registry}
-    return fields
-
-
-def _is_folder(reference: Reference, registry: str) -> bool:
-    # A UNC path would make Windows log in to a host that the lock file names.
-    network = re.match(r"[/\\]{2}", registry) or "://" in registry
-    return reference.kind == "local" and not network
-
-
-def _gives(endpoint: str, reference: Reference) -> bool:
-    """Return whether an endpoint can be the source of an adapter."""
-    if reference.kind == "hub":
-        return _is_hub(endpoint)
-    return reference.kind == "server" and endpoint == _origin(str(reference.host))
+    for pin in adapters.values() if isinstance(adapters, dict) else ():
+        if isinstance(pin, dict):
+            pin |= {"registry": None, "endpoint": None, "signer": None} | pin
+            if str(pin.get("reference")).startswith("hf:") and isinstance(pin["registry"], str):
+                pin |= {"registry": None, "endpoint": pin["endpoint"] or pin["registry"]}
+    return tree
 
 
 def _origin(url: str) -> str:
@@ -122,11 +102,16 @@ def _place_problems(path: str, pin: Pin) -> list[str]:
         return [f"{path}.reference: {error.problem}"]
     if reference.kind == "folder" or reference.version is None:
         return [f"{path}.reference: {pin.reference!r} does not name a published version"]
-    problems = []
-    if pin.registry is not None and not _is_folder(reference, pin.registry):
-        problems.append(f"{path}.registry: {pin.registry!r} is not a registry of {reference}")
-    if pin.endpoint is not None and not _gives(pin.endpoint, reference):
-        problems.append(f"{path}.endpoint: {pin.endpoint!r} is not a hub of {reference}")
+    kind, problems = reference.kind, []
+    # A UNC path would make Windows log in to a host that the lock file names.
+    folder, network = pin.registry, re.compile(r"[/\\]{2}|.*://")
+    if folder is not None and (kind != "local" or network.match(folder)):
+        problems.append(f"{path}.registry: {folder!r} is not a registry of {reference}")
+    at = pin.endpoint
+    if at is not None and not (
+        _is_hub(at) if kind == "hub" else at == recorded_endpoint(reference)
+    ):
+        problems.append(f"{path}.endpoint: {at!r} is not a hub of {reference}")
     return problems
 
 
@@ -184,7 +169,7 @@ def read_lock(path: Path) -> dict[str, Pin]:
         tree, offenders = schema.parse_object(read_file(path, 0, _MAX_BYTES, None), _MAX_BYTES)
     except UnreadableError as error:
         tree, offenders = {}, [str(error)]
-    lock, problems = from_file(_Lock, _with_new_fields(tree))
+    lock, problems = from_file(_Lock, _complete(tree))
     offenders = offenders or problems or _equal_names(lock.adapters if lock else ())
     if lock is None or offenders:
         raise FileError(
@@ -264,17 +249,13 @@ def recorded_registry(
 
     `project` is the folder of the lock file.
     """
-    if reference.kind != "local":
-        return None
-    if not isinstance(registry_at(registry), LocalRegistry):
+    if reference.kind != "local" or not isinstance(registry_at(registry), LocalRegistry):
         return None
     folder = Path(registry or default_root())
     if folder.resolve().is_relative_to(project.resolve()):
         return folder.resolve().relative_to(project.resolve()).as_posix()
-    if registry is None:
-        return None
-    if folder.is_absolute():
-        return str(folder)
+    if registry is None or folder.is_absolute():
+        return None if registry is None else str(folder)
     return Path(os.path.relpath(folder, project)).as_posix()
 
 
@@ -298,7 +279,8 @@ def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str,
     for name, pinned in new:
         old = merged.get(name, pinned)
         _check_successor(name, old, pinned)
-        if _unversioned(old) != _unversioned(pinned):
+        first, second = (parse_reference(each.reference) for each in (old, pinned))
+        if replace(first, version=None) != replace(second, version=None):
             conflicts.append(f"{name}: {old.reference} and {pinned.reference}")
         merged[name] = pinned
     if conflicts := conflicts + _equal_names(merged):
@@ -427,16 +409,9 @@ def _other_hub(pinned: Pin) -> Store | None:
 
     Adapters of the Hub may come from this machine's `$HF_ENDPOINT`, such as a mirror.
     """
-    if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, DEFAULT_HUB):
-        return None
-    from huggingface_hub import constants  # slow to import
-
-    if pinned.endpoint == _origin(constants.ENDPOINT):
+    parsed = parse_reference(pinned.reference)
+    if parsed.kind != "hub" or pinned.endpoint in (None, DEFAULT_HUB, recorded_endpoint(parsed)):
         return None
     from adapterhub.registry.hub import HubStore
 
     return HubStore(pinned.endpoint)
-
-
-def _unversioned(pinned: Pin) -> Reference:
-    return replace(parse_reference(pinned.reference), version=None)
