@@ -239,10 +239,9 @@ class BatchPlan(RowOrder):
         `places` has the bank of each group's module and its place there; None without a module.
         Slots with equal places share a result.
         """
-        found = self._banked.get(places)
-        if found is None:
-            found = self._banked[places] = self._by_bank(places)
-        return found
+        if places not in self._banked:
+            self._banked[places] = self._by_bank(places)
+        return self._banked[places]
 
     def _by_bank(
         self, places: tuple[tuple[int, int] | None, ...]

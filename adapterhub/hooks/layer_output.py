@@ -51,11 +51,11 @@ def is_reversible(anatomy: Anatomy) -> bool:
 
 def _reversible(anatomy: Anatomy) -> list[tuple[nn.Module, tuple[str, ...]]]:
     """List the stacks of reversible layers with the paths of the layers."""
-    found = []
+    stacks = []
     for paths in anatomy.layers.values():
         stack = reversible_stack(anatomy.model, paths[0]) if paths else None
-        found += [(stack, paths)] if stack is not None else []
-    return found
+        stacks += [(stack, paths)] if stack is not None else []
+    return stacks
 
 
 def _require_gradient(

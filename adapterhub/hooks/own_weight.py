@@ -74,9 +74,8 @@ class HeldWeightSlot(Slot):
         copies = plan.copies(first_input(tuple(args), named).shape[0], self.where())
         outputs = []
         calls = plan.split_call(args, named, copies)
-        for composition, (its_args, its_named) in zip(plan.groups, calls, strict=True):
-            given = its_args, its_named
-            outputs.append(self.compute(host, function, composition, *given, by_row=True))
+        for composition, call in zip(plan.groups, calls, strict=True):
+            outputs.append(self.compute(host, function, composition, *call, by_row=True))
         if isinstance(outputs[0], tuple):
             return tuple(_joined(plan, pieces) for pieces in zip(*outputs, strict=True))
         return _joined(plan, outputs)

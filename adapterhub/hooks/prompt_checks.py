@@ -164,9 +164,9 @@ def check_cached_positions(inputs: dict[str, Any], before: int, first: int = 0) 
     text = _text_positions(positions)
     expected = first + before
     if text is None or (not torch.compiler.is_compiling() and bool((text[:, 0] != expected).any())):
-        found = positions[..., 0].flatten().tolist()
+        values = positions[..., 0].flatten().tolist()
         raise SiteError(
-            f"the cache holds {before} tokens of the text, the next ones have positions {found}",
+            f"the cache holds {before} tokens of the text, the next ones have positions {values}",
             expected="the tokens behind those in the cache",
             hint="with a cache, pass only the tokens that are not in it, to generate too; for "
             "positions of your own, pass an attention_mask",

@@ -3,8 +3,7 @@
 Constant modules (`Adapter.hold`) of a slot are in banks. A bank has the modules of one kind, each
 at its own place, with room for more. A batch gathers the modules of its rows by place, so a random
 mix of adapters does not need a new stack, and the rows of each kind are one product. Banks grow by
-doubling, reuse the places of removed modules, and shrink when few are taken. They are replaced as a
-whole, so that passes of other threads read a consistent state.
+doubling, reuse the places of removed modules, and shrink when few are taken.
 
 Other modules may change between calls, also through `.data` or numpy, which no version of a tensor
 shows. They are stacked for one call, if all rows have a module of one kind. This takes no longer
@@ -134,50 +133,6 @@ def _numbers(module: nn.Module) -> int | None:
     return numbers
 
 
-def places_of(banked: BankedModules, plan: BatchPlan) -> list[Places] | None:
-    """Return the places of a plan's modules, by column; None if one of them is not in a bank."""
-    found = banked.places
-    columns = [
-        tuple([None if key is None else found.get(key, _NOWHERE) for key in column])
-        for column in plan.columns or ()
-    ]
-    return None if any(_NOWHERE in column for column in columns) else columns
-
-
-def from_banks(
-    banked: BankedModules,
-    plan: BatchPlan,
-    columns: Sequence[Places],
-    y: Tensor,
-    wanted: Wanted,
-) -> list[StackedRows] | None:
-    """Gather the modules of each row of a plan from banks, by column.
-
-    Returns: None if copying modules takes longer than calling them.
-    """
-    found, dtype = [], _computed_in(y)
-    for places in columns:
-        order, rows_by_bank = plan.by_bank(places)
-        parts: list[StackedColumn | None] = []
-        for rows in rows_by_bank:
-            bank = None if rows.bank is None else banked.banks[rows.bank]
-            if bank is None or not wanted(bank.example, bank.site):
-                parts.append(None)
-                continue
-            copied = bank.stack.numbers * len(rows.places) if rows.modules > 1 else 0
-            if not _pays(copied, rows.modules, y):
-                return None
-            stack = bank.at(rows)
-            own = stack.tensors[0]
-            if own.device != y.device:
-                return None
-            stack = stack if dtype in (None, own.dtype) else stack.cast(dtype)
-            parts.append(StackedColumn(stack, bank.example, bank.site))
-        if any(parts):
-            found.append(StackedRows(parts, order if len(parts) > 1 else None))
-    return found
-
-
 def _computed_in(y: Tensor) -> torch.dtype | None:
     """Return the compute dtype of modules, from their input; None if autocast chooses it."""
     return None if torch.is_autocast_enabled(y.device.type) else y.dtype
@@ -241,19 +196,19 @@ class Bank(NamedTuple):
 
     def with_module(self, key: str, form: SiteModule, form_of: FormOf) -> Bank | None:
         """Return the bank with one more module, or None if it cannot be stacked with these."""
-        made = _bank_stack([*self.widest, form])  # wide enough for all of them and the new one
-        if made is None:
+        stack = _bank_stack([*self.widest, form])  # wide enough for all of them and the new one
+        if stack is None:
             return None
-        if list(map(_row_form, made.tensors)) != list(map(_row_form, self.stack.tensors)):
+        if list(map(_row_form, stack.tensors)) != list(map(_row_form, self.stack.tensors)):
             keys = self.taken()
-            made = _bank_stack([*map(form_of, keys), form])
-            if made is None:
+            stack = _bank_stack([*map(form_of, keys), form])
+            if stack is None:
                 return None
             widest = (*self.widest, _without_values(form))
-            return Bank(self.kind, made, (*keys, key), widest, self.site)._with_room()
+            return Bank(self.kind, stack, (*keys, key), widest, self.site)._with_room()
         bank = self if None in self.keys else self._resized(2 * len(self.keys))
         place = bank.keys.index(None)
-        for tensor, row in zip(bank.stack.tensors, made.tensors, strict=True):
+        for tensor, row in zip(bank.stack.tensors, stack.tensors, strict=True):
             tensor[place] = row[-1]
         return bank._replace(keys=(*bank.keys[:place], key, *bank.keys[place + 1 :]))
 
@@ -305,21 +260,6 @@ def _without_values(form: SiteModule) -> SiteModule:
     return twin
 
 
-class BankedModules(NamedTuple):
-    """The banks of a slot, and the bank and the place of each module, by its key."""
-
-    places: Mapping[str, tuple[int, int]]
-    banks: tuple[Bank | None, ...]
-
-    def replaced(self, number: int, bank: Bank | None) -> BankedModules:
-        """Return the banks with one of them replaced."""
-        banks = (*self.banks[:number], bank, *self.banks[number + 1 :])
-        others = {key: place for key, place in self.places.items() if place[0] != number}
-        keys = bank.keys if bank is not None else ()
-        own = {key: (number, place) for place, key in enumerate(keys) if key is not None}
-        return BankedModules(others | own, banks)
-
-
 class BankPlace(NamedTuple):
     """The number of a module's bank, None without one, and the bytes that it takes there."""
 
@@ -327,58 +267,110 @@ class BankPlace(NamedTuple):
     bytes: int
 
 
-class Banks:
-    """The banks of one slot; a copy of the slot has none."""
+class Banks(NamedTuple):
+    """The constant modules of one slot; a copy of the slot has none.
 
-    def __init__(self) -> None:
-        self.banked = BankedModules({}, ())
+    Banks are replaced as a whole, so that passes of other threads read a consistent state.
+
+    Attributes:
+        places: the number of the bank, and the place in it, of each module by its key.
+        banks: the banks; None: the number is free.
+    """
+
+    places: Mapping[str, tuple[int, int]]
+    banks: tuple[Bank | None, ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Banks:
-        return Banks()
+        return NO_BANKS
 
-    def __reduce__(self) -> tuple[type[Banks], tuple[()]]:
-        return Banks, ()
+    def __reduce__(self) -> tuple[type[Banks], tuple[Any, ...]]:
+        return Banks, ({}, ())
 
-    def add(self, key: str, site: Site, form_of: FormOf) -> None:
-        """Stack a module with the others of its kind, unless its class declares no stack.
+    def places_of(self, plan: BatchPlan) -> list[Places] | None:
+        """Return the places of a plan's modules, by column; None if one of them is not here."""
+        columns = [
+            tuple([None if key is None else self.places.get(key, _NOWHERE) for key in column])
+            for column in plan.columns or ()
+        ]
+        return None if any(_NOWHERE in column for column in columns) else columns
 
-        `form_of` returns the module with a key in its stackable form, also for other keys.
+    def rows(
+        self, plan: BatchPlan, columns: Sequence[Places], y: Tensor, wanted: Wanted
+    ) -> list[StackedRows] | None:
+        """Gather the modules of each row of a plan, by column.
+
+        Returns: None if copying modules takes longer than calling them.
         """
-        self.remove(key)
+        results, dtype = [], _computed_in(y)
+        for places in columns:
+            order, rows_by_bank = plan.by_bank(places)
+            parts: list[StackedColumn | None] = []
+            for rows in rows_by_bank:
+                bank = None if rows.bank is None else self.banks[rows.bank]
+                if bank is None or not wanted(bank.example, bank.site):
+                    parts.append(None)
+                    continue
+                copied = bank.stack.numbers * len(rows.places) if rows.modules > 1 else 0
+                if not _pays(copied, rows.modules, y):
+                    return None
+                stack = bank.at(rows)
+                own = stack.tensors[0]
+                if own.device != y.device:
+                    return None
+                stack = stack if dtype in (None, own.dtype) else stack.cast(dtype)
+                parts.append(StackedColumn(stack, bank.example, bank.site))
+            if any(parts):
+                results.append(StackedRows(parts, order if len(parts) > 1 else None))
+        return results
+
+    def with_module(self, key: str, site: Site, form_of: FormOf) -> Banks:
+        """Return the banks with a module beside the others of its kind.
+
+        A module whose class declares no stack is left out. `form_of` returns the module with a key
+        in its stackable form, also for other keys.
+        """
+        others = self.without(key)
         with torch.inference_mode(False), torch.no_grad():
             form = form_of(key)
             kind = _kind(form, site)
             if kind is None:
-                return
-            for number, bank in enumerate(self.banked.banks):
+                return others
+            for number, bank in enumerate(others.banks):
                 if bank is not None and bank.kind == kind:
                     changed = bank.with_module(key, form, form_of)
                     if changed is not None:
-                        self.banked = self.banked.replaced(number, changed)
-                        return
-            made = _bank_stack([form])
-            if made is None:
-                return
-            new = Bank(kind, made, (key,), (_without_values(form),), site)._with_room()
-            numbers = [n for n, bank in enumerate(self.banked.banks) if bank is None]
-            number = numbers[0] if numbers else len(self.banked.banks)
-            self.banked = self.banked.replaced(number, new)
+                        return others._replaced(number, changed)
+            stack = _bank_stack([form])
+            if stack is None:
+                return others
+            new = Bank(kind, stack, (key,), (_without_values(form),), site)._with_room()
+            number = [*others.banks, None].index(None)
+            return others._replaced(number, new)
 
-    def remove(self, key: str) -> None:
-        """Free the place of a module, if it has one."""
-        place = self.banked.places.get(key)
-        bank = None if place is None else self.banked.banks[place[0]]
-        if place is not None and bank is not None:
-            with torch.inference_mode(False), torch.no_grad():  # other rows are written later
-                self.banked = self.banked.replaced(place[0], bank.without(key))
+    def without(self, key: str) -> Banks:
+        """Return the banks without a module, whose place is free."""
+        number, _ = self.places.get(key, _NOWHERE)
+        bank = self.banks[number] if number >= 0 else None
+        if bank is None:
+            return self
+        with torch.inference_mode(False), torch.no_grad():  # other rows are written later
+            return self._replaced(number, bank.without(key))
 
     def place(self, key: str) -> BankPlace:
         """Return the place of a module."""
-        place = self.banked.places.get(key)
-        bank = None if place is None else self.banked.banks[place[0]]
-        if place is None or bank is None:
-            return BankPlace(None, 0)
-        return BankPlace(place[0], bank.row_bytes())
+        number, _ = self.places.get(key, _NOWHERE)
+        bank = self.banks[number] if number >= 0 else None
+        return BankPlace(None, 0) if bank is None else BankPlace(number, bank.row_bytes())
+
+    def _replaced(self, number: int, bank: Bank | None) -> Banks:
+        banks = (*self.banks[:number], bank, *self.banks[number + 1 :])
+        others = {key: place for key, place in self.places.items() if place[0] != number}
+        keys = bank.keys if bank is not None else ()
+        own = {key: (number, place) for place, key in enumerate(keys) if key is not None}
+        return Banks(others | own, banks)
+
+
+NO_BANKS = Banks({}, ())
 
 
 def _kind(form: SiteModule, site: Site) -> tuple[object, ...] | None:

@@ -35,15 +35,13 @@ from adapterhub.hooks.composition import (
     kept_values,
 )
 from adapterhub.hooks.rows import (
+    NO_BANKS,
     BankPlace,
-    Banks,
     StackedColumn,
     StackedRows,
     Wanted,
-    from_banks,
     from_modules,
     global_hooks,
-    places_of,
 )
 from adapterhub.hooks.token_positions import Chosen, as_states, chosen_tokens
 from adapterhub.methods.common.ops import RowStack, constant_form
@@ -89,7 +87,7 @@ class Slot(nn.Module):
         self.active = NO_MODULES
         self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
-        self.banks = Banks()  # banks of constant modules
+        self.banks = NO_BANKS  # constant modules
         self.patch = Patch()  # changes of the model that the slot requires
         self.input_host: str | None = None
         self.traced: dict[str, Any] = {}  # values that hooks share in a compiled model
@@ -118,7 +116,7 @@ class Slot(nn.Module):
     def remove(self, key: str) -> None:
         """Remove an inactive module."""
         del self._modules[key], self.sites[key]
-        self.banks.remove(key)
+        self.banks = self.banks.without(key)
 
     def hook(self, register: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Register a hook, or a mark, that is removed with the slot."""
@@ -131,7 +129,7 @@ class Slot(nn.Module):
         """
         module = self.placed(key)
         if not (module.training and getattr(module, "dropout", None)):
-            self.banks.add(key, self.sites[key], partial(self.constant, host))
+            self.banks = self.banks.with_module(key, self.sites[key], partial(self.constant, host))
         return self.banks.place(key)
 
     def constant(self, host: nn.Module, key: str) -> SiteModule:
@@ -196,11 +194,11 @@ class Slot(nn.Module):
             return None
         if y.shape[dim] % plan.rows:
             plan.copies(y.shape[dim], self.where())  # raises an error with the expected number
-        banked = self.banks.banked
-        places = None if torch.is_grad_enabled() else places_of(banked, plan)
+        banks = self.banks
+        places = None if torch.is_grad_enabled() else banks.places_of(plan)
         if places is None:
             return from_modules(plan, self.placed, self.sites, y, wanted)
-        return from_banks(banked, plan, places, y, wanted)
+        return banks.rows(plan, places, y, wanted)
 
     def where(self) -> str:
         """Return the id of the site, for messages."""

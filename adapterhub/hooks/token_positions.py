@@ -35,7 +35,7 @@ from adapterhub.methods.common.site_module import TokenSet
 IGNORED = -100  # the label of a token that is not learned
 _RECORD = "_adapterhub_texts"
 _CALLER, _CHOSEN, _TEXTS = "caller", "chosen", "texts"
-_WRITING = "writing"
+_GENERATING = "generating"
 _MEMORIES = ("mems", "state")
 Chosen: TypeAlias = Mapping[TokenSet, Tensor | None]
 
@@ -46,13 +46,13 @@ class Entrance(NamedTuple):
     Attributes:
         arguments: the parameters of its `forward`, in order.
         stack: the stack that begins with it, if any.
-        writes: whether the model generates text with that stack.
+        generates: whether the model generates text with that stack.
         follows: whether that stack is a decoder behind an encoder.
     """
 
     arguments: tuple[str, ...]
     stack: str | None = None
-    writes: bool = False
+    generates: bool = False
     follows: bool = False
 
 
@@ -68,20 +68,20 @@ class CachedTexts(NamedTuple):
 class GenerateCall:
     """One call of `generate`.
 
-    `ids` is its input, if it has token ids, `mask` the mask over its tokens and `given` their
+    `ids` is its input, if it has token ids, `mask` the mask over its tokens and `tokens` their
     number. `end` is the end of the prompt, including tokens of the cache, once known.
     """
 
     ids: Tensor | None
     mask: Tensor | None
-    given: int | None
+    tokens: int | None
     end: int | None = None
 
     def prompt(self, past: int, tokens: int) -> int:
         """Return the end of the prompt, known from the first call of the stack."""
         if self.end is None:  # candidates may follow, and a cache may hold earlier turns
-            whole = self.given is not None and not past
-            self.end = self.given if whole else max(past + tokens, self.given or 0)
+            whole = self.tokens is not None and not past
+            self.end = self.tokens if whole else max(past + tokens, self.tokens or 0)
         assert self.end is not None
         return self.end
 
@@ -153,8 +153,8 @@ class Texts:
         if self.searched is not None:
             begins = begins & (torch.arange(last, device=own.device) <= self.searched - size)
         begins = F.pad(begins, (0, size - 1))
-        found = self._counted(begins)
-        return self.real & (found > 0) & (found == self._total(begins))
+        count = self._counted(begins)
+        return self.real & (count > 0) & (count == self._total(begins))
 
     def _counted(self, marks: Tensor) -> Tensor:
         """Count the marks of each text up to each token."""
@@ -187,19 +187,19 @@ def keep_inputs(
         return
     own = [tokens for stack, tokens in sets if stack == entrance.stack]
     call = _Call(values, kept, entrance)
-    find = _found
+    find = _find
     if own and torch.compiler.is_compiling() and call.waits():
-        find = torch.compiler.disable(_found_apart)  # type: ignore[no-untyped-call]
-    found = find(call, own) if own else None
-    if found is None:
+        find = torch.compiler.disable(_find_apart)  # type: ignore[no-untyped-call]
+    result = find(call, own) if own else None
+    if result is None:
         return
-    chosen, kept[_TEXTS] = found
+    chosen, kept[_TEXTS] = result
     # Separately compiled layers read the values kept before them.
     for each in (kept, scope.traced):
         each[_CHOSEN] = {**each.get(_CHOSEN, {}), entrance.stack: chosen}
 
 
-def _found(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
+def _find(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
     """Return the chosen tokens and the texts of a call, which are recorded on its cache."""
     texts = call.texts()
     if texts is None:
@@ -209,16 +209,16 @@ def _found(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] |
     return {tokens: texts.choose(tokens) for tokens in own}, record
 
 
-def _found_apart(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
-    """Call `_found` outside the compiled code.
+def _find_apart(call: _Call, own: Iterable[TokenSet]) -> tuple[Chosen, CachedTexts] | None:
+    """Call `_find` outside the compiled code.
 
     The record outlives the outputs of a CUDA graph, which the next call overwrites. The chosen
     tokens always have the strides of their shape, otherwise each call would compile again.
     """
-    found = _found(call, own)
-    if found is None:
+    result = _find(call, own)
+    if result is None:
         return None
-    chosen, record = found
+    chosen, record = result
     return {s: None if mask is None else mask.contiguous() for s, mask in chosen.items()}, record
 
 
@@ -315,15 +315,15 @@ def generating(
     source = ids if embeds is None else embeds
     ids = ids if isinstance(ids, Tensor) and embeds is None and ids.ndim == 2 else None
     kept = kept_values(scope)
-    before = kept.get(_WRITING)
-    given = source.shape[1] if isinstance(source, Tensor) else None
+    before = kept.get(_GENERATING)
+    tokens = source.shape[1] if isinstance(source, Tensor) else None
     mask = options.get("attention_mask")
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    kept[_WRITING] = GenerateCall(ids, mask, given)
+    kept[_GENERATING] = GenerateCall(ids, mask, tokens)
     try:
         yield
     finally:
-        kept[_WRITING] = before
+        kept[_GENERATING] = before
 
 
 @dataclass
@@ -364,20 +364,20 @@ class _Call:
             )
         ids = self._ids(rows, tokens)
         number = self._numbers(rows, tokens) if not past else None
-        writes: GenerateCall | None = self.kept.get(_WRITING) if self.entrance.writes else None
-        if writes is not None and self.entrance.follows:
-            writes.ids = writes.mask = writes.given = None  # of the encoder
-        real = self._real(source, past, record, writes)
-        if writes is not None:
-            end = writes.prompt(past, tokens)
+        call: GenerateCall | None = self.kept.get(_GENERATING) if self.entrance.generates else None
+        if call is not None and self.entrance.follows:
+            call.ids = call.mask = call.tokens = None  # of the encoder
+        real = self._real(source, past, record, call)
+        if call is not None:
+            end = call.prompt(past, tokens)
         else:
             end = past + tokens if record is None else record.end
         prompt = real
-        if writes is not None or record is not None:
+        if call is not None or record is not None:
             prompt = real & (torch.arange(past + tokens, device=real.device) < end)
-        whole = None if ids is None else self._earlier(ids, past, record, writes)
-        texts = Texts(real, prompt, whole, number, end, past, None if writes is None else end)
-        labels = None if writes is not None or past else self._labels(rows, tokens)
+        whole = None if ids is None else self._earlier(ids, past, record, call)
+        texts = Texts(real, prompt, whole, number, end, past, None if call is None else end)
+        labels = None if call is not None or past else self._labels(rows, tokens)
         return texts if labels is None else _before_learned(texts, labels, self.entrance.follows)
 
     def _refuse_memories(self) -> None:
@@ -396,39 +396,39 @@ class _Call:
             )
 
     def _real(
-        self, source: Tensor, past: int, record: CachedTexts | None, writes: GenerateCall | None
+        self, source: Tensor, past: int, record: CachedTexts | None, call: GenerateCall | None
     ) -> Tensor:
         """Return a mask that is false at padding, (rows, tokens), including tokens in the cache."""
         rows, tokens = source.shape[:2]
         total = past + tokens
-        given = self.values.get("attention_mask")
-        masks = [given, self.caller.get("attention_mask") if self._shares_mask(given) else None]
+        own = self.values.get("attention_mask")
+        masks = [own, self.caller.get("attention_mask") if self._shares_mask(own) else None]
         for mask in masks:
             if isinstance(mask, Tensor) and mask.shape == (rows, total):
                 return mask != 0
         ones = torch.ones(rows, tokens, dtype=torch.bool, device=source.device)
         if record is not None:
             return torch.cat([_exactly(record.real, past, True), ones], 1)
-        if given is None:
+        if own is None:
             return F.pad(ones, (past, 0), value=True)
-        if writes is not None and writes.mask is not None and not rows % len(writes.mask):
-            copies = rows // len(writes.mask)
-            return _exactly((writes.mask != 0).repeat_interleave(copies, 0), total, True)
-        form = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        if call is not None and call.mask is not None and not rows % len(call.mask):
+            copies = rows // len(call.mask)
+            return _exactly((call.mask != 0).repeat_interleave(copies, 0), total, True)
+        form = tuple(own.shape) if isinstance(own, Tensor) else type(own).__name__
         raise SiteError(
             f"an attention mask with the form {form} does not show where texts begin and end",
             expected=f"an attention_mask of ({rows}, {total})",
             hint="attention_mask=(input_ids != pad_token_id).long()",
         )
 
-    def _shares_mask(self, given: Any) -> bool:
+    def _shares_mask(self, own: Any) -> bool:
         """Return whether the mask of the model's caller covers the tokens of this stack."""
         others = ("decoder_input_ids", "decoder_inputs_embeds")
         if self.entrance.follows:  # the decoder of a classifier reads the text of the encoder
             written = any(self.caller.get(name) is not None for name in others)
             labels = self.caller.get("labels")
             return not (written or (isinstance(labels, Tensor) and labels.ndim > 1))
-        return given is not None  # in a form that the model has computed from it
+        return own is not None  # in a form that the model has computed from it
 
     def _ids(self, rows: int, tokens: int) -> Tensor | None:
         """Return the token ids of this call, (rows, tokens), if available in the stack or model."""
@@ -438,16 +438,16 @@ class _Call:
         return own if isinstance(own, Tensor) and own.shape == (rows, tokens) else None
 
     def _earlier(
-        self, ids: Tensor, past: int, record: CachedTexts | None, writes: GenerateCall | None
+        self, ids: Tensor, past: int, record: CachedTexts | None, call: GenerateCall | None
     ) -> Tensor:
         """Put the ids of tokens in the cache in front; unknown ones are -1."""
         if not past:
             return ids
-        given = None if writes is None else writes.ids
+        prompt = None if call is None else call.ids
         if record is not None:
             earlier = record.ids
-        elif given is not None and given.shape[1] >= past and not len(ids) % len(given):
-            earlier = given.repeat_interleave(len(ids) // len(given), 0)
+        elif prompt is not None and prompt.shape[1] >= past and not len(ids) % len(prompt):
+            earlier = prompt.repeat_interleave(len(ids) // len(prompt), 0)
         else:
             earlier = ids[:, :0]
         return torch.cat([_exactly(earlier.to(ids.device), past, -1), ids], 1)
@@ -466,7 +466,7 @@ class _Call:
 
     def _labels(self, rows: int, tokens: int) -> Tensor | None:
         """Return the labels of generated tokens, (rows, tokens), if available."""
-        if not self.entrance.writes:
+        if not self.entrance.generates:
             return None
         labels = self.caller.get("labels")
         if labels is None and not torch.compiler.is_compiling():  # context variables are not traced

@@ -89,7 +89,7 @@ def slots(model):
 
 
 def banks(model):
-    return [bank for slot in slots(model) for bank in slot.banks.banked.banks if bank]
+    return [bank for slot in slots(model) for bank in slot.banks.banks if bank]
 
 
 def module_of(model, name="a0"):
@@ -143,7 +143,7 @@ def test_affine_methods_are_one_product():
     model = held(methods=affine)
     at_values = [s for s in slots(model) if next(iter(s.sites.values())).role == "attn.v"]
     assert at_values
-    assert all(len(slot.banks.banked.banks) == 1 for slot in at_values)
+    assert all(len(slot.banks.banks) == 1 for slot in at_values)
     kinds = [ah.adapters(model)[f"a{n}"].hold().kinds for n in (0, 1, 2, 4, 5)]
     assert all(kind == kinds[0] for kind in kinds)
 
@@ -266,13 +266,13 @@ def test_a_wide_module_that_has_left_leaves_its_width():
 def test_modules_of_very_different_sizes_have_banks_of_their_own(monkeypatch):
     monkeypatch.setattr("adapterhub.hooks.rows.SMALL", 64)
     model = held(methods=("lora(rank=1)", "lora(rank=30)", "lora(rank=28)"))
-    assert {len(slot.banks.banked.banks) for slot in slots(model)} == {2}
+    assert {len(slot.banks.banks) for slot in slots(model)} == {2}
     assert_same(model, ["a2", "a0", "a1", None])
 
 
 def test_networks_of_other_activations_have_a_bank_of_their_own():
     model = held(methods=("pfeiffer(size=3)", "pfeiffer(size=3, activation=gelu)"))
-    assert all(len(slot.banks.banked.banks) == 2 for slot in slots(model))
+    assert all(len(slot.banks.banks) == 2 for slot in slots(model))
     assert_same(model, ["a1", "a0", "a1"])
 
 

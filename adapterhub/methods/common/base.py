@@ -532,8 +532,8 @@ def _of_peft(config: Any) -> tuple[str, dict[str, Any]]:
     used: dict[str, Any] = {}
     if name in METHODS:
         fields = {option.name for option in options_of(METHODS[name])}
-        given = {ours: getattr(config, own, None) for own, ours in _PEFT_OPTIONS.items()}
-        used = {n: v for n, v in given.items() if n in fields and v is not None}
+        values = {ours: getattr(config, own, None) for own, ours in _PEFT_OPTIONS.items()}
+        used = {n: v for n, v in values.items() if n in fields and v is not None}
         targets = getattr(config, "target_modules", None)
         parameters = [*map(_weight, getattr(config, "target_parameters", None) or ())]
         if isinstance(targets, Collection) and not isinstance(targets, str):
@@ -580,8 +580,8 @@ def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:
     words = ", ".join(f"{name}={value!r}" for name, value in options.items())
     if len(methods) == 1 and not isinstance(spec, Method):
         (method,) = methods
-        given = option_names(type(method)).normal_form(options)
-        return (build_method(method.name, to_dict(method) | given),)
+        values = option_names(type(method)).normal_form(options)
+        return (build_method(method.name, to_dict(method) | values),)
     names = ", ".join(method.name for method in methods)
     having = [f"{name}: of {', '.join(_methods_with(name)) or 'no method'}" for name in options]
     raise ConfigError(
@@ -749,10 +749,10 @@ def spec_options(spec: Spec) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         ConfigError: as in `check_spec`.
     """
-    found = []
+    results = []
     for call in method_calls(spec):
         if isinstance(call, Method):
-            found.append((call.name, to_dict(call)))
+            results.append((call.name, to_dict(call)))
             continue
         name, options = call
         if not isinstance(options, Mapping):
@@ -762,5 +762,5 @@ def spec_options(spec: Spec) -> list[tuple[str, dict[str, Any]]]:
         described = described_methods()
         name = name if name in described else spelled_like(name, described)
         cls: type[Any] = described_method(name).options
-        found.append((name, to_dict(read_method_options(cls, name, options))))
-    return found
+        results.append((name, to_dict(read_method_options(cls, name, options))))
+    return results

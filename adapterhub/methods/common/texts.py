@@ -49,11 +49,11 @@ def keys_and_values(
         raise ConfigError(
             f"the text has {len(ids)} tokens, fewer than length={length}", hint=f"length={len(ids)}"
         )
-    cache, found, without = _cache(anatomy, ids), {}, []
+    cache, pairs, without = _cache(anatomy, ids), {}, []
     for site in sites:
         pair = _held(anatomy, site, cache)
         if [tuple(each.shape) for each in pair] == [(len(ids), width) for width in site.d_kv]:
-            found[site] = (pair[0][:length].clone(), pair[1][:length].clone())
+            pairs[site] = (pair[0][:length].clone(), pair[1][:length].clone())
         else:
             without.append(site.id)
     if without:
@@ -63,7 +63,7 @@ def keys_and_values(
             expected="self-attention of a decoder, without a sliding window shorter than the text",
             hint="sites=['attn.kv'], or a start without a text",
         )
-    return found
+    return pairs
 
 
 def _cache(anatomy: Anatomy, ids: Tensor) -> Any:
