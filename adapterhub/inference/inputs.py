@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.user_folders import is_file
 from adapterhub.data.chat_formats import messages_of
@@ -18,7 +18,11 @@ from adapterhub.data.parquet import plain_values
 from adapterhub.data.table import Table
 from adapterhub.data.tables import first_few, keep_table, read_table, table_of_objects
 from adapterhub.errors import DataError
-from adapterhub.tasks import Task
+from adapterhub.tasks import Encoded, Task
+from adapterhub.tasks.common.batches import Setting
+
+if TYPE_CHECKING:
+    from adapterhub.inference.open import Predictor
 
 _FORMS = (
     "a text; a tuple of texts, such as a pair; a row, {column: value}; for language models a list "
@@ -35,21 +39,21 @@ class EmptyInputError(DataError):
     """Inputs without a text, for which no prediction is possible."""
 
 
-def empty_inputs(task: Task, examples: Sequence[Any], tokenizer: Any) -> list[int]:
+def empty_inputs(task: Task, examples: Sequence[Any], setting: Setting) -> list[int]:
     """Return the indices of examples without a text: empty, blank, or without tokens."""
     return [
         number
         for number, example in enumerate(examples)
-        if any(_is_nothing(text, tokenizer) for text in task.read_texts(example))
+        if any(_is_nothing(text, setting) for text in task.read_texts(example))
     ]
 
 
-def _is_nothing(text: str, tokenizer: Any) -> bool:
+def _is_nothing(text: str, setting: Setting) -> bool:
     if not text.strip():
         return True
     if any(letter.isascii() and letter.isalnum() for letter in text[:_LOOKED_AT]):
         return False
-    return not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return not setting.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 _KEEP = (
@@ -166,6 +170,55 @@ def _filled(item: Any) -> Any:
 def _is_message(item: Mapping[str, Any]) -> bool:
     """Return whether an object is a chat message instead of a row with such columns."""
     return item.keys() >= {"role", "content"} or item.keys() >= {"from", "value"}
+
+
+def read_example(given: Any, predictor: Predictor) -> Any:
+    """Return one input as an example of the task.
+
+    Raises:
+        DataError: it has another form, lacks a column or a text, or holds several inputs.
+    """
+    refuse_half_characters(given)
+    examples, single = examples_of(given, predictor.task, predictor.data)
+    if not single:
+        raise DataError(
+            f"a list of {len(examples)} inputs",
+            expected="one input for each request: a text, a tuple of texts, or a row",
+            hint="submit each of them; they are computed together",
+        )
+    return examples[0]
+
+
+def refuse_half_characters(given: Any) -> None:
+    """Refuse texts with half of a surrogate pair, which tokenizers do not accept.
+
+    Raises:
+        DataError: a text contains one.
+    """
+    if isinstance(given, str):
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"a text with half a character, U+{ord(given[error.start]):04X}",
+                expected="text of whole characters",
+            ) from None
+    elif isinstance(given, Mapping):
+        refuse_half_characters([*given, *given.values()])
+    elif isinstance(given, list | tuple):
+        for each in given:
+            refuse_half_characters(each)
+
+
+def encoded_example(example: Any, predictor: Predictor) -> Encoded:
+    """Encode one example.
+
+    Raises:
+        EmptyInputError: it has no text.
+    """
+    if empty_inputs(predictor.task, [example], predictor.setting):
+        raise empty_error([0], ["the input"], 1)
+    return predictor.task.encode([example], predictor.setting, labelled=False)
 
 
 def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> list[Any]:

@@ -40,7 +40,7 @@ from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks.common.base import NoPrediction
 from adapterhub.tasks.common.batches import UNLIMITED, limit_of
-from adapterhub.tasks.common.infer_task import encode_whole, lost_of_each, lost_tokens, truncate
+from adapterhub.tasks.common.infer_task import encode_whole, lost_tokens, truncate
 from adapterhub.tasks.common.language_models import Writing, check_writes, streamed
 from adapterhub.tasks.embedding import Embedding
 from adapterhub.training.loading import make_ready
@@ -132,7 +132,7 @@ class Predictor:
         Raises:
             EmptyInputError: an example has no text.
         """
-        empty = empty_inputs(self.task, examples, self.tokenizer)
+        empty = empty_inputs(self.task, examples, self.setting)
         if empty and not keep_empty:
             named = places or [f"item {number}" for number in range(len(examples))]
             raise empty_error(empty, named, len(examples))
@@ -146,7 +146,7 @@ class Predictor:
             return []
         encoded = self.task.encode(examples, self.setting, labelled=False)
         predictions = self.task.predict(self.model, encoded, batch_size)
-        for prediction, lost in zip(predictions, lost_of_each(encoded), strict=True):
+        for prediction, lost in zip(predictions, encoded.lost, strict=True):
             prediction.cut(lost)
         return predictions
 
@@ -305,7 +305,7 @@ class Predictor:
         """
         self.task.check(self.setting.labels, examples)
         predicts = self.task.evaluates_predictions
-        if empty := empty_inputs(self.task, examples, self.tokenizer) if predicts else []:
+        if empty := empty_inputs(self.task, examples, self.setting) if predicts else []:
             named = places or [f"example {number}" for number in range(len(examples))]
             raise empty_error(empty, named, len(examples), "correct or delete these rows")
         whole = encode_whole(self.task, examples, self.setting)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from adapterhub.errors import AdapterhubError, ConfigError, one_line
-from adapterhub.inference.inputs import EmptyInputError
+from adapterhub.inference.inputs import EmptyInputError, read_example
 from adapterhub.inference.open import AdapterSource
 from adapterhub.serving.adapter_cache import (
     BareBackbone,
@@ -42,10 +42,10 @@ from adapterhub.serving.shared_backbone import (
     Answer,
     ClassModel,
     EncodedInput,
+    Progress,
     RequestSize,
     ServedAdapter,
     choose_batch,
-    read_example,
 )
 from adapterhub.tasks.common.base import NoPrediction
 from adapterhub.tasks.common.language_models import Writing
@@ -175,7 +175,7 @@ class ServingEngine:
         self._queued = 0  # tokens
         self._rate = 0.0  # tokens per second, 0: unknown
         self._computing = False
-        self._began = 0.0  # start of the current computation
+        self._progress = Progress()
         self._closing = False
         self._stopped: StoppedError | None = None  # why computing has stopped
         self.adapters = ServedAdapters(
@@ -216,7 +216,7 @@ class ServingEngine:
 
         Progress is a batch, a generation step, or a pass of a model that generates a text.
         """
-        return time.monotonic() - self._began if self._computing else 0.0
+        return time.monotonic() - self._progress.time if self._computing else 0.0
 
     @property
     def queued_tokens(self) -> int:
@@ -406,6 +406,10 @@ class ServingEngine:
         for each in adapters:
             self.adapters.pin(_source(each, BareBackbone.VECTORS))
 
+    def find(self, source: Source) -> Future[ServedAdapter]:
+        """Return the adapter of a reference, loaded or being loaded."""
+        return self.adapters.find(source)
+
     def refresh(self) -> int:
         """Resolve references again, and load new versions.
 
@@ -529,7 +533,8 @@ class ServingEngine:
             generates = self._generators.busy
             if not (jobs or batch or self._waiting or generates) and self._ends():
                 return False
-            self._began, self._computing = time.monotonic(), True
+            self._progress.note()
+            self._computing = True
         for function, future in jobs:
             _run_job(function, future)
         if batch:
@@ -543,15 +548,12 @@ class ServingEngine:
 
     def _between_steps(self) -> None:
         """Compute a batch and a generation step of models that are not computing now."""
-        self._progress()
+        self._progress.note()
         with self._changed:
             batch = self._take()
         if batch:
             self._answer(batch)
         self._generators.step()
-
-    def _progress(self, *_: Any) -> None:
-        self._began = time.monotonic()
 
     def _begun(self, request: TextRequest) -> None:
         """Remove the prompt of a text from the count of waiting tokens."""
@@ -640,7 +642,7 @@ class ServingEngine:
     def _computed(self, batch: Sequence[_Request]) -> list[Answer]:
         """Return an answer for each request; a batch that fails is retried in halves."""
         model = batch[0].served.model
-        seen = model.model.register_forward_pre_hook(self._progress)
+        seen = model.model.register_forward_pre_hook(self._progress.note)
         try:
             return model.compute([(r.served, r.encoded) for r in batch])
         except Exception as error:

@@ -32,7 +32,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple, Protocol
@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.route import activate, route
+from adapterhub.adapters.route import activate, disabled, route
 from adapterhub.adapters.state import find_state
 from adapterhub.backbones.compare import same
 from adapterhub.errors import (
@@ -51,9 +51,10 @@ from adapterhub.errors import (
     MismatchError,
     ServingError,
 )
-from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
+from adapterhub.inference.inputs import encoded_example, read_example
 from adapterhub.inference.open import Predictor
 from adapterhub.tasks import Encoded
+from adapterhub.tasks.common.base import RowOutputs, predict_computed
 from adapterhub.tasks.common.batches import (
     CPU_TOKENS,
     Row,
@@ -62,7 +63,6 @@ from adapterhub.tasks.common.batches import (
     pad,
     without_gradients,
 )
-from adapterhub.tasks.common.infer_task import lost_of_each
 from adapterhub.tasks.common.shared_prefix import PrefixStore, keeping_prefix
 from adapterhub.web.errors import ComputationError
 
@@ -207,6 +207,17 @@ _PROMPTS = 16  # prompts share batches with lengths that round up to the same mu
 UNMEASURED, _OTHER_TOKENS = 192, 16384  # positions of a batch; the most on devices other than a CPU
 _STATES = frozenset({"last_hidden_state"})
 Answer = dict[str, Any] | Exception
+
+
+class Progress:
+    """The time at which the compute thread last made progress."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def note(self, *_: Any) -> None:
+        """Record progress; also a forward hook."""
+        self.time = time.monotonic()
 
 
 class NotSharedError(MismatchError):
@@ -483,7 +494,8 @@ class SharedBody:
             first += rows
 
     def _routed(self, names: Sequence[str | None]) -> AbstractContextManager[Any]:
-        return route(self.model, names) if find_state(self.model) else nullcontext()
+        is_bare = all(name is None for name in names)
+        return disabled(self.model) if is_bare else route(self.model, names)
 
     def detach(self, served: ServedAdapter) -> None:
         """Remove an adapter's modules and head."""
@@ -532,7 +544,10 @@ def _answered(served: ServedAdapter, request: EncodedInput, outputs: RowOutputs)
     try:
         if not all(_is_finite(outputs, name, request) for name in outputs.fields):
             raise numbers_not_finite(served)
-        return served.answer(request, predict_from(outputs, request, served.predictor))
+        return served.answer(
+            request,
+            predict_computed(served.predictor.task, outputs, request.encoded, request.batches),
+        )
     except Exception as error:  # an error of this request alone
         return error
 
@@ -634,44 +649,6 @@ def _detach(model: PreTrainedModel, name: str) -> None:
 MASK = "attention_mask"
 
 
-def read_example(given: Any, predictor: Predictor) -> Any:
-    """Return one input as an example of the task.
-
-    Raises:
-        DataError: it has another form, lacks a column or a text, or holds several inputs.
-    """
-    refuse_half_characters(given)
-    examples, single = examples_of(given, predictor.task, predictor.data)
-    if not single:
-        raise DataError(
-            f"a list of {len(examples)} inputs",
-            expected="one input for each request: a text, a tuple of texts, or a row",
-            hint="submit each of them; they are computed together",
-        )
-    return examples[0]
-
-
-def refuse_half_characters(given: Any) -> None:
-    """Refuse texts with half of a surrogate pair, which tokenizers do not accept.
-
-    Raises:
-        DataError: a text contains one.
-    """
-    if isinstance(given, str):
-        try:
-            given.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"a text with half a character, U+{ord(given[error.start]):04X}",
-                expected="text of whole characters",
-            ) from None
-    elif isinstance(given, Mapping):
-        refuse_half_characters([*given, *given.values()])
-    elif isinstance(given, list | tuple):
-        for each in given:
-            refuse_half_characters(each)
-
-
 @dataclass(frozen=True)
 class EncodedInput:
     """An example, its rows for the task, and the model rows of each of them.
@@ -704,10 +681,8 @@ def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
     Raises:
         EmptyInputError: it has no text.
     """
-    if empty_inputs(predictor.task, [example], predictor.tokenizer):
-        raise empty_error([0], ["the input"], 1)
-    encoded = predictor.task.encode([example], predictor.setting, labelled=False)
-    return EncodedInput(example, encoded, lost=sum(lost_of_each(encoded)))
+    encoded = encoded_example(example, predictor)
+    return EncodedInput(example, encoded, lost=sum(encoded.lost))
 
 
 def encode_rows(example: Any, predictor: Predictor, virtual: int = 0) -> EncodedInput:
@@ -747,69 +722,3 @@ def _rows_of(batch: Mapping[str, Tensor]) -> tuple[Row, ...]:
         {name: [values[n][i] for i in places] for name, values in lists.items()}
         for n, places in enumerate(kept)
     )
-
-
-@dataclass
-class RowOutputs:
-    """The outputs for the rows of one request, which a task calls instead of a model.
-
-    Attributes:
-        fields: the outputs of a batch by name, (rows, ...).
-        rows: for each row of the task, its rows in the batch.
-        by_token: the names of outputs whose second dimension is tokens.
-        left: whether rows are padded on the left.
-        asked: the rows that the task collated last.
-    """
-
-    fields: Mapping[str, Tensor]
-    rows: Sequence[Sequence[int]]
-    by_token: frozenset[str]
-    left: bool
-    asked: list[int] = field(default_factory=list)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def eval(self) -> None:
-        """Do nothing: the outputs are already computed."""
-
-    def __call__(self, **inputs: Tensor) -> OutputFields:
-        """Return the outputs for the rows collated last, cut to the width of these inputs."""
-        own = [row for number in self.asked for row in self.rows[number]]
-        width = inputs[MASK].shape[1]
-        return OutputFields({name: self._cut(name, own, width) for name in self.fields})
-
-    def _cut(self, name: str, rows: list[int], width: int) -> Tensor:
-        whole = self.fields[name]
-        first = rows[0]
-        consecutive = rows == list(range(first, first + len(rows)))
-        own = whole[first : first + len(rows)] if consecutive else whole[rows]
-        if name not in self.by_token:
-            return own
-        return own[:, -width:] if self.left else own[:, :width]
-
-
-class OutputFields(dict[str, Any]):
-    """The outputs of a model, by name or as attributes."""
-
-    __getattr__ = dict.__getitem__
-
-
-@dataclass(frozen=True)
-class _ComputedRows(Encoded):
-    """Encoded rows that are already collated and record which rows were requested last."""
-
-    batches: tuple[dict[str, Tensor], ...] = ()
-    outputs: RowOutputs | None = None
-
-    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
-        assert self.outputs is not None
-        self.outputs.asked = list(indices)
-        return self.batches[indices[0]] if len(indices) == 1 else super().batch(indices, epoch)
-
-
-def predict_from(outputs: RowOutputs, request: EncodedInput, predictor: Predictor) -> Any:
-    """Return a task's prediction from the outputs computed for a request."""
-    given = request.encoded
-    parts = (given.task, given.setting, given.examples, given.rows, given.owners)
-    computed = _ComputedRows(*parts, batches=request.batches, outputs=outputs)
-    model: Any = outputs
-    return predictor.task.predict(model, computed, len(given.rows))[0]

@@ -139,6 +139,7 @@ class WebCall:
         values: the parts of the path.
         raw_body: the bytes of the body.
         began: the arrival time of the request.
+        at_end: functions to call when the response was sent, or the client has left.
     """
 
     request: Request
@@ -146,6 +147,7 @@ class WebCall:
     values: Mapping[str, str] = field(default_factory=dict)
     raw_body: bytes = b""
     began: float = field(default_factory=time.perf_counter)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     _leaving: asyncio.Task[None] | None = None
     _watching: asyncio.TimerHandle | None = None
 
@@ -212,10 +214,12 @@ class WebCall:
         self._watching = loop.call_later(_WATCHED_AFTER, begin)
 
     def end(self) -> None:
-        """Stop watching the connection."""
+        """Stop watching the connection, and call the functions of `at_end`."""
         for waiting in (self._watching, self._leaving):
             if waiting is not None:
                 waiting.cancel()
+        for each in self.at_end:
+            each()
 
 
 async def _piece(stream: AsyncIterator[bytes], size: int) -> bytes:

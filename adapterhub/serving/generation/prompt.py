@@ -8,10 +8,10 @@ from typing import Any
 
 from adapterhub.data.chat_formats import ARGUMENTS, messages_of
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.inference.inputs import empty_error, empty_inputs
+from adapterhub.inference.inputs import empty_error, empty_inputs, refuse_half_characters
 from adapterhub.inference.open import Predictor
 from adapterhub.serving.generation.request import GenerationOptions
-from adapterhub.serving.shared_backbone import ServedAdapter, refuse_half_characters
+from adapterhub.serving.shared_backbone import ServedAdapter
 from adapterhub.tasks import Setting
 from adapterhub.tasks.common.batches import Row
 from adapterhub.tasks.common.language_models import Generation, Writing
@@ -98,7 +98,7 @@ def _row(example: Any, task: Any, served: ServedAdapter, setting: Setting) -> Ro
     """
     predictor = served.predictor
     if not isinstance(example, list):
-        if empty_inputs(task, [example], predictor.tokenizer):
+        if empty_inputs(task, [example], predictor.setting):
             raise empty_error([0], ["the prompt"], 1)
         row: Row = task.encode([example], setting, labelled=False).rows[0]
         return row

@@ -164,9 +164,14 @@ class Service:
         self._refreshing = threading.Lock()
 
     @property
+    def computes(self) -> bool:
+        """Whether the compute thread is alive."""
+        return self.engine.is_alive
+
+    @property
     def is_alive(self) -> bool:
         """Whether the compute thread is alive and not stuck."""
-        return self.engine.is_alive and self.engine.busy_seconds() < STUCK_SECONDS
+        return self.computes and self.engine.busy_seconds() < STUCK_SECONDS
 
     def leave(self) -> None:
         """Stop being ready. Requests already read are answered, unless the server was starting."""
@@ -522,12 +527,6 @@ class Call(WebCall):
     rows: int = 0
     generations: list[AsyncGeneration] = field(default_factory=list)
 
-    def end(self) -> None:
-        """Stop watching the connection, and cancel generations that are still running."""
-        super().end()
-        for each in self.generations:
-            each.cancel()
-
     def read_form(self) -> BaseModel | None:
         """Return the body, validated by the endpoint's model.
 
@@ -583,7 +582,7 @@ class Call(WebCall):
         """
         source = self.service.allowed.find(model, self.patterns)
         try:
-            found = self.service.engine.adapters.find(source or bare)
+            found = self.service.engine.find(source or bare)
             served = await loaded_adapter(found, max(self.left, 0.0))
         except NotPublishedError:
             raise self.service.allowed.unknown(model, self.patterns) from None
@@ -709,6 +708,7 @@ class Call(WebCall):
         observe = self.service.metrics.observe_text
         generation = AsyncGeneration(started, facts.reference, observe)
         self.generations.append(generation)
+        self.at_end.append(generation.cancel)
         return generation
 
     async def with_tokenizer(self, facts: AdapterFacts, function: Callable[[], T]) -> T:
@@ -771,7 +771,7 @@ class Call(WebCall):
                 f"{name[:100]!r} cannot be the name of an adapter here",
                 expected="a new name of letters, digits and . _ -",
             )
-        found = self.service.engine.adapters.find(source)
+        found = self.service.engine.find(source)
         await loaded_adapter(found, self.service.limits.deadline)
         allowed.aliases[name] = source
 

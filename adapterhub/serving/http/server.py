@@ -412,7 +412,7 @@ def _load_named(service: Service) -> None:
     service.engine.pin(*named)
     for name in service.allowed.listed[: 0 if named else _TRIED]:
         with contextlib.suppress(AdapterhubError):  # reported to requests for it
-            service.engine.adapters.find(AdapterSource(name)).result()
+            service.engine.find(AdapterSource(name)).result()
             return
 
 
@@ -448,7 +448,7 @@ def check_all(service: Service) -> dict[str, str]:
         if source is None:
             continue
         try:
-            served = service.engine.adapters.find(source).result()
+            served = service.engine.find(source).result()
             if not served.predictor.task.decodes:
                 service.engine.submit(source, _sample(served.predictor, "a text")).result()
         except AdapterhubError as error:
@@ -572,7 +572,7 @@ class HttpServer:
 
     async def _watch(self) -> None:
         """Shut down when the compute thread stops working."""
-        while self.service.engine.is_alive:
+        while self.service.computes:
             await asyncio.sleep(_WATCH)
         await asyncio.sleep(_LAST_ANSWERS)
         self._leave(self.service.engine.problem or ServingError("the engine was closed"))

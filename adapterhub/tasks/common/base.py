@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -36,6 +36,9 @@ from adapterhub.tasks.common.packing import Frame, Windows, stream_tokens
 from adapterhub.tasks.common.preview import learned_line, tokens_line
 
 if TYPE_CHECKING:
+    import torch
+    from numpy import int64
+    from numpy.typing import NDArray
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -133,6 +136,39 @@ class Encoded:
         if isinstance(self.rows, Windows):
             return self.rows.lengths
         return [self.task.size(row) for row in self.rows]
+
+    @property
+    def lost(self) -> list[int]:
+        """The tokens cut from each example; only examples with full rows are encoded again."""
+        lost = [0] * len(self.examples)
+        new_tokens = getattr(self.task, "new_tokens", 0)
+        limits = [limit - new_tokens for _, _, limit in self.task.limits(self.setting)]
+        if not limits or not self.owners:
+            return lost
+        full = {
+            owner
+            for owner, row in zip(self.owners, self.rows, strict=True)
+            if any(n >= limit for n, limit in zip(self.task.row_lengths(row), limits, strict=True))
+        }
+        if not full:
+            return lost
+        long = sorted(full)
+        examples = [self.examples[index] for index in long]
+        whole = self.task.unlimited().encode(examples, self.setting.unlimited, labelled=False)
+        missing = whole.counts().sum(0) - self.counts()[:, long].sum(0)
+        for index, count in zip(long, missing.clip(min=0).tolist(), strict=True):
+            lost[index] = count
+        return lost
+
+    def counts(self) -> NDArray[int64]:
+        """Count the tokens of each example by part, over all of its rows: (parts, examples)."""
+        import numpy as np
+
+        owners, count = np.array(self.owners, dtype=np.int64), len(self.examples)
+        parts = len(self.task.limits(self.setting))
+        lengths = np.array([self.task.row_lengths(row) for row in self.rows], dtype=np.int64)
+        lengths = lengths.reshape(-1, parts).T
+        return np.stack([np.bincount(owners, row, count).astype(np.int64) for row in lengths])
 
     @property
     def parts(self) -> tuple[Encoded, ...]:
@@ -547,6 +583,86 @@ class Task(ABC):
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return the texts, the label, the prediction and the score of an evaluated example."""
         return {}
+
+
+def _cpu() -> torch.device:
+    import torch  # slow to import
+
+    return torch.device("cpu")
+
+
+@dataclass
+class RowOutputs:
+    """The outputs for the rows of one request, which a task calls instead of a model.
+
+    Attributes:
+        fields: the outputs of a batch by name, (rows, ...).
+        rows: for each row of the task, its rows in the batch.
+        by_token: the names of outputs whose second dimension is tokens.
+        left: whether rows are padded on the left.
+        asked: the rows that the task collated last.
+    """
+
+    fields: Mapping[str, Tensor]
+    rows: Sequence[Sequence[int]]
+    by_token: frozenset[str]
+    left: bool
+    asked: list[int] = field(default_factory=list)
+    device: torch.device = field(default_factory=_cpu)
+
+    def eval(self) -> None:
+        """Do nothing: the outputs are already computed."""
+
+    def __call__(self, **inputs: Tensor) -> OutputFields:
+        """Return the outputs for the rows collated last, cut to the width of these inputs."""
+        own = [row for number in self.asked for row in self.rows[number]]
+        width = inputs["attention_mask"].shape[1]
+        return OutputFields({name: self._cut(name, own, width) for name in self.fields})
+
+    def _cut(self, name: str, rows: list[int], width: int) -> Tensor:
+        whole = self.fields[name]
+        first = rows[0]
+        consecutive = rows == list(range(first, first + len(rows)))
+        own = whole[first : first + len(rows)] if consecutive else whole[rows]
+        if name not in self.by_token:
+            return own
+        return own[:, -width:] if self.left else own[:, :width]
+
+
+class OutputFields(dict[str, Any]):
+    """The outputs of a model, by name or as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+@dataclass(frozen=True)
+class _ComputedRows(Encoded):
+    """Encoded rows that are already collated and record which rows were requested last."""
+
+    batches: tuple[dict[str, Tensor], ...] = ()
+    outputs: RowOutputs | None = None
+
+    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
+        assert self.outputs is not None
+        self.outputs.asked = list(indices)
+        return self.batches[indices[0]] if len(indices) == 1 else super().batch(indices, epoch)
+
+
+def predict_computed(
+    task: Task, outputs: RowOutputs, encoded: Encoded, batches: Sequence[dict[str, Tensor]]
+) -> Any:
+    """Return the prediction for an example whose outputs were computed with other rows.
+
+    Args:
+        task: the task.
+        outputs: the outputs.
+        encoded: the rows of the example.
+        batches: the inputs of each row.
+    """
+    parts = (encoded.task, encoded.setting, encoded.examples, encoded.rows, encoded.owners)
+    computed = _ComputedRows(*parts, batches=tuple(batches), outputs=outputs)
+    model: Any = outputs
+    return task.predict(model, computed, len(encoded.rows))[0]
 
 
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:

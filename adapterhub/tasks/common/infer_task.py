@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapterhub.data import column_names as names
 from adapterhub.data.chat_formats import CHAT_COLUMNS, recognize_format
@@ -25,13 +25,6 @@ from adapterhub.errors import AdapterhubError, DataError
 from adapterhub.status import counting
 from adapterhub.tasks.common.base import Encoded, Task
 from adapterhub.tasks.common.batches import Row, Setting
-
-if TYPE_CHECKING:
-    from numpy import int64
-    from numpy.typing import NDArray
-
-    Counts = NDArray[int64]
-
 
 CHUNK = 1000  # examples encoded between two progress reports
 
@@ -129,8 +122,8 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
     if not encoded.owners:  # packed: encoded once more, in rows of their own
         unpacked = task.unlimited()
         encoded = truncate(whole, unpacked, setting)
-    before = _tokens(whole)
-    after = before if encoded.rows is whole.rows else _tokens(encoded)
+    before = whole.counts()
+    after = before if encoded.rows is whole.rows else encoded.counts()
     found = []
     for (name, option, limit), b, a in zip(task.limits(setting), before, after, strict=True):
         cut = a < b
@@ -147,40 +140,6 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
             )
         )
     return found
-
-
-def lost_of_each(encoded: Encoded) -> list[int]:
-    """Count the tokens cut from each example; only examples with full rows are encoded again."""
-    task, setting = encoded.task, encoded.setting
-    lost = [0] * len(encoded.examples)
-    limits = [limit - getattr(task, "new_tokens", 0) for _, _, limit in task.limits(setting)]
-    if not limits or not encoded.owners:
-        return lost
-    full = {
-        owner
-        for owner, row in zip(encoded.owners, encoded.rows, strict=True)
-        if any(n >= limit for n, limit in zip(task.row_lengths(row), limits, strict=True))
-    }
-    if not full:
-        return lost
-    long = sorted(full)
-    examples = [encoded.examples[index] for index in long]
-    whole = task.unlimited().encode(examples, setting.unlimited, labelled=False)
-    missing = _tokens(whole).sum(0) - _tokens(encoded)[:, long].sum(0)
-    for index, count in zip(long, missing.clip(min=0).tolist(), strict=True):
-        lost[index] = count
-    return lost
-
-
-def _tokens(encoded: Encoded) -> Counts:
-    """Count the tokens of each example by part, over all of its rows: (parts, examples)."""
-    import numpy as np
-
-    task, owners = encoded.task, np.array(encoded.owners, dtype=np.int64)
-    parts, count = len(task.limits(encoded.setting)), len(encoded.examples)
-    lengths = np.array([task.row_lengths(row) for row in encoded.rows], dtype=np.int64)
-    lengths = lengths.reshape(-1, parts).T
-    return np.stack([np.bincount(owners, row, count).astype(np.int64) for row in lengths])
 
 
 DEFAULT = "classification"
