@@ -128,9 +128,18 @@ def split_card(old: str) -> tuple[dict[str, Any], str]:
     """Split a card into its metadata ({} if unreadable) and its text."""
     metadata, body = _split_front(old)
     try:
-        return (parse_mapping(metadata, "the card") if 0 < len(metadata) <= MAX_BYTES else {}), body
+        return (parse_front_matter(metadata) if len(metadata) <= MAX_BYTES else {}), body
     except ConfigError:
         return {}, body
+
+
+def parse_front_matter(text: str) -> dict[str, Any]:
+    """Parse the metadata of a card.
+
+    Raises:
+        ConfigError: it is not a mapping in YAML.
+    """
+    return parse_mapping(text, "the card") if text.strip() else {}
 
 
 def _split_front(old: str) -> tuple[str, str]:

@@ -17,8 +17,7 @@ from typing import Any
 import pathspec
 from starlette.responses import Response
 
-from adapterhub.config.yaml import parse_mapping
-from adapterhub.errors import AdapterhubError, one_line
+from adapterhub.errors import one_line
 from adapterhub.hub.accounts import WRITE
 from adapterhub.hub.blobs import BlobReceiver, Blobs, StagedBlob, discard_staged
 from adapterhub.hub.commits import (
@@ -35,7 +34,7 @@ from adapterhub.hub.commits import (
 from adapterhub.hub.database import received_reader
 from adapterhub.hub.gate import NamespaceRules, check_files, check_name_of_file, check_room
 from adapterhub.hub.request import OPEN, REPOSITORY, HubCall, in_thread, json_answer, json_fields
-from adapterhub.hub.search_rows import MOST_METADATA, front_matter_size, refresh_listing
+from adapterhub.hub.search_rows import card_problem, refresh_listing
 from adapterhub.web.errors import HubRefusal, TooManyBytesError
 from adapterhub.web.frame import Endpoint
 
@@ -230,17 +229,9 @@ _IGNORE = ".gitignore"
 
 def validate_yaml(call: HubCall) -> Response:
     """Check the metadata of a card."""
-    content = call.text("content", "").replace("\r\n", "\n")
-    size = front_matter_size(content)
-    if size > MOST_METADATA:
-        said = f"the metadata has more than {MOST_METADATA:,} characters"
-        return json_answer({"errors": [{"message": said}], "warnings": []}, 400)
-    try:
-        if content[4:size].strip():
-            parse_mapping(content[4:size], "the card")
-    except AdapterhubError as error:
-        return json_answer({"errors": [{"message": error.problem}], "warnings": []}, 400)
-    return json_answer({"errors": [], "warnings": []})
+    problem = card_problem(call.text("content", "").replace("\r\n", "\n"))
+    errors = [{"message": problem}] if problem else []
+    return json_answer({"errors": errors, "warnings": []}, 400 if errors else 200)
 
 
 def preupload(call: HubCall) -> Response:

@@ -50,7 +50,6 @@ from adapterhub.hub.search_rows import (
     shown_version,
     values_of_facets,
 )
-from adapterhub.pages.rows import FIELDS, size_text
 from adapterhub.pages.site_pages import (
     AdapterLinks,
     ListPart,
@@ -60,7 +59,7 @@ from adapterhub.pages.site_pages import (
     front_page,
     list_page,
 )
-from adapterhub.pages.versions import PublishedName, PublishedVersion
+from adapterhub.pages.versions import FIELDS, PublishedName, PublishedVersion, size_text
 from adapterhub.web.connections import is_own_form
 from adapterhub.web.errors import HubRefusal, MissingEntryError
 from adapterhub.web.frame import Endpoint, page_response

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Integer, bindparam, delete, insert, select, t
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.files import schema
-from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, split_card
+from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES, parse_front_matter, split_card
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json
 from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE
 from adapterhub.files.shown_table import ScoreError
@@ -34,8 +34,12 @@ from adapterhub.hub.repositories import (
     versions_of,
 )
 from adapterhub.pages.page import lower_is_better
-from adapterhub.pages.rows import FIELDS, ListedVersion
-from adapterhub.pages.versions import MainScore, PublishedVersion, version_to_show
+from adapterhub.pages.versions import (
+    FIELDS,
+    ListedVersion,
+    MainScore,
+    PublishedVersion,
+)
 from adapterhub.registry.foreign import CONFIG_FILE, MAX_CONFIG_BYTES, entry_of_foreign
 from adapterhub.registry.store import Entry, Reference, word_text
 from adapterhub.registry.trust import CheckedSignature, Trust, checked_signatures, signed_subject
@@ -112,6 +116,18 @@ def card_of(tree: Tree, read: ReadBlob) -> dict[str, Any]:
         return {}
     metadata: dict[str, Any] = json.loads(json.dumps(split_card(text)[0], default=str))
     return metadata
+
+
+def card_problem(card: str) -> str:
+    """Return the problem with the metadata of a card, or ""."""
+    size = front_matter_size(card)
+    if size > MOST_METADATA:
+        return f"the metadata has more than {MOST_METADATA:,} characters"
+    try:
+        parse_front_matter(card[4:size])
+    except AdapterhubError as error:
+        return error.problem
+    return ""
 
 
 def front_matter_size(card: str) -> int:
@@ -342,8 +358,10 @@ def shown_version(
     try:
         if MANIFEST_FILE in tree:
             data = read(tree[MANIFEST_FILE].sha256, MAX_MANIFEST_BYTES)
+            manifest = from_json(data)
             entry = entry_of(
                 data,
+                manifest,
                 **place,
                 tags=version.tags if version else (),
                 yanked=version.yanked if version else None,
@@ -352,7 +370,7 @@ def shown_version(
             card = tree.get(CARD_FILE)
             words = read(card.sha256, MAX_CARD_BYTES).decode("utf-8", "replace") if card else ""
             signatures, unchecked = _signatures(entry, tree, head, read)
-            return version_to_show(data, entry, words, signatures, unchecked)
+            return PublishedVersion(entry, manifest, words, signatures, unchecked, len(data))
         if CONFIG_FILE in tree:
             data = read(tree[CONFIG_FILE].sha256, MAX_CONFIG_BYTES)
             return entry_of_foreign(data, **place)

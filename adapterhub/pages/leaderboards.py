@@ -17,8 +17,7 @@ from adapterhub.errors import one_line
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.figures import FIRST, MUTED, SECOND, Chart, svg_chart
 from adapterhub.pages.page import lower_is_better, number_text
-from adapterhub.pages.rows import ListedVersion, adapter_page_path
-from adapterhub.pages.versions import datasets_of
+from adapterhub.pages.versions import ListedVersion, adapter_page_path, datasets_of
 
 UNKNOWN_ROWS = "evaluated on unknown rows"
 _MOST_BOARDS = 20  # of a page

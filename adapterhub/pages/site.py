@@ -28,15 +28,6 @@ from adapterhub.files.schema import shorten
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.card_html import check_card_libraries
 from adapterhub.pages.leaderboards import Leaderboard, registry_boards
-from adapterhub.pages.rows import (
-    ListedVersion,
-    adapter_page_path,
-    file_part,
-    listed_versions,
-    listing,
-    newest_first,
-    rows_script,
-)
 from adapterhub.pages.site_pages import (
     MOST_COMPARED,
     AdapterLinks,
@@ -50,7 +41,19 @@ from adapterhub.pages.site_pages import (
     list_page,
     problems_page,
 )
-from adapterhub.pages.versions import PublishedName, PublishedVersion, datasets_of, read_published
+from adapterhub.pages.versions import (
+    ListedVersion,
+    PublishedName,
+    PublishedVersion,
+    adapter_page_path,
+    datasets_of,
+    file_part,
+    listed_versions,
+    listing,
+    newest_first,
+    read_published,
+    rows_script,
+)
 from adapterhub.registry.registry import Registry
 from adapterhub.registry.store import Entry, folder_of_id
 from adapterhub.registry.version_files import Contents

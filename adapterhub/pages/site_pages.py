@@ -15,16 +15,17 @@ from adapterhub.files.shown_table import ShownTable, TableCell, score_text
 from adapterhub.pages.card_html import card_html
 from adapterhub.pages.leaderboards import Leaderboard
 from adapterhub.pages.page import Tile, framed_page, number_text, submapping
-from adapterhub.pages.rows import (
+from adapterhub.pages.usage_snippets import citation, ways_to_load
+from adapterhub.pages.versions import (
     FIELDS,
     ListedVersion,
+    PublishedName,
+    PublishedVersion,
     field_values,
     listing,
     score_words,
     size_text,
 )
-from adapterhub.pages.usage_snippets import citation, ways_to_load
-from adapterhub.pages.versions import PublishedName, PublishedVersion
 from adapterhub.registry.store import Entry
 from adapterhub.registry.trust import CheckedSignature
 

@@ -50,6 +50,7 @@ from adapterhub.files.atomic import (
 from adapterhub.files.card import CARD_FILE, MAX_CARD_BYTES
 from adapterhub.files.manifest import (
     MAX_TENSOR_FILE_BYTES,
+    Manifest,
     from_json,
 )
 from adapterhub.files.native import BESIDE_FILE, MANIFEST_FILE, SIGNATURE_FILE, TENSORS_FILE, Saved
@@ -114,6 +115,7 @@ def parse_beside(data: bytes) -> FilesBeside:
 
 def entry_of(
     data: bytes,
+    manifest: Manifest | None = None,
     *,
     reference: str,
     name: str,
@@ -123,12 +125,12 @@ def entry_of(
     published: str | None = None,
     signers: tuple[str, ...] = (),
 ) -> Entry:
-    """Build the entry of an adapter from its manifest.
+    """Build the entry of an adapter from the bytes of its manifest, parsed already or not.
 
     Raises:
         FileError: the manifest cannot be read.
     """
-    manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
+    manifest = manifest or from_json(data, f"{MANIFEST_FILE} of {reference}")
     rows = manifest.training.get("data")
     digests = rows if isinstance(rows, dict) else {}
     return Entry(

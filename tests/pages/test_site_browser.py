@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
-from adapterhub.pages.rows import file_part
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
+from adapterhub.pages.versions import file_part
 from adapterhub.registry.local import registry_at
 from tests.kit.registries import TEAM_BACKBONE, write_adapters, write_team
 from tests.kit.web_servers import (
@@ -146,8 +146,7 @@ def test_a_filter_shows_the_version_that_matches(site, driver):
 
 def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp_path):
     from adapterhub.files.manifest import from_json
-    from adapterhub.pages.rows import ListedVersion, rows_script
-    from adapterhub.pages.versions import MainScore
+    from adapterhub.pages.versions import ListedVersion, MainScore, rows_script
     from adapterhub.registry.version_files import entry_of
 
     write_adapters(tmp_path / "r", 20, backbones=20)
