@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapterhub.config.user_folders import is_file
 from adapterhub.data.chat_formats import messages_of
@@ -20,9 +20,6 @@ from adapterhub.data.tables import first_few, keep_table, read_table, table_of_o
 from adapterhub.errors import DataError
 from adapterhub.tasks import Encoded, Task
 from adapterhub.tasks.common.batches import Setting
-
-if TYPE_CHECKING:
-    from adapterhub.inference.open import Predictor
 
 _FORMS = (
     "a text; a tuple of texts, such as a pair; a row, {column: value}; for language models a list "
@@ -172,14 +169,14 @@ def _is_message(item: Mapping[str, Any]) -> bool:
     return item.keys() >= {"role", "content"} or item.keys() >= {"from", "value"}
 
 
-def read_example(given: Any, predictor: Predictor) -> Any:
+def read_example(given: Any, task: Task, options: DataOptions) -> Any:
     """Return one input as an example of the task.
 
     Raises:
         DataError: it has another form, lacks a column or a text, or holds several inputs.
     """
     refuse_half_characters(given)
-    examples, single = examples_of(given, predictor.task, predictor.data)
+    examples, single = examples_of(given, task, options)
     if not single:
         raise DataError(
             f"a list of {len(examples)} inputs",
@@ -210,15 +207,15 @@ def refuse_half_characters(given: Any) -> None:
             refuse_half_characters(each)
 
 
-def encoded_example(example: Any, predictor: Predictor) -> Encoded:
+def encoded_example(example: Any, task: Task, setting: Setting) -> Encoded:
     """Encode one example.
 
     Raises:
         EmptyInputError: it has no text.
     """
-    if empty_inputs(predictor.task, [example], predictor.setting):
+    if empty_inputs(task, [example], setting):
         raise empty_error([0], ["the input"], 1)
-    return predictor.task.encode([example], predictor.setting, labelled=False)
+    return task.encode([example], setting, labelled=False)
 
 
 def items_of(given: Any, what: str = "predict on", expected: str = _FORMS) -> list[Any]:

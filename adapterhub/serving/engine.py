@@ -717,7 +717,7 @@ def _run_job(function: Callable[[], Any], future: Future[Any]) -> None:
 
 def _answer_empty(future: ServedFuture, served: ServedAdapter, given: Any) -> None:
     """Answer an input without a text."""
-    example = read_example(given, served.predictor)
+    example = read_example(given, served.predictor.task, served.predictor.data)
     future.reference, future.digest = served.reference, served.digest
     if future.set_running_or_notify_cancel():
         future.set_result(served.predictor.task.printed(example, NoPrediction()))

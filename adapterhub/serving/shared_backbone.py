@@ -433,7 +433,7 @@ class SharedBody:
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
-        example = read_example(given, served.predictor)
+        example = read_example(given, served.predictor.task, served.predictor.data)
         with self.encoding:
             return encode_rows(example, served.predictor, served.virtual)
 
@@ -594,7 +594,7 @@ class ClassModel:
 
     def encode(self, given: Any, served: ServedAdapter) -> EncodedInput:
         """Encode one input."""
-        example = read_example(given, served.predictor)
+        example = read_example(given, served.predictor.task, served.predictor.data)
         with self.encoding:
             return encode_input(example, served.predictor)
 
@@ -681,7 +681,7 @@ def encode_input(example: Any, predictor: Predictor) -> EncodedInput:
     Raises:
         EmptyInputError: it has no text.
     """
-    encoded = encoded_example(example, predictor)
+    encoded = encoded_example(example, predictor.task, predictor.setting)
     return EncodedInput(example, encoded, lost=sum(encoded.lost))
 
 
