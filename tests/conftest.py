@@ -154,6 +154,28 @@ def data(tmp_path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
+def recipe_with(backbone, data, tmp_path):
+    """Return a function that reads a recipe: the tiny backbone, the small data, and KEY=VALUE."""
+    from adapterhub.recipe.recipe import read
+
+    files = {"train": str(data[0]), "eval": str(data[1])}
+
+    def recipe(*words: str, output: str = "run", folder: Path = backbone):
+        flags = {"backbone": str(folder), "output": str(tmp_path / output), "data": files}
+        return read(None, words, flags)
+
+    return recipe
+
+
+@pytest.fixture
+def key():
+    """Create a key; without the package cryptography the test is skipped."""
+    from tests.kit.registries import new_key
+
+    return new_key()
+
+
+@pytest.fixture
 def adapterhub(monkeypatch, capsys):
     """Return a function that runs the CLI in this process.
 

@@ -61,11 +61,6 @@ def hub(tmp_path, monkeypatch, registry):
 
 
 @pytest.fixture
-def key():
-    return registries.new_key()
-
-
-@pytest.fixture
 def made(tmp_path):
     """Return a function from a seed to the folder of an adapter."""
 

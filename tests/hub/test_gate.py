@@ -49,11 +49,6 @@ def batch(client, sizes, name):
 
 
 @pytest.fixture
-def key():
-    return registries.new_key()
-
-
-@pytest.fixture
 def made(tmp_path):
     return registries.write_sample(tmp_path / "made")
 

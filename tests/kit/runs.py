@@ -188,6 +188,11 @@ def final_bytes(output: Path) -> tuple[bytes, ...]:
     )
 
 
+def adapter_bytes(output: Path | str) -> bytes:
+    """Return the tensors of a finished run."""
+    return (Path(output) / "adapter" / "adapter.safetensors").read_bytes()
+
+
 class Ticks:
     """Send this process a signal at the n-th event: a batch, an evaluation, a file operation."""
 

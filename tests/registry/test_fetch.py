@@ -31,11 +31,6 @@ class LaterStore(LocalRegistry):
 
 
 @pytest.fixture
-def key():
-    return registries.new_key()
-
-
-@pytest.fixture
 def store(tmp_path):
     store = LaterStore(tmp_path / "store")
     store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))

@@ -12,11 +12,6 @@ from tests.kit import registries
 
 
 @pytest.fixture
-def key():
-    return registries.new_key()
-
-
-@pytest.fixture
 def folder(tmp_path):
     return registries.write_sample(tmp_path / "run" / "adapter")
 

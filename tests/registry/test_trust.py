@@ -31,11 +31,6 @@ from tests.kit import registries
 DIGEST = "0" * 64
 
 
-@pytest.fixture
-def key():
-    return registries.new_key()
-
-
 def is_required(**options):
     return current_trust(**options).required
 

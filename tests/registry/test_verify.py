@@ -14,11 +14,6 @@ from tests.kit.fake_hub import Repository
 
 
 @pytest.fixture
-def key():
-    return registries.new_key()
-
-
-@pytest.fixture
 def folder(tmp_path):
     return registries.write_sample(tmp_path / "run" / "adapter")
 

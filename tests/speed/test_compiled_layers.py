@@ -25,6 +25,7 @@ from adapterhub.speed.compiled_layers import compiled_layers
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.matrix import ALL_CELLS, REFUSED, example
+from tests.kit.runs import adapter_bytes
 from tests.kit.task_cases import CASES
 
 ARCHITECTURE = "llama"  # of the methods; the method of the architectures is lora
@@ -230,14 +231,11 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
+def recipe(recipe_with) -> Recipe:
     """Two epochs of a method on 40 rows, compiled."""
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
     words = ["method=lora", "train.epochs=2", "train.batch_size=8", "train.eval_every=epoch"]
-    words += ["train.tensorboard=false", "train.report=false", "torch_compile=true"]
-    words.append("data.rows=40")
-    return read(None, words, flags)
+    words += ["train.tensorboard=false", "train.report=false", "torch_compile=true", "data.rows=40"]
+    return recipe_with(*words)
 
 
 def changed(recipe: Recipe, output: str, method: str = "lora", **train: Any) -> Recipe:
@@ -245,11 +243,6 @@ def changed(recipe: Recipe, output: str, method: str = "lora", **train: Any) -> 
     folder = Path(recipe.output).with_name(output)
     train_options = replace(recipe.train, **train)
     return replace(recipe, output=str(folder), method=method, train=train_options)
-
-
-def adapter_bytes(recipe: Recipe) -> bytes:
-    """Return the trained tensors of a run."""
-    return (Path(recipe.output) / "adapter" / "adapter.safetensors").read_bytes()
 
 
 def test_a_run_resumes_to_the_same_bytes(recipe: Recipe, graphs: list[Any]) -> None:
@@ -261,10 +254,10 @@ def test_a_run_resumes_to_the_same_bytes(recipe: Recipe, graphs: list[Any]) -> N
         run(cut, Notes(5))
     count = len(graphs)
     run(cut, Notes(), resume=True)
-    assert adapter_bytes(cut) == adapter_bytes(whole)
+    assert adapter_bytes(cut.output) == adapter_bytes(whole.output)
     run(plain, Notes())
     assert count == len(graphs), "the compilation is shared, and a plain run has none"
-    assert adapter_bytes(plain) == adapter_bytes(whole)
+    assert adapter_bytes(plain.output) == adapter_bytes(whole.output)
 
 
 @full_matrix
@@ -289,7 +282,7 @@ def test_generated_code_resumes_to_the_same_bytes(
         run(cut, Notes(5))
     new_process(2)
     run(cut, Notes(), resume=True)
-    assert adapter_bytes(cut) == adapter_bytes(whole)
+    assert adapter_bytes(cut.output) == adapter_bytes(whole.output)
 
 
 def test_layers_that_are_replayed_are_not_compiled(recipe: Recipe, graphs: list[Any]) -> None:
@@ -303,7 +296,7 @@ def test_layers_that_are_replayed_are_not_compiled(recipe: Recipe, graphs: list[
     assert stages[:2] == ["1 layer ", "2 layers"]
     plain = changed(recipe, "plain", "unfreeze", epochs=3, max_steps=12, compile=False)
     run(plain, Notes())
-    assert adapter_bytes(plain) == adapter_bytes(staged)
+    assert adapter_bytes(plain.output) == adapter_bytes(staged.output)
 
 
 @full_matrix
@@ -321,7 +314,7 @@ def test_every_task_trains_and_evaluates_the_same(
         flags = {"backbone": str(backbones(case.backbone)), "output": str(tmp_path / where)}
         notes = Notes(graphs=graphs)
         recipe = read(None, [*words, f"train.compile={where}"], flags | data)
-        results[where] = run(recipe, notes).result.history, adapter_bytes(recipe)
+        results[where] = run(recipe, notes).result.history, adapter_bytes(recipe.output)
     assert results["true"] == results["false"]
     (number,) = [i for i, note in enumerate(notes.notes) if "compiled in" in note]
     # Generating calls layers in another way, from the same rows on in each evaluation.

@@ -15,6 +15,7 @@ from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.speed import frozen_cache
 from adapterhub.speed.frozen_cache import StackReplay
 from adapterhub.training.run import run
+from tests.kit.runs import adapter_bytes
 from tests.kit.task_cases import CASES
 from tests.kit.tiny_models import FULL_MATRIX
 
@@ -44,13 +45,10 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
+def recipe(recipe_with) -> Recipe:
     """Three epochs of a head, on 64 rows."""
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
     words = ["method=head", "train.epochs=3", "train.batch_size=8", "train.eval_every=epoch"]
-    words += ["train.tensorboard=false", "train.report=false", "train.log_every=1"]
-    return read(None, words, flags)
+    return recipe_with(*words, "train.tensorboard=false", "train.report=false", "train.log_every=1")
 
 
 def changed(recipe: Recipe, output: str, method: str = "head", **train: Any) -> Recipe:
@@ -58,11 +56,6 @@ def changed(recipe: Recipe, output: str, method: str = "head", **train: Any) -> 
     folder = Path(recipe.output).with_name(output)
     train_options = replace(recipe.train, **train)
     return replace(recipe, output=str(folder), method=method, train=train_options)
-
-
-def adapter_bytes(recipe: Recipe) -> bytes:
-    """Return the trained tensors of a run."""
-    return (Path(recipe.output) / "adapter" / "adapter.safetensors").read_bytes()
 
 
 def calls_of_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -115,7 +108,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         run(cut, Notes(stop_after))
     run(cut, Notes(), resume=True)
-    assert adapter_bytes(cut) == adapter_bytes(whole)
+    assert adapter_bytes(cut.output) == adapter_bytes(whole.output)
 
 
 def test_a_stage_that_reaches_lower_layers_uses_what_was_recorded(recipe: Recipe) -> None:
@@ -133,7 +126,7 @@ def test_what_is_too_large_is_computed_at_each_step(recipe: Recipe) -> None:
     (note,) = notes.about_layers()
     assert "their outputs take" in note
     assert "train.frozen_cache_gb" in note
-    assert adapter_bytes(off) == adapter_bytes(small)
+    assert adapter_bytes(off.output) == adapter_bytes(small.output)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from adapterhub.loop.report import Reporter
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
-from adapterhub.recipe.recipe import Recipe, RunOptions, read
+from adapterhub.recipe.recipe import Recipe, RunOptions
 from adapterhub.speed.compiled_layers import check_installed, liger_kernels
 from adapterhub.training.run import run
 from tests.kit import tiny_models
@@ -245,11 +245,11 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(backbones: Any, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbones("llama")), "output": str(tmp_path / "run"), "data": files}
+def recipe(recipe_with, backbones) -> Recipe:
     words = ["method=lora", "train.max_steps=4", "train.batch_size=4", "use_liger_kernel=true"]
-    return read(None, [*words, "train.tensorboard=false", "train.report=false"], flags)
+    return recipe_with(
+        *words, "train.tensorboard=false", "train.report=false", folder=backbones("llama")
+    )
 
 
 def compare_runs(recipe: Recipe, **train: Any) -> None:

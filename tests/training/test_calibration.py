@@ -16,7 +16,6 @@ from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop import checkpoint
 from adapterhub.loop.report import Reporter
-from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import calibration
 from adapterhub.training import run as running
 from adapterhub.training.run import run
@@ -383,14 +382,14 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Any:
-    def made(name: str, *words: str) -> Recipe:
-        files = {"train": str(data[0]), "eval": str(data[1])}
-        flags = {"backbone": str(backbone), "output": str(tmp_path / name), "data": files}
-        usual = ["train.max_steps=4", "train.save_every=1", "train.tensorboard=false"]
-        return read(None, [*usual, "train.report=false", *words], flags)
-
-    return made
+def recipe(recipe_with) -> Any:
+    usual = [
+        "train.max_steps=4",
+        "train.save_every=1",
+        "train.tensorboard=false",
+        "train.report=false",
+    ]
+    return lambda name, *words: recipe_with(*usual, *words, output=name)
 
 
 CASES = {

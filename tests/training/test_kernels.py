@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from adapterhub.errors import TrainingError
 from adapterhub.loop import loop
 from adapterhub.loop.report import Reporter
 from adapterhub.methods.common.base import parse_methods
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training import loading
 from adapterhub.training.loading import KernelChoice, can_compute, choose_kernels, layer_shape
 from adapterhub.training.run import prepare, run
@@ -32,15 +33,9 @@ USUAL = Kernels("fp32", SDPA)
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
+def recipe(recipe_with):
     """A recipe on the tiny backbone, with overrides."""
-
-    def with_overrides(*words: str) -> Recipe:
-        files = {"train": str(data[0]), "eval": str(data[1])}
-        flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-        return read(None, ("train.epochs=2", "train.report=false", *words), flags)
-
-    return with_overrides
+    return partial(recipe_with, "train.epochs=2", "train.report=false")
 
 
 @pytest.fixture

@@ -48,12 +48,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    """Three steps of LoRA."""
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-    words = ["method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false", "dtype=fp32"]
-    return read(None, [*words, "train.report=false", "train.log_every=1"], flags)
+def recipe(recipe_with) -> Recipe:
+    words = ["method=lora(rank=2)", "train.max_steps=3", "dtype=fp32", "train.log_every=1"]
+    return recipe_with(*words, "train.tensorboard=false", "train.report=false")
 
 
 def train(recipe: Recipe, output: Path, loader: BackboneLoader | None = None) -> tuple[bytes, ...]:

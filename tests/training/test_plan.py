@@ -12,23 +12,17 @@ import pytest
 import transformers
 
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE
-from adapterhub.recipe.recipe import read
 from adapterhub.training import plan as plan_module
 from adapterhub.training.plan import plan_of
-from adapterhub.training.run import PreparedRun, prepare
+from adapterhub.training.run import prepare
 from tests.kit import tiny_models
 from tests.kit.data import write_tsv
 from tests.kit.selection import long_table
 
 
 @pytest.fixture
-def prepared(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
-    def with_overrides(*words: str) -> PreparedRun:
-        files = {"train": str(data[0]), "eval": str(data[1])}
-        flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-        return prepare(read(None, words, flags))
-
-    return with_overrides
+def prepared(recipe_with):
+    return lambda *words: prepare(recipe_with(*words))
 
 
 @pytest.mark.parametrize("method", ["lora(rank=2)", "full", "[prompt, norms]"])

@@ -10,26 +10,14 @@ import torch
 from adapterhub.adapters.activation import virtual_tokens
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import ConfigError
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import read
 from adapterhub.training.loading import make_ready
 from adapterhub.training.run import prepare
 from tests.kit import tiny_models
 
 
-@pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
-    """A recipe on the tiny backbone, with overrides."""
-
-    def with_overrides(*words: str) -> Recipe:
-        files = {"train": str(data[0]), "eval": str(data[1])}
-        flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-        return read(None, words, flags)
-
-    return with_overrides
-
-
-def test_it_is_ready_and_writes_nothing(recipe, tmp_path: Path) -> None:
-    prepared = prepare(recipe("method=lora(rank=2)"))
+def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path: Path) -> None:
+    prepared = prepare(recipe_with("method=lora(rank=2)"))
     assert prepared.data.labels == prepared.adapter.labels == ("neg", "pos")
     assert len(prepared.train.rows) == len(prepared.data.train) == 64
     assert prepared.adapter.metadata.task == "classification"
@@ -37,8 +25,10 @@ def test_it_is_ready_and_writes_nothing(recipe, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_same_seed_gives_the_same_initial_tensors(recipe) -> None:
-    first, second, other = (prepare(recipe(f"seed={seed}")).adapter.tensors() for seed in (5, 5, 6))
+def test_the_same_seed_gives_the_same_initial_tensors(recipe_with) -> None:
+    first, second, other = (
+        prepare(recipe_with(f"seed={seed}")).adapter.tensors() for seed in (5, 5, 6)
+    )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
@@ -52,12 +42,14 @@ def test_the_same_seed_gives_the_same_initial_tensors(recipe) -> None:
         (["method=unfreeze", "train.schedule=cosine"], "cosine"),
     ],
 )
-def test_the_schedule_is_the_chosen_one_or_the_methods_default(recipe, words, schedule) -> None:
-    assert prepare(recipe(*words)).recipe.train.schedule == schedule
+def test_the_schedule_is_the_chosen_one_or_the_methods_default(
+    recipe_with, words, schedule
+) -> None:
+    assert prepare(recipe_with(*words)).recipe.train.schedule == schedule
 
 
-def test_inputs_are_no_longer_than_the_positions_of_the_backbone(recipe) -> None:
-    prepared = prepare(recipe("train.max_length=100000"))
+def test_inputs_are_no_longer_than_the_positions_of_the_backbone(recipe_with) -> None:
+    prepared = prepare(recipe_with("train.max_length=100000"))
     assert max(prepared.train.lengths) <= max_positions(prepared.model)
 
 
@@ -112,8 +104,8 @@ def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_pat
     assert prepared.model(**prepared.train.batch([0, 1])).loss.isfinite()
 
 
-def test_the_chosen_length_is_recorded_and_told(recipe) -> None:
-    prepared = prepare(recipe())
+def test_the_chosen_length_is_recorded_and_told(recipe_with) -> None:
+    prepared = prepare(recipe_with())
     assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
     assert any("train.max_length is 64" in note for note in prepared.notes)
 

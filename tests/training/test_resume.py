@@ -26,6 +26,7 @@ from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.recipe.recipe import Recipe, RunOptions, TaskOptions, TrainOptions, read
 from adapterhub.training.run import run
+from tests.kit.runs import adapter_bytes
 from tests.kit.selection import long_table
 
 CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
@@ -101,10 +102,6 @@ def stretches(recipe: Recipe) -> list[dict[str, Any]]:
     return manifest["training"].get("stretches", [])
 
 
-def tensors(output: str | Path) -> bytes:
-    return (Path(output) / "adapter" / "adapter.safetensors").read_bytes()
-
-
 SAME: dict[str, object] = {
     "train__eval_batch_size": 3, "train__save_every": 1, "train__log_every": 1,
     "train__gradient_checkpointing": True, "train__report": True, "train__tensorboard": True,
@@ -118,7 +115,7 @@ def test_what_changes_no_result_may_change(stopped: Recipe, recipe: Recipe, name
     assert resumed_as(Recipe, name.split("__")) == "same"
     run(changed, Reporter(), resume=True)
     assert stretches(changed) == []
-    assert tensors(changed.output) == tensors(Path(stopped.output).parent / "whole")
+    assert adapter_bytes(changed.output) == adapter_bytes(Path(stopped.output).parent / "whole")
 
 
 RECORDED: dict[str, object] = {
@@ -144,7 +141,9 @@ def test_what_changes_the_result_is_recorded(stopped: Recipe, recipe: Recipe, na
     # What was changed before stays recorded when nothing is changed again.
     if name.startswith("train__") and name not in ("train__eval_every", "train__patience"):
         numbers = ("learning_rate", "weight", "beta", "eps", "max_grad", "mixed", "dropout")
-        differs = tensors(changed.output) != tensors(Path(stopped.output).parent / "whole")
+        differs = adapter_bytes(changed.output) != adapter_bytes(
+            Path(stopped.output).parent / "whole"
+        )
         assert differs or not any(each in name for each in numbers)
 
 
@@ -288,4 +287,4 @@ def test_a_checkpoint_stores_each_tensor_once(stopped: Recipe, tmp_path: Path, m
     whole = replace(recipe, output=str(tmp_path / "whole"))
     run(whole, Reporter())
     run(recipe, Reporter(), resume=True)
-    assert tensors(recipe.output) == tensors(whole.output)
+    assert adapter_bytes(recipe.output) == adapter_bytes(whole.output)

@@ -19,12 +19,10 @@ from tests.kit.runs import lines
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-    words = ["method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false"]
-    words.append("train.report=false")
-    return read(None, words, flags)
+def recipe(recipe_with) -> Recipe:
+    return recipe_with(
+        "method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false", "train.report=false"
+    )
 
 
 def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Path) -> None:

@@ -8,24 +8,11 @@ import pytest
 
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run_data import read_data
 
 
-@pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
-    """A recipe on the tiny backbone, with overrides."""
-
-    def with_overrides(*words: str) -> Recipe:
-        files = {"train": str(data[0]), "eval": str(data[1])}
-        flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-        return read(None, words, flags)
-
-    return with_overrides
-
-
-def test_without_evaluation_data_rows_are_held_out(recipe) -> None:
-    data = read_data(recipe("data.eval=null"))
+def test_without_evaluation_data_rows_are_held_out(recipe_with) -> None:
+    data = read_data(recipe_with("data.eval=null"))
     assert (len(data.train), len(data.evaluation)) == (52, 12)
     held_out = (
         "no evaluation data: 12 of 64 rows are held out, those of 8 of 42 different texts, "
@@ -34,43 +21,45 @@ def test_without_evaluation_data_rows_are_held_out(recipe) -> None:
     assert held_out in data.notes
     assert not {e.text for e in data.train} & {e.text for e in data.evaluation}
     assert (
-        read_data(recipe("data.eval=null")) == data != read_data(recipe("data.eval=null", "seed=1"))
+        read_data(recipe_with("data.eval=null"))
+        == data
+        != read_data(recipe_with("data.eval=null", "seed=1"))
     )
 
 
-def test_rows_of_tasks_without_classes_are_held_out_by_row(recipe, tmp_path: Path) -> None:
+def test_rows_of_tasks_without_classes_are_held_out_by_row(recipe_with, tmp_path: Path) -> None:
     file = tmp_path / "n.csv"
     file.write_text("text,score\n" + "".join(f"text number {i},{i}.5\n" for i in range(100)))
     words = (f"data.train={file}", "data.eval=null", "task=regression")
-    data = read_data(recipe(*words))
+    data = read_data(recipe_with(*words))
     assert (len(data.train), len(data.evaluation)) == (80, 20)
     assert "no evaluation data: 20 of 100 rows are held out" in data.notes
     assert data.options.label == "score"
 
 
-def test_evaluation_can_be_left_out(recipe) -> None:
-    data = read_data(recipe("data.eval=none"))
+def test_evaluation_can_be_left_out(recipe_with) -> None:
+    data = read_data(recipe_with("data.eval=none"))
     assert (len(data.train), data.evaluation) == (64, [])
     assert "no evaluation: the adapter has the tensors of the last step" in data.notes
 
 
-def test_options_that_need_an_evaluation_are_refused_without_one(recipe) -> None:
+def test_options_that_need_an_evaluation_are_refused_without_one(recipe_with) -> None:
     words = ("train.patience=2", "train.best_metric=accuracy", "data.eval_rows=5")
     with pytest.raises(ConfigError, match="need an evaluation") as error:
-        read_data(recipe("data.eval=none", *words))
+        read_data(recipe_with("data.eval=none", *words))
     assert len(error.value.offenders) == 3
 
 
-def test_evaluation_rows_are_limited_and_sampled_with_the_seed(recipe) -> None:
-    data = read_data(recipe("data.eval_rows=5"))
+def test_evaluation_rows_are_limited_and_sampled_with_the_seed(recipe_with) -> None:
+    data = read_data(recipe_with("data.eval_rows=5"))
     assert len(data.evaluation) == 5
     assert "evaluating on 5 of 22 rows, by data.eval_rows" in data.notes
-    assert len(read_data(recipe("data.eval_rows=500")).evaluation) == 22
+    assert len(read_data(recipe_with("data.eval_rows=500")).evaluation) == 22
 
 
 @pytest.mark.parametrize("has_split", [True, False])
 def test_a_dataset_on_the_hub_is_evaluated_on_its_split_or_rows_are_held_out(
-    recipe, monkeypatch: pytest.MonkeyPatch, has_split: bool
+    recipe_with, monkeypatch: pytest.MonkeyPatch, has_split: bool
 ) -> None:
     import datasets
 
@@ -83,32 +72,32 @@ def test_a_dataset_on_the_hub_is_evaluated_on_its_split_or_rows_are_held_out(
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    data = read_data(recipe("data.train=acme/reviews", "data.eval=null"))
+    data = read_data(recipe_with("data.train=acme/reviews", "data.eval=null"))
     assert len(data.evaluation) == (7 if has_split else 20)
     assert len(data.train) == (100 if has_split else 80)
     assert data.options.text == "review"
 
 
-def test_empty_cells_are_refused_or_skipped_and_counted(recipe, tmp_path: Path) -> None:
+def test_empty_cells_are_refused_or_skipped_and_counted(recipe_with, tmp_path: Path) -> None:
     file = tmp_path / "e.csv"
     rows = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(40))
     file.write_text(f"text,label\n{rows},a\nno label,\n")
     with pytest.raises(DataError, match="'text' is empty") as error:
-        read_data(recipe(f"data.train={file}", "data.eval=null"))
+        read_data(recipe_with(f"data.train={file}", "data.eval=null"))
     assert error.value.hint == "data.skip_empty=true skips the 2 with an empty cell"
-    data = read_data(recipe(f"data.train={file}", "data.eval=null", "data.skip_empty=true"))
+    data = read_data(recipe_with(f"data.train={file}", "data.eval=null", "data.skip_empty=true"))
     assert len(data.train) + len(data.evaluation) == 40
     assert "2 of 42 rows with an empty text or label are skipped" in data.notes
 
 
-def test_the_evaluation_file_is_read_as_it_is(recipe, tmp_path: Path) -> None:
+def test_the_evaluation_file_is_read_as_it_is(recipe_with, tmp_path: Path) -> None:
     """Columns are those of training; delimiter, encoding and header are found anew."""
     train, evaluation = tmp_path / "t.csv", tmp_path / "e.csv"
     train.write_text(
         "id;review;stars\n" + "".join(f"{i};good text {i};{i % 2}\n" for i in range(40))
     )
     evaluation.write_bytes("review,stars\ncaf\u00e9 was good,1\n".encode("cp1252"))
-    data = read_data(recipe(f"data.train={train}", f"data.eval={evaluation}"))
+    data = read_data(recipe_with(f"data.train={train}", f"data.eval={evaluation}"))
     assert data.evaluation == [Example("caf\u00e9 was good", None, "1")]
     assert data.notes[0].startswith("t.csv: semicolon-separated, 40 rows")
     assert any(note.startswith("e.csv: comma-separated, cp1252") for note in data.notes)
@@ -116,37 +105,37 @@ def test_the_evaluation_file_is_read_as_it_is(recipe, tmp_path: Path) -> None:
     assert (data.options.delimiter, data.options.encoding, data.options.header) == (None,) * 3
 
 
-def test_duplicates_between_training_and_evaluation_are_told(recipe, data) -> None:
-    notes = read_data(recipe(f"data.eval={data[0]}")).notes
+def test_duplicates_between_training_and_evaluation_are_told(recipe_with, data) -> None:
+    notes = read_data(recipe_with(f"data.eval={data[0]}")).notes
     assert any("64 of 64 evaluation rows (100.0%) are also training rows" in n for n in notes)
 
 
-def test_chats_are_read_as_chats(recipe, tmp_path: Path) -> None:
+def test_chats_are_read_as_chats(recipe_with, tmp_path: Path) -> None:
     import json
 
     file = tmp_path / "chats.json"
     turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
     file.write_text(json.dumps([{"id": i, "conversations": turns} for i in range(20)]))
-    data = read_data(recipe(f"data.train={file}", "data.eval=none", "task=causal-lm"))
+    data = read_data(recipe_with(f"data.train={file}", "data.eval=none", "task=causal-lm"))
     assert data.task.data == "chat"
     assert data.options.text == "conversations"
     assert data.train[0].messages == (("user", "hi"), ("assistant", "hello"))
 
 
-def test_sampling_draws_the_same_rows_for_a_seed(recipe) -> None:
-    first, second = (read_data(recipe("data.rows=9", "seed=3")).train for _ in range(2))
+def test_sampling_draws_the_same_rows_for_a_seed(recipe_with) -> None:
+    first, second = (read_data(recipe_with("data.rows=9", "seed=3")).train for _ in range(2))
     assert first == second
     assert len(first) == 9
-    assert len(read_data(recipe("data.rows=9")).evaluation) == 22
+    assert len(read_data(recipe_with("data.rows=9")).evaluation) == 22
 
 
-def test_a_metric_that_the_task_lacks_is_refused(recipe) -> None:
+def test_a_metric_that_the_task_lacks_is_refused(recipe_with) -> None:
     with pytest.raises(ConfigError, match=r"unknown metric 'acuracy'.*did you mean 'accuracy'"):
-        read_data(recipe("train.best_metric=acuracy"))
-    assert read_data(recipe("train.best_metric=matthews"))
+        read_data(recipe_with("train.best_metric=acuracy"))
+    assert read_data(recipe_with("train.best_metric=matthews"))
 
 
-def test_a_note_on_a_file_is_given_once(recipe, data) -> None:
-    same = recipe(f"data.eval={data[0]}")
+def test_a_note_on_a_file_is_given_once(recipe_with, data) -> None:
+    same = recipe_with(f"data.eval={data[0]}")
     notes = read_data(same).notes
     assert len(notes) == len(set(notes))

@@ -12,21 +12,19 @@ import pytest
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import Recipe
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run import run
 from adapterhub.training.several import run_several
-from tests.kit.runs import Ticks
+from tests.kit.runs import Ticks, adapter_bytes
 from tests.kit.selection import part_of
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
-    words = ["method=lora(rank=2)", "train.max_steps=4", "train.tensorboard=false", "dtype=fp32"]
-    return read(None, [*words, "train.report=false", "train.eval_every=2"], flags)
+def recipe(recipe_with) -> Recipe:
+    words = ["method=lora(rank=2)", "train.max_steps=4", "dtype=fp32", "train.eval_every=2"]
+    return recipe_with(*words, "train.tensorboard=false", "train.report=false")
 
 
 def variants(recipe: Recipe, *methods: str) -> list[Recipe]:
@@ -40,10 +38,6 @@ def quiet(recipe: Recipe) -> Reporter:
     return reporter_for(Path(recipe.output), recipe.train, quiet=True)
 
 
-def adapter_bytes(recipe: Recipe) -> bytes:
-    return (Path(recipe.output) / "adapter" / "adapter.safetensors").read_bytes()
-
-
 def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(
     recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -53,7 +47,7 @@ def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(
     for number, each in enumerate(ended):
         alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
         run(alone, quiet(alone))
-        assert adapter_bytes(each.recipe) == adapter_bytes(alone)
+        assert adapter_bytes(each.recipe.output) == adapter_bytes(alone.output)
         assert each.outcome is not None
         assert each.outcome.folder == Path(each.recipe.output) / "adapter"
 
@@ -90,7 +84,7 @@ def test_ctrl_c_stops_all_and_resume_continues(recipe: Recipe, tmp_path: Path, a
     for number, each in enumerate(ended):
         alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
         run(alone, Reporter())
-        assert adapter_bytes(each.recipe) == adapter_bytes(alone)
+        assert adapter_bytes(each.recipe.output) == adapter_bytes(alone.output)
 
 
 def killed_at(recipes: list[Recipe], at: int) -> int | None:
@@ -126,7 +120,7 @@ def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
             break
         (ended,) = run_several(recipes, quiet, resume=True)
         assert ended.error is None
-        assert adapter_bytes(recipes[0]) == adapter_bytes(alone), f"killed at {at}"
+        assert adapter_bytes(recipes[0].output) == adapter_bytes(alone.output), f"killed at {at}"
         assert not [name for name in os.listdir(output) if name.endswith(".new")]
     assert left == {"recipe.yaml", "recipe.schema.json", "predictions.jsonl"}
 

@@ -29,12 +29,11 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "first"), "data": files}
-    words = ["method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false"]
-    words += ["train.report=false", "name=first", "dtype=fp32", "attention=eager"]
-    return read(None, words, flags)
+def recipe(recipe_with) -> Recipe:
+    words = ["method=lora(rank=2)", "train.max_steps=3", "name=first", "dtype=fp32"]
+    return recipe_with(
+        *words, "attention=eager", "train.tensorboard=false", "train.report=false", output="first"
+    )
 
 
 @pytest.fixture

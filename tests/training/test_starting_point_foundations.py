@@ -46,13 +46,10 @@ def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
-    files = {"train": str(data[0]), "eval": str(data[1])}
-    flags = {"backbone": str(backbone), "output": str(tmp_path / "lang"), "data": files}
-    words = ["method=pfeiffer(size=4)", "train.max_steps=4", "train.tensorboard=false"]
-    words += ["train.report=false", "name=lang", "dtype=fp32", "attention=eager"]
-    words += ["train.log_every=1", "train.learning_rate=0.01"]
-    return read(None, words, flags)
+def recipe(recipe_with) -> Recipe:
+    words = ["method=pfeiffer(size=4)", "train.max_steps=4", "name=lang", "dtype=fp32"]
+    words += ["attention=eager", "train.log_every=1", "train.learning_rate=0.01"]
+    return recipe_with(*words, "train.tensorboard=false", "train.report=false", output="lang")
 
 
 @pytest.fixture
