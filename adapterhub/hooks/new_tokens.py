@@ -30,8 +30,8 @@ from adapterhub.backbones.compare import same
 from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
-from adapterhub.hooks.embedding import TokenRows, active_rows, embedding_slot
 from adapterhub.hooks.slot import OutputSlot, Slot, drop_slot, put_slot
+from adapterhub.hooks.weight_host import TokenRows, active_rows, embedding_slot
 from adapterhub.methods.common.site_module import OutputModule
 
 TOKENS = "tokens"

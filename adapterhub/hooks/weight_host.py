@@ -9,12 +9,17 @@ and the host's own forward runs with them, on a shallow copy of the host. So eve
 be merged works at a convolution with any padding, stride, dilation and groups. Where the update is
 a product or a computed matrix, W' = W + D, unit vectors are not needed.
 
-The table of an embedding may be large, so updates are looked up there (hooks/embedding.py).
+The table of an embedding may be large, so updates are looked up by token id and never added to it:
+
+    y_i = s (E[i] + D[:, i])    i is a number of the backbone
+    y_i = s row[i]              i is a new token of an active adapter
+
+    E: (numbers, d), the table    D: (d, numbers), the update    s: the factor of a scaled embedding
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +30,119 @@ from adapterhub.anatomy.backbone import CHILD, copy_with, parameter_at
 from adapterhub.anatomy.projections import CONVOLUTIONS
 from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError, SiteError
-from adapterhub.hooks.embedding import EmbeddingSlot, embedding_slot
+from adapterhub.hooks.composition import TokenPlan
 from adapterhub.hooks.own_weight import HeldWeightSlot, override_forward
 from adapterhub.hooks.slot import Slot, put_slot, through
 from adapterhub.methods.common.ops import DeltaModule
 from adapterhub.methods.common.site_module import InputModule, OutputModule, SiteModule
+
+_IDS = "ids"
+
+
+class TokenRows(nn.Module):
+    """The rows of new tokens: `ids` (n,), rising, and `rows` (n, d)."""
+
+    ids: Tensor
+
+    def __init__(self, ids: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("ids", ids, persistent=False)
+        self.rows = nn.Parameter(rows)
+
+    def look_up(self, ids: Tensor, y: Tensor, scale: Any) -> Tensor:
+        """Replace the embeddings of new tokens.
+
+        `ids`: (batch, tokens); `y`: the backbone's embeddings, (batch, tokens, d); `scale`: the
+        model's factor on embeddings.
+
+        Returns:
+            y', like y.
+        """
+        place = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
+        new = self.ids[place] == ids
+        rows = F.embedding(place, self.rows).to(y.dtype) * scale
+        return torch.where(new.unsqueeze(-1), rows, y)
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add logits of new tokens. x: (batch, tokens, d), y: (batch, tokens, old tokens)."""
+        missing = int(self.ids[-1]) + 1 - y.shape[-1]
+        if missing > 0:
+            y = F.pad(y, (0, missing), value=torch.finfo(y.dtype).min)
+        return y.index_copy(-1, self.ids, (x @ self.rows.to(x.dtype).T).to(y.dtype))
+
+
+def active_rows(slot: Slot) -> Iterator[TokenRows]:
+    """Yield the rows of new tokens of the active adapters."""
+    for key in slot.keys:
+        module = slot.placed(key)
+        if isinstance(module, TokenRows):
+            yield module
+
+
+class EmbeddingSlot(Slot):
+    """Add the updates of the active modules for each looked-up number."""
+
+    def forward(self, ids: Tensor, y: Tensor, factor: Any) -> Tensor:
+        """Apply the modules. ids: (...), y: (..., d) -> y' like y."""
+
+        def add(key: str, y: Tensor, ids: Tensor) -> Tensor:
+            update = self._update(key, ids)
+            return y if update is None else y + (update * factor).to(y.dtype)
+
+        return self.run(add, y, ids, dim=1 if isinstance(self.plan, TokenPlan) else 0)
+
+    def changed(self, table: Tensor) -> Tensor:
+        """Return the table with the updates of the active modules, (numbers, d)."""
+        return self(torch.arange(len(table), device=table.device), table, 1.0)  # type: ignore[no-any-return]
+
+    def _update(self, key: str, ids: Tensor) -> Tensor | None:
+        """Return the update of a module for each number; None if it has rows of new tokens."""
+        module = self.placed(key)
+        if isinstance(module, TokenRows):
+            return None
+        if isinstance(module, DeltaModule):
+            return F.embedding(ids, module.delta().T)
+        assert isinstance(module, OutputModule)
+        factors = module.factors()
+        assert factors is not None
+        left, right = factors
+        return F.embedding(ids, right.T) @ left.T
+
+
+def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Replace ids beyond the backbone's embedding by 0: the pre-hook of an embedding."""
+    slot = host._modules[CHILD]
+    if not isinstance(slot, EmbeddingSlot) or next(active_rows(slot), None) is None:
+        return args
+    slot.keep(_IDS, args[0])
+    size = host.get_parameter("weight").shape[0]
+    return (args[0].where(args[0] < size, torch.zeros_like(args[0])), *args[1:])
+
+
+def change_embeddings(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
+    """Add the updates of the numbers, and insert the rows of new tokens: the forward hook."""
+    slot = host._modules[CHILD]
+    if not isinstance(slot, EmbeddingSlot) or not slot.keys:
+        return y
+    factor = getattr(host, "embed_scale", 1.0)
+    if not all(isinstance(slot.placed(key), TokenRows) for key in slot.keys):
+        y = slot(args[0], y, factor)
+    if (ids := slot.take(_IDS)) is not None:
+        for module in active_rows(slot):
+            y = module.look_up(ids, y, factor)
+    return y
+
+
+def embedding_slot(host: nn.Module) -> EmbeddingSlot:
+    """Return the slot at an embedding; create it if missing."""
+    slot = host._modules.get(CHILD)
+    if not isinstance(slot, EmbeddingSlot):
+        slot = EmbeddingSlot()
+        put_slot(host, slot)
+        slot.hook(host.register_forward_pre_hook, mask_new_ids)
+        slot.hook(host.register_forward_hook, change_embeddings)
+    return slot
+
 
 UNITS = 2048  # unit vectors per call of a module
 

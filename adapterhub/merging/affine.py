@@ -19,10 +19,9 @@ from adapterhub.anatomy.backbone import parameter_at
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import MergeError
-from adapterhub.hooks.embedding import EmbeddingSlot
 from adapterhub.hooks.own_weight import HeldWeightSlot
 from adapterhub.hooks.slot import OutputSlot
-from adapterhub.hooks.weight_host import MatrixSlot, merged_matrices
+from adapterhub.hooks.weight_host import EmbeddingSlot, MatrixSlot, merged_matrices
 from adapterhub.methods.common.expert_rows import OneExpert
 
 CHUNK = 2048  # unit vectors per call of the slot

@@ -10,8 +10,8 @@ from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.composition import NO_MODULES, AppliedModules
-from adapterhub.hooks.embedding import TokenRows, embedding_slot
 from adapterhub.hooks.new_tokens import MAX_NEW, new_token_rows
+from adapterhub.hooks.weight_host import TokenRows, embedding_slot
 from tests.kit import tiny_models
 
 VOCAB = tiny_models.VOCAB
