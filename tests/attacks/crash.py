@@ -4,7 +4,7 @@
 
 A forked child saves, and is killed (SIGKILL) before a given line of the writer's code, of its
 removal of folders, or of its writing of a file (in three pieces). MOST limits the number of lines.
-test_crash.py runs this script in a separate process, because it forks.
+test_crash.py runs it in a fork of its process.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -99,13 +100,22 @@ def write_adapter(
     **options: Any,
 ) -> str:
     """Save an adapter with random values; return its folder."""
-    model, _ = load_backbone(str(backbone), task=example.kind, labels=example.labels)
+    model = _loaded(str(backbone), example.kind, example.labels)
     adapter = ah.attach(model, method, name="served", **options)
-    tiny_models.scramble(adapter, seed=seed)
-    recipe = {"task": example.task, "data": {"pair": example.pair}}
-    adapter.metadata.training = {"recipe": recipe}
-    adapter.save(folder)
+    try:
+        tiny_models.scramble(adapter, seed=seed)
+        recipe = {"task": example.task, "data": {"pair": example.pair}}
+        adapter.metadata.training = {"recipe": recipe}
+        adapter.save(folder)
+    finally:
+        adapter.detach()
     return str(folder)
+
+
+@lru_cache(16)
+def _loaded(backbone: str, kind: str, labels: tuple[str, ...]) -> Any:
+    """Load a model, which adapters leave as it was."""
+    return load_backbone(backbone, task=kind, labels=labels)[0]
 
 
 def expected_answers(folder: str, inputs: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -170,7 +180,9 @@ def written_alone(folder: str, prompt: Any, tokens: int) -> list[int]:
     """Return the tokens that `generate` writes for one prompt, with the adapter active."""
     known = (folder, str(prompt), tokens)
     if known not in _WRITTEN:
-        opened = _OPENED.setdefault(folder, open_adapter(folder))
+        if folder not in _OPENED:
+            _OPENED[folder] = open_adapter(folder)
+        opened = _OPENED[folder]
         _WRITTEN[known] = tokens_alone(opened.model, opened.tokenizer, prompt, tokens)
     return _WRITTEN[known]
 
