@@ -33,17 +33,27 @@ from tests.kit.web_servers import ask, predict
 TEXT = TEXTS[0]
 
 
-@pytest.fixture
-def registry(backbone, tmp_path):
+@pytest.fixture(scope="module")
+def published(backbone, tmp_path_factory):
     """Publish `team-polite`, twice, and `secret`; the tag `stable` is the first version."""
-    root = tmp_path / "registry"
+    folder = tmp_path_factory.mktemp("published")
+    root = folder / "registry"
     for number in (1, 2):
-        folder = write_adapter(backbone, tmp_path / f"v{number}", seed=number)
-        ah.publish(folder, "team-polite", registry=root)
-    ah.publish(write_adapter(backbone, tmp_path / "s", seed=3), "secret", registry=root)
+        ah.publish(
+            write_adapter(backbone, folder / f"v{number}", seed=number),
+            "team-polite",
+            registry=root,
+        )
+    ah.publish(write_adapter(backbone, folder / "s", seed=3), "secret", registry=root)
     store = LocalRegistry(root)
     store.tag(store.resolve("team-polite", "v1"), "stable")
-    return store
+    return folder
+
+
+@pytest.fixture
+def registry(published, tmp_path):
+    """Copy the registry, for tests change it."""
+    return LocalRegistry(shutil.copytree(published / "registry", tmp_path / "registry"))
 
 
 @pytest.fixture
@@ -172,7 +182,7 @@ def test_without_the_registry_loaded_adapters_go_on(url, registry, service):
     assert predict(url, "team-polite@1", TEXT).status == 200
 
 
-def test_one_bad_input_of_32_is_named_and_others_are_answered(url, service, tmp_path):
+def test_one_bad_input_of_32_is_named_and_others_are_answered(url, service, published):
     predict(url, "team-polite", TEXT)
     inputs = [*[TEXT] * 20, 3, *[TEXT] * 11]
     with busy(service.engine):
@@ -182,10 +192,10 @@ def test_one_bad_input_of_32_is_named_and_others_are_answered(url, service, tmp_
     assert bad.status == 400
     assert bad.message.startswith("input 20: cannot predict on int")
     found = [each().json["predictions"][0] for each in others]
-    assert same_answer(found, expected_answers(str(tmp_path / "v2"), TEXTS))
+    assert same_answer(found, expected_answers(str(published / "v2"), TEXTS))
 
 
-def test_nan_in_one_adapter_fails_its_rows_alone(url, service, tmp_path):
+def test_nan_in_one_adapter_fails_its_rows_alone(url, service, published):
     predict(url, "team-polite@1", TEXT)
     predict(url, "team-polite@2", TEXT)
     adapters = service.engine.adapters
@@ -200,7 +210,9 @@ def test_nan_in_one_adapter_fails_its_rows_alone(url, service, tmp_path):
         right = in_background(predict, url, "team-polite@2", TEXT)
         wait_until(lambda: service.engine.queued_requests == 2)
     assert (wrong().status, wrong().json["error"]["code"]) == (500, "not_finite")
-    assert same_answer(right().json["predictions"], expected_answers(str(tmp_path / "v2"), (TEXT,)))
+    assert same_answer(
+        right().json["predictions"], expected_answers(str(published / "v2"), (TEXT,))
+    )
 
 
 def test_out_of_memory_halves_the_batch_and_names_what_does_not_fit_alone(
@@ -366,10 +378,10 @@ def test_a_compute_thread_that_is_stuck_is_seen(url, service, monkeypatch):
     wait_until(lambda: ask(url, "/healthz").status == 200)
 
 
-def test_versions_move_under_load_and_no_row_is_of_another_one(url, registry, service, tmp_path):
+def test_versions_move_under_load_and_no_row_is_of_another_one(url, registry, service, published):
     """A hundred times with ADAPTERHUB_TESTS=all, or ADAPTERHUB_RELOADS times."""
     expected = {
-        f"team-polite@v{n}": expected_answers(str(tmp_path / f"v{n}"), (TEXT,)) for n in (1, 2)
+        f"team-polite@v{n}": expected_answers(str(published / f"v{n}"), (TEXT,)) for n in (1, 2)
     }
     stop, wrong = threading.Event(), []
 
