@@ -17,7 +17,7 @@ from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.loading import make_ready
 from tests.kit import tiny_models
-from tests.kit.data import read_error, sentences, word_tokenizer, words_of, write_json_lines
+from tests.kit.data import sentences, word_tokenizer, words_of, write_json_lines
 
 
 def test_chats_are_lists_of_messages(tmp_path):
@@ -126,35 +126,6 @@ def test_packed_texts_do_not_attend_to_each_other(architecture, method):
 
 
 TURNS = ("user", "assistant")
-MESSAGES = [{"role": "user", "content": "a"}]
-
-
-@pytest.mark.parametrize(
-    ("spec", "file", "text", "expected"),
-    [
-        ("causal-lm", "a.jsonl", '{"text": "a"}', "--label"),
-        ("causal-lm(data=chat)", "a.jsonl", '{"text": "hello"}', "not a list of messages"),
-        ("causal-lm(data=chat)", "a.jsonl", json.dumps({"text": MESSAGES}), "not the assistant's"),
-        ("causal-lm(data=text)", "a.jsonl", '{"text": null}', "'text' is missing"),
-    ],
-)
-def test_invalid_data(tmp_path, spec, file, text, expected):
-    assert expected in read_error(spec, tmp_path / file, text)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("causal-lm(answer='####')", "0 groups"),
-        ("causal-lm(answer='(')", "not a regular expression"),
-        ("causal-lm(data=text, generate=true)", "no response"),
-        ("causal-lm(template='no text')", "{text}"),
-    ],
-)
-def test_invalid_options(spec, expected):
-    with pytest.raises(ConfigError) as error:
-        parse_task(spec)
-    assert expected in str(error.value)
 
 
 def test_a_tokenizer_without_what_the_task_needs():

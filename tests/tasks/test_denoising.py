@@ -162,14 +162,6 @@ def test_long_texts_are_cut_into_windows():
     assert max(len(row) for row in data.batch(range(3))["labels"]) == 64
 
 
-@pytest.mark.parametrize(
-    "options", ["mask=1.0", "permute=2", "span=0", "infill=0, permute=0", "delete=-0.1"]
-)
-def test_invalid_options(options):
-    with pytest.raises(ConfigError, match="expected: shares from 0 to 1"):
-        parse_task(f"denoising({options})")
-
-
 def test_a_tokenizer_without_what_the_task_needs():
     tokenizer = word_tokenizer()
     tokenizer.mask_token = None

@@ -8,17 +8,10 @@ from transformers import AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
-from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.data import read_error, word_tokenizer
-
-
-def test_the_lines_of_a_file_are_texts(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n\n two \r\n")
-    texts = parse_task("masked-lm").read(str(tmp_path / "a.txt"), DataOptions(), "train")
-    assert texts == [Example("one"), Example(" two ")]
+from tests.kit.data import word_tokenizer
 
 
 def masked(tokenizer, epoch, seed=0, count=400):
@@ -77,28 +70,6 @@ def test_of_tokens_with_one_text_the_most_probable_one_counts(backbones, monkeyp
     with torch.no_grad():
         probabilities = model(**encoded.batch([0])).logits[0, 2].softmax(-1)
     assert filled.fills == ({"good": pytest.approx(float(probabilities.max()))},)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        ("a.txt", " \n", "is empty"),
-    ],
-)
-def test_invalid_data(tmp_path, file, text, expected):
-    assert expected in read_error("masked-lm", tmp_path / file, text)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("masked-lm(rate=15)", "between 0 and 1"),
-    ],
-)
-def test_invalid_options(spec, expected):
-    with pytest.raises(ConfigError) as error:
-        parse_task(spec)
-    assert expected in str(error.value)
 
 
 def test_a_tokenizer_without_what_the_task_needs():

@@ -12,7 +12,6 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multiple_choice import Choices
-from tests.kit.data import read_error
 
 
 @pytest.mark.parametrize("label", ["B", 1, "1", "y"])
@@ -46,24 +45,6 @@ def test_examples_with_different_numbers_of_choices_are_predicted(backbones):
         assert len(prediction.scores) == len(example.choices)
         assert prediction.text == example.choices[prediction.index]
         assert prediction.scores[prediction.index] == max(prediction.scores)
-
-
-CHOICES = {"text": "a", "choices": ["x", "y"], "label": "A"}
-MIXED = "\n".join(json.dumps(CHOICES | {"choices": ["x", "y", "z"][:n]}) for n in (2, 2, 3))
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        ("a.jsonl", json.dumps(CHOICES | {"label": "C"}), "'C' is not a choice"),
-        ("a.jsonl", json.dumps(CHOICES | {"label": 2}), "'2' is not a choice"),
-        ("a.jsonl", json.dumps(CHOICES | {"choices": ["x"]}), "fewer than two"),
-        ("a.jsonl", json.dumps(CHOICES | {"choices": "xy"}), "not a list"),
-        ("a.jsonl", MIXED, "'a': 3 choices"),
-    ],
-)
-def test_invalid_data(tmp_path, file, text, expected):
-    assert expected in read_error("multiple-choice", tmp_path / file, text)
 
 
 def test_a_text_needs_two_choices():

@@ -144,17 +144,3 @@ def test_few_shot_examples_that_do_not_fit(backbones):
         long.encode([Example("a film", None, "pos")], setting, labelled=False)
     with pytest.raises(ConfigError, match="do not fit the template"):
         parse_task({"prompted": {"examples": [["a film", "2"]]}})
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("prompted(template='{text}')", "{mask} once"),
-        ("prompted(template='{text} {mask}.', model=causal-lm)", "ends with {mask}"),
-        ("prompted(words={'a': 'b'})", "fewer than two labels"),
-    ],
-)
-def test_invalid_options(spec, expected):
-    with pytest.raises(ConfigError) as error:
-        parse_task(spec)
-    assert expected in str(error.value)

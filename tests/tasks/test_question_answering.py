@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.question_answering import Question
-from tests.kit.data import read_error, words_of
+from tests.kit.data import words_of
 
 
 def test_squad_and_columns(tmp_path):
@@ -97,31 +97,6 @@ def test_the_best_span_over_all_windows_answers(backbones):
         (answer,) = task.predict(Stub(null), encoded, 4)
         assert answer.text == expected
         assert question.context[answer.start : answer.end] == expected
-
-
-SHIFTED = {"text": "good", "answer_start": 5}
-
-
-def squad(**question: object) -> str:
-    item = {"id": "q7", "question": "what", "answers": [{"text": "good", "answer_start": 4}]}
-    paragraph = {"context": "the good film", "qas": [item | question]}
-    return json.dumps({"data": [{"paragraphs": [paragraph]}]})
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        ("a.json", squad(answers=[]), "question q7: it has no answer"),
-        ("a.json", squad(is_impossible=True), "unanswerable=true"),
-        ("a.json", squad(answers=[SHIFTED]), "'good' is not at character 5"),
-        ("a.json", squad(question=" "), "question q7: 'question' is empty"),
-        ("a.json", '{"data": [{}]}', "SQuAD's format: KeyError 'paragraphs'"),
-        ("a.json", '{"data": []}', "no questions"),
-        ("a.jsonl", '{"text": "q", "context": "c", "label": "c"}', "answer_start"),
-    ],
-)
-def test_invalid_data(tmp_path, file, text, expected):
-    assert expected in read_error("question-answering", tmp_path / file, text)
 
 
 def test_a_question_needs_a_context():

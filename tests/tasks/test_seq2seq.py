@@ -8,11 +8,11 @@ import pytest
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.data import read_error, word_tokenizer, words_of
+from tests.kit.data import word_tokenizer, words_of
 
 
 def test_parallel_files_and_columns(tmp_path):
@@ -51,31 +51,6 @@ def test_files_that_are_not_parallel(tmp_path):
     (tmp_path / "a.en").write_text(" \ntwo\n")
     with pytest.raises(AdapterhubError, match=r"a.en has empty lines\n  - line 1"):
         parse_task("seq2seq").read(str(tmp_path / "a.en"), options, "train")
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        ("a.jsonl", '{"text": "a", "label": " "}', "line 1: 'label' is empty"),
-        ("a.jsonl", '{"text": "a", "label": 3}', "'label' has type int, expected text"),
-    ],
-)
-def test_invalid_data(tmp_path, file, text, expected):
-    assert expected in read_error("seq2seq", tmp_path / file, text)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("seq2seq(metric=blue)", "bleu"),
-        ("seq2seq(template='no place')", "{text}"),
-        ("seq2seq(beams=0)", "beams is 0"),
-    ],
-)
-def test_invalid_options(spec, expected):
-    with pytest.raises(ConfigError) as error:
-        parse_task(spec)
-    assert expected in str(error.value)
 
 
 def test_the_metric_selects_the_best_checkpoint():

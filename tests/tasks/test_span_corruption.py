@@ -8,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.data.examples import Example
-from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.span_corruption import span_lengths
 from tests.kit.data import SENTINELS, word_tokenizer, words_of
-
-
-def test_the_lines_of_a_file_are_texts(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n\n two \r\n")
-    texts = parse_task("span-corruption").read(str(tmp_path / "a.txt"), DataOptions(), "train")
-    assert texts == [Example("one"), Example(" two ")]
 
 
 def test_dropped_spans_follow_their_sentinels():
@@ -53,19 +46,6 @@ def test_span_lengths(tokens, rate, span, most):
     assert min(*kept, *dropped) >= 1
     assert sum(kept) + sum(dropped) == tokens
     assert sum(dropped) == min(max(round(tokens * rate), 1), tokens - 1)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("span-corruption(span=0.5)", "1 or more"),
-        ("span-corruption(rate=1.0)", "between 0 and 1"),
-    ],
-)
-def test_invalid_options(spec, expected):
-    with pytest.raises(ConfigError) as error:
-        parse_task(spec)
-    assert expected in str(error.value)
 
 
 def test_a_tokenizer_without_what_the_task_needs():

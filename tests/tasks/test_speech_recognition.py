@@ -245,12 +245,6 @@ def test_the_head_of_ctc_is_the_backbones(loaded):
     assert not any("lm_head" in name for name in adapter.tensors())
 
 
-@pytest.mark.parametrize("seconds", [0, float("nan")])
-def test_seconds_are_checked(seconds):
-    with pytest.raises(ConfigError, match="a number above 0"):
-        dataclasses.replace(TASK, seconds=seconds)
-
-
 @long_table("name", ["speech-whisper", "speech-moonshine"], 2)
 def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path):
     """A run on four phrases ends without an error in any word; `predict` writes them."""

@@ -13,7 +13,7 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.tasks.tagging import Sentence, entities
-from tests.kit.data import read_error, words_of
+from tests.kit.data import words_of
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
 
@@ -82,34 +82,6 @@ def test_the_score_of_an_entity_is_the_mean_of_its_tags():
     sentence = Sentence("New York or Rome", ("New", "York", "or", "Rome"))
     found = entities(sentence, ["B-x", "I-x", "O", "B-x"], [0.5, 1.0, 0.9, 0.7])
     assert [each.score for each in found] == [0.75, 0.7]
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        ("a.conll", "a\tB-x\nb\tO\nb\tI-x\n", "line 1: token 3: 'I-x' cannot follow 'O'"),
-        ("a.conll", "a\tO\n\t\nb\tB-x\nc\tI-y\n", "sentence at line 3: token 2: 'I-y'"),
-        ("a.conll", "a\tB-x\nb\tx\n", "'x' is not O, B-kind or I-kind"),
-        ("a.conll", "a\tO\nb\tx\n", "scheme=kinds, if they are of entities, or scheme=plain"),
-        ("a.conll", "a\tB-x\nb\tI-x\nc\tS-x\n", "token 2: 'I-x' cannot stand before 'S-x'"),
-        ("a.conll", "a\tU-x\nb\tL-x\n", "token 2: 'L-x' cannot follow 'U-x'"),
-        (
-            "a.conll",
-            "a\tU-x\nb\tE-x\n",
-            "token 1: the tag 'U-x' is not O, B-kind, I-kind, E-kind",
-        ),
-        ("a.conllu", "1\ta\t_\tDET\n", "line 1: 4 fields"),
-        ("a.conllu", "# sent_id = 1\n", "no sentences"),
-        ("a.conll", "a\tO\nb\n", "line 2: 1 fields"),
-        ("a.conll", "-DOCSTART- O\n", "no sentences"),
-        ("a.conll", "a\nb\n", "--label"),
-        ("a.jsonl", '{"text": ["a", "b"], "label": ["O"]}', "2 tokens and 1 tags"),
-        ("a.jsonl", '{"text": "a b", "label": ["O"]}', "not a list of strings"),
-        ("a.jsonl", '{"text": [], "label": []}', "'text' is empty"),
-    ],
-)
-def test_invalid_data(tmp_path, file, text, expected):
-    assert expected in read_error("tagging", tmp_path / file, text)
 
 
 def test_tags_that_training_lacks():

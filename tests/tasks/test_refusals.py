@@ -1,0 +1,139 @@
+"""What tasks refuse: options, and rows of data files. Texts of files are those of their lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
+from adapterhub.tasks import parse_task
+from tests.kit.data import read_error
+
+MESSAGES = [{"role": "user", "content": "a"}]
+CHOICES = {"text": "a", "choices": ["x", "y"], "label": "A"}
+MIXED = "\n".join(json.dumps(CHOICES | {"choices": ["x", "y", "z"][:n]}) for n in (2, 2, 3))
+SHIFTED = {"text": "good", "answer_start": 5}
+
+
+def squad(**question: object) -> str:
+    item = {"id": "q7", "question": "what", "answers": [{"text": "good", "answer_start": 4}]}
+    paragraph = {"context": "the good film", "qas": [item | question]}
+    return json.dumps({"data": [{"paragraphs": [paragraph]}]})
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("sequence2seq", "'seq2seq'"),
+        ("seq2seq(metrics=bleu)", "seq2seq.metrics is not an option; did you mean 'metric'"),
+        ("seq2seq, causal-lm", "invalid task spec"),
+        ("seq2seq(", "invalid task spec"),
+        ({"seq2seq": 3}, "invalid task spec"),
+        ("causal-lm(answer='####')", "0 groups"),
+        ("causal-lm(answer='(')", "not a regular expression"),
+        ("causal-lm(data=text, generate=true)", "no response"),
+        ("causal-lm(template='no text')", "{text}"),
+        ("masked-lm(rate=15)", "between 0 and 1"),
+        ("prompted(template='{text}')", "{mask} once"),
+        ("prompted(template='{text} {mask}.', model=causal-lm)", "ends with {mask}"),
+        ("prompted(words={'a': 'b'})", "fewer than two labels"),
+        ("seq2seq(metric=blue)", "bleu"),
+        ("seq2seq(template='no place')", "{text}"),
+        ("seq2seq(beams=0)", "beams is 0"),
+        ("span-corruption(span=0.5)", "1 or more"),
+        ("span-corruption(rate=1.0)", "between 0 and 1"),
+        ("denoising(mask=1.0)", "expected: shares from 0 to 1"),
+        ("denoising(permute=2)", "expected: shares from 0 to 1"),
+        ("denoising(span=0)", "expected: shares from 0 to 1"),
+        ("denoising(infill=0, permute=0)", "expected: shares from 0 to 1"),
+        ("denoising(delete=-0.1)", "expected: shares from 0 to 1"),
+        ({"audio-classification": {"seconds": 0}}, "a number above 0"),
+        ({"audio-classification": {"seconds": -1}}, "a number above 0"),
+        ({"audio-classification": {"seconds": float("nan")}}, "a number above 0"),
+        ({"audio-classification": {"seconds": float("inf")}}, "a number above 0"),
+        ({"speech-recognition": {"seconds": 0}}, "a number above 0"),
+        ({"speech-recognition": {"seconds": float("nan")}}, "a number above 0"),
+    ],
+)
+def test_options(spec, expected):
+    with pytest.raises(ConfigError) as error:
+        parse_task(spec)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "file", "text", "expected"),
+    [
+        ("masked-lm", "a.txt", " \n", "is empty"),
+        ("seq2seq", "a.jsonl", '{"text": "a", "label": " "}', "line 1: 'label' is empty"),
+        ("seq2seq", "a.jsonl", '{"text": "a", "label": 3}', "'label' has type int, expected text"),
+        (
+            "tagging",
+            "a.conll",
+            "a\tB-x\nb\tO\nb\tI-x\n",
+            "line 1: token 3: 'I-x' cannot follow 'O'",
+        ),
+        ("tagging", "a.conll", "a\tO\n\t\nb\tB-x\nc\tI-y\n", "sentence at line 3: token 2: 'I-y'"),
+        ("tagging", "a.conll", "a\tB-x\nb\tx\n", "'x' is not O, B-kind or I-kind"),
+        (
+            "tagging",
+            "a.conll",
+            "a\tO\nb\tx\n",
+            "scheme=kinds, if they are of entities, or scheme=plain",
+        ),
+        (
+            "tagging",
+            "a.conll",
+            "a\tB-x\nb\tI-x\nc\tS-x\n",
+            "token 2: 'I-x' cannot stand before 'S-x'",
+        ),
+        ("tagging", "a.conll", "a\tU-x\nb\tL-x\n", "token 2: 'L-x' cannot follow 'U-x'"),
+        (
+            "tagging",
+            "a.conll",
+            "a\tU-x\nb\tE-x\n",
+            "token 1: the tag 'U-x' is not O, B-kind, I-kind, E-kind",
+        ),
+        ("tagging", "a.conllu", "1\ta\t_\tDET\n", "line 1: 4 fields"),
+        ("tagging", "a.conllu", "# sent_id = 1\n", "no sentences"),
+        ("tagging", "a.conll", "a\tO\nb\n", "line 2: 1 fields"),
+        ("tagging", "a.conll", "-DOCSTART- O\n", "no sentences"),
+        ("tagging", "a.conll", "a\nb\n", "--label"),
+        ("tagging", "a.jsonl", '{"text": ["a", "b"], "label": ["O"]}', "2 tokens and 1 tags"),
+        ("tagging", "a.jsonl", '{"text": "a b", "label": ["O"]}', "not a list of strings"),
+        ("tagging", "a.jsonl", '{"text": [], "label": []}', "'text' is empty"),
+        ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"label": "C"}), "'C' is not a choice"),
+        ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"label": 2}), "'2' is not a choice"),
+        ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"choices": ["x"]}), "fewer than two"),
+        ("multiple-choice", "a.jsonl", json.dumps(CHOICES | {"choices": "xy"}), "not a list"),
+        ("multiple-choice", "a.jsonl", MIXED, "'a': 3 choices"),
+        ("question-answering", "a.json", squad(answers=[]), "question q7: it has no answer"),
+        ("question-answering", "a.json", squad(is_impossible=True), "unanswerable=true"),
+        ("question-answering", "a.json", squad(answers=[SHIFTED]), "'good' is not at character 5"),
+        ("question-answering", "a.json", squad(question=" "), "question q7: 'question' is empty"),
+        ("question-answering", "a.json", '{"data": [{}]}', "SQuAD's format: KeyError 'paragraphs'"),
+        ("question-answering", "a.json", '{"data": []}', "no questions"),
+        (
+            "question-answering",
+            "a.jsonl",
+            '{"text": "q", "context": "c", "label": "c"}',
+            "answer_start",
+        ),
+        ("causal-lm", "a.jsonl", '{"text": "a"}', "--label"),
+        ("causal-lm(data=chat)", "a.jsonl", '{"text": "hello"}', "not a list of messages"),
+        ("causal-lm(data=chat)", "a.jsonl", json.dumps({"text": MESSAGES}), "not the assistant's"),
+        ("causal-lm(data=text)", "a.jsonl", '{"text": null}', "'text' is missing"),
+    ],
+)
+def test_data(tmp_path, spec, file, text, expected):
+    assert expected in read_error(spec, tmp_path / file, text)
+
+
+@pytest.mark.parametrize("task", ["masked-lm", "span-corruption"])
+def test_the_lines_of_a_file_are_texts(task, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\n two \r\n")
+    texts = parse_task(task).read(str(tmp_path / "a.txt"), DataOptions(), "train")
+    assert texts == [Example("one"), Example(" two ")]
