@@ -158,10 +158,12 @@ class NoPathError(ServingError):
     """A path does not exist, or does not accept the method.
 
     Attributes:
+        status: the HTTP status.
         headers: the methods that the path accepts.
     """
 
     def __init__(self, methods: Set[str]) -> None:
+        self.status = 405 if methods else 404
         accepted = {*methods, *(["HEAD"] if "GET" in methods else [])}
         self.headers = {"allow": ", ".join(sorted(accepted))} if accepted else {}
         super().__init__("Method Not Allowed" if methods else "Not Found")
@@ -323,6 +325,7 @@ STATUSES: dict[type[BaseException], Status] = {
     RefusedError: Status(403, "not_allowed"),
     UnknownAdapterError: Status(404, "adapter_not_found"),
     NotPublishedError: Status(404, "adapter_not_found"),
+    NoPathError: Status(404, "not_found"),
     SlowError: Status(408, "too_slow"),
     MismatchError: Status(409, "backbone_mismatch"),
     YankedError: Status(410, "adapter_yanked"),
@@ -380,9 +383,7 @@ class Problem:
 def problem_of(error: BaseException) -> Problem:
     """Return an error in the form sent to a client."""
     status, headers = status_of(error), dict(getattr(error, "headers", {}))
-    if isinstance(error, NoPathError):
-        return Problem(Status(405 if headers else 404, "not_found"), error.problem, headers)
-    if isinstance(error, HubRefusal):
+    if isinstance(error, NoPathError | HubRefusal):
         status = replace(status, code=error.status)
     if status.retry:
         headers["retry-after"] = str(max(1, round(getattr(error, "wait", status.retry))))

@@ -627,7 +627,7 @@ def test_a_registry_mirrors_nothing(tmp_path):
     (tmp_path / "registry").mkdir()
     made = registries.write_sample(tmp_path / "made")
     LocalRegistry(tmp_path / "registry").put(made, Publication("polite"))
-    with pytest.raises(ConfigError, match="cannot keep what it mirrors"):
+    with pytest.raises(ConfigError, match="cannot store a mirror"):
         serve_hub(tmp_path / "registry", "127.0.0.1", 0, HubOptions(upstream="https://a.example"))
 
 

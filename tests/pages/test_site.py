@@ -227,7 +227,7 @@ def test_a_chart_names_itself_and_marks_the_front():
 
 def test_a_folder_with_other_files_is_not_replaced(team, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"no part of a registry's site"):
+    with pytest.raises(OutputError, match=r"not part of a registry's site"):
         write_site(registry_at(team), tmp_path, SiteOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from adapterhub._version import __version__
 from adapterhub.pages.page import framed_page
 from adapterhub.serving.http.request import AdapterFacts
-from adapterhub.web.errors import LIKE_OPENAI, STATUSES, HubRefusal
+from adapterhub.web.errors import LIKE_OPENAI, STATUSES, HubRefusal, NoPathError
 from adapterhub.web.frame import Endpoint
 
 _SCHEMAS = "#/components/schemas/"
@@ -133,7 +133,7 @@ def _errors() -> dict[int, str]:
     """Return the names of errors by status code, sorted by code."""
     names: dict[int, list[str]] = {422: ["malformed"]}
     for kind, status in STATUSES.items():
-        if issubclass(kind, HubRefusal):
+        if issubclass(kind, HubRefusal | NoPathError):  # of no endpoint here
             continue
         known = names.setdefault(status.code, [])
         if status.name not in known:
