@@ -140,7 +140,7 @@ def test_what_is_refused(client):
     url = writer.model
     for body, words in (
         ({"inputs": [*TEXTS], "stream": True}, "a stream of several texts"),
-        ({"inputs": TEXTS[0], "parameters": {"generate_parameters": 5}}, "no object"),
+        ({"inputs": TEXTS[0], "parameters": {"generate_parameters": 5}}, "not an object"),
         ({"inputs": TEXTS[0], "parameters": {"stop": 5, "seed": 1}}, "list of texts"),
         ({"inputs": TEXTS[0], "parameters": {"truncate": 100}}, "truncate"),
         (
