@@ -135,6 +135,13 @@ def test_only_a_backbone_tells_models_of_transformers_from_other_modules():
     assert all("anatomy/backbone.py" in Path(place).as_posix() for place in found), found
 
 
+def test_no_class_pretends_to_be_a_model_of_transformers():
+    kinds = ("PreTrainedModel", "PreTrainedConfig", "PretrainedConfig")
+    classes = [n for m in MODULES for n in ast.walk(m.tree) if isinstance(n, ast.ClassDef)]
+    assert len(classes) > 500
+    assert not [c.name for c in classes for b in c.bases if ast.unparse(b).endswith(kinds)]
+
+
 def test_no_import_crosses_rooms_into_a_private_name():
     found = [
         f"{module.path}:{node.lineno}"

@@ -23,10 +23,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import LABEL_FIELDS, Adapter, set_labels
-from adapterhub.anatomy.backbone import device_of
+from adapterhub.adapters.adapter import Adapter, set_labels
+from adapterhub.anatomy.backbone import Backbone, device_of
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import AttachError, ConfigError, MismatchError
 from adapterhub.files.manifest import Manifest, without_heads
@@ -115,7 +114,7 @@ def virtual_tokens(adapter: Adapter) -> int:
         )
 
 
-def text_positions(model: PreTrainedModel, adapters: Iterable[Adapter] = ()) -> int:
+def text_positions(model: nn.Module, adapters: Iterable[Adapter] = ()) -> int:
     """Return the number of positions left for a text and the text generated after it.
 
     The virtual tokens of adapters, and of the adapters below them, come first.
@@ -319,9 +318,9 @@ class PerRowActivation:
     plan_class: type[BatchPlan] = BatchPlan
 
     def __init__(
-        self, model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+        self, backbone: Backbone, adapters: Adapters, compositions: Sequence[Composition]
     ) -> None:
-        self.model = model
+        self.backbone, self.model = backbone, backbone.module
         self.compositions = tuple(compositions)
         self.adapters = _adapters_in(adapters, compositions)
         self.by_name = {adapter.name: adapter for adapter in self.adapters}
@@ -360,8 +359,8 @@ class PerRowActivation:
 
     def labels(self) -> dict[str, Any]:
         """Return the labels that all rows share, or numbered labels for the largest head."""
-        bare = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
-        return _common_labels(bare, [_labels(self.by_name, c) for c in self.compositions])
+        rows = [_labels(self.by_name, c) for c in self.compositions]
+        return _common_labels(self.backbone.labels, rows)
 
     @cached_property
     def _device(self) -> torch.device | str:
@@ -388,14 +387,14 @@ class AverageActivation(PerRowActivation):
     replaces = True
 
     def __init__(
-        self, model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+        self, backbone: Backbone, adapters: Adapters, compositions: Sequence[Composition]
     ) -> None:
-        super().__init__(model, adapters, compositions)
+        super().__init__(backbone, adapters, compositions)
         self.patch = Patch()
 
     def on(self) -> None:
         """Set the labels."""
-        set_labels(self.model, self.labels(), self.patch)
+        set_labels(self.backbone, self.labels(), self.patch)
 
     def off(self) -> None:
         """Undo `on`."""
@@ -419,9 +418,7 @@ Activation = StackActivation | AverageActivation
 RouteActivation = StackActivation | PerRowActivation
 
 
-def activation_of(
-    model: PreTrainedModel, adapters: Adapters, composition: Composition
-) -> Activation:
+def activation_of(backbone: Backbone, adapters: Adapters, composition: Composition) -> Activation:
     """Return the activation of one composition for all rows; the model is not changed.
 
     Raises:
@@ -431,11 +428,11 @@ def activation_of(
     if is_stack((composition,)):
         return _stack(adapters, composition)
     _check_rows(adapters, (composition,))
-    return AverageActivation(model, adapters, (composition,))
+    return AverageActivation(backbone, adapters, (composition,))
 
 
 def route_activation_of(
-    model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+    backbone: Backbone, adapters: Adapters, compositions: Sequence[Composition]
 ) -> RouteActivation:
     """Return the activation of a route; the model is not changed.
 
@@ -448,7 +445,7 @@ def route_activation_of(
         if any(map(changes_shared_state, stack.adapters)):
             return stack
     _check_rows(adapters, compositions)
-    return PerRowActivation(model, adapters, compositions)
+    return PerRowActivation(backbone, adapters, compositions)
 
 
 def _stack(adapters: Adapters, composition: Composition) -> StackActivation:

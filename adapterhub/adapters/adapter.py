@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
 from adapterhub.anatomy.backbone import (
@@ -39,6 +39,7 @@ from adapterhub.backbones.find import remember_backbone
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.processor import TokenizerSnapshot, processor_identity
 from adapterhub.backbones.task_models import task_kind
+from adapterhub.backbones.tensor_parallel import tensor_parallel
 from adapterhub.errors import AttachError, ConfigError, OutputError, one_line
 from adapterhub.files.atomic import write_files
 from adapterhub.files.card import export_card
@@ -86,7 +87,6 @@ from adapterhub.patch import Patch
 
 HEAD = "head"
 HEADS = "heads"  # the first part of the names of tensors of several heads
-LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 
 
 def _forget_computed(module: nn.Module) -> None:
@@ -210,10 +210,9 @@ class AdapterHead:
         for name, module in self.own.items():
             owner, _, leaf = name.rpartition(".")
             self.patch.put(backbone.module.get_submodule(owner)._modules, leaf, module)
-        if not backbone.foreign:
-            set_labels(backbone.model, self.labels, self.patch)
+        set_labels(backbone, self.labels, self.patch)
 
-    def convert(self, model: PreTrainedModel, fn: Callable[[Tensor], Tensor]) -> None:
+    def convert(self, model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the modules that are not in the model now."""
         there = set(map(id, model.modules()))
         for module in (*self.own.values(), *self.original.values()):
@@ -229,19 +228,21 @@ class AdapterHead:
         return replace(self, own=own)
 
 
-def set_labels(model: PreTrainedModel, labels: Mapping[str, Any], patch: Patch) -> None:
-    """Set the label fields of a model's config."""
+def set_labels(backbone: Backbone, labels: Mapping[str, Any], patch: Patch) -> None:
+    """Set the label fields of a transformers model's configuration; do nothing without one."""
+    if (config := backbone.config) is None:
+        return
     for name, value in labels.items():
-        patch.set(model.config, name, value)
-    if hasattr(model, "num_labels"):
-        patch.set(model, "num_labels", model.config.num_labels)
+        patch.set(config, name, value)
+    if hasattr(backbone.module, "num_labels"):
+        patch.set(backbone.module, "num_labels", config.num_labels)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
     return next((p.dtype for p in module.parameters()), torch.float32)
 
 
-def slot_at(model: PreTrainedModel, site: Site) -> Slot:
+def slot_at(model: nn.Module, site: Site) -> Slot:
     """Return the slot of a site's host."""
     slot = model.get_submodule(site.host)._modules[CHILD]
     assert isinstance(slot, Slot)
@@ -264,13 +265,14 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
     if site.role == "input" and site.host in anatomy.layers[site.stack]:
         return input_slot(anatomy, site.host)
     host = anatomy.model.get_submodule(site.host)
-    if host is anatomy.model.get_output_embeddings() and is_projection(host):
+    if host is anatomy.backbone.output_embedding and is_projection(host):
         row_slot(host)  # new tokens have rows there too
     if site.matrix is not None:
         return matrix_slot(anatomy.model, site, placed.module)
     if site.kind == "weight":
         return held_weight_slot(anatomy.model, site)
-    return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
+    parallel = tensor_parallel(anatomy.model) if anatomy.backbone.divided else None
+    return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim, parallel)
 
 
 def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
@@ -378,7 +380,7 @@ class Adapter:
 
     name: str
     methods: tuple[Method, ...]
-    model: PreTrainedModel
+    model: nn.Module
     anatomy: Anatomy
     placed: list[PlacedModule]
     changed: list[OwnedParameter]
@@ -446,10 +448,10 @@ class Adapter:
 
     def stops_of(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         """Return the end tokens of a tokenizer at which the bare model does not stop generating."""
-        if not self.model.can_generate():
+        if not self.backbone.generates:
             return ()
         # Only models that continue a text use chat templates.
-        chat = tokenizer.chat_template and not self.model.config.is_encoder_decoder
+        chat = tokenizer.chat_template and not self.backbone.is_encoder_decoder
         ends = template_stops(tokenizer) if chat else text_stops(tokenizer)
         return tuple(self.state.new_stops(ends))
 
@@ -839,12 +841,12 @@ class Adapter:
     def _backbone_ref(self) -> BackboneRef:
         identity = self.state.identity()
         name, revision = self.backbone.name_and_revision(lambda: identity.fingerprint)
-        dtype, quantization = Backbone.of(self.model).dtype_and_quantization(self.state.originals())
+        dtype, quantization = self.backbone.dtype_and_quantization(self.state.originals())
         return BackboneRef(
             id=name,
             revision=revision,
             fingerprint=identity.fingerprint,
-            model_type=self.model.config.model_type,
+            model_type=self.backbone.model_type,
             dtype=dtype,
             quantization=quantization,
             identity=identity.record(),

@@ -25,7 +25,6 @@ from transformers import PreTrainedTokenizerBase
 
 from adapterhub.adapters.activation import frozen_adapters
 from adapterhub.adapters.adapter import (
-    LABEL_FIELDS,
     Adapter,
     AdapterHead,
     OwnedParameter,
@@ -202,7 +201,7 @@ def _new_token_rows(
         return None
     known = backbone.checkpoint_vocabulary_size() or len(table)
     if tokens:
-        return new_token_rows(backbone.model, tokens, known, f"{key}-tokens")
+        return new_token_rows(backbone.pretrained, tokens, known, f"{key}-tokens")
     replaced = {(module, name) for each in changed for module, name in each.holders}
     kept = [h for h in backbone.token_tables() if h not in replaced]
     if len(table) > known and kept:
@@ -223,8 +222,7 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[PlanStep]:
             raise
         fitting = [name for name, cls in sorted(METHODS.items()) if _fits(cls, anatomy)]
         raise SiteError(
-            f"{method.name} does not fit a {anatomy.model.config.model_type} backbone: "
-            f"{error.problem}",
+            f"{method.name} does not fit a {anatomy.backbone.model_type} backbone: {error.problem}",
             offenders=error.offenders,
             expected=error.expected,
             hint=f"{error.hint}; or " * bool(error.hint)
@@ -331,12 +329,9 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
     own = {n: without_variant_slots(copy.deepcopy(m)) for n, m in original.items()}
     for module in own.values():
         module.float().requires_grad_(True)
-    if anatomy.backbone.foreign:  # it has no class names
-        unnamed: dict[str, Any] = dict.fromkeys(LABEL_FIELDS)
-        return AdapterHead(own, original, unnamed, dict(unnamed))
-    config = anatomy.model.config
-    labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
-    return AdapterHead(own, original, _named_labels(labels, config.num_labels), dict(labels))
+    labels = copy.deepcopy(anatomy.backbone.labels)
+    count = getattr(anatomy.backbone.config, "num_labels", None)
+    return AdapterHead(own, original, _named_labels(labels, count), dict(labels))
 
 
 def _named_labels(labels: dict[str, Any], count: int | None) -> dict[str, Any]:
@@ -423,7 +418,7 @@ def attach(
         adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
         adapter.on = below
         if backbone.quantization and (adapter.placed or adapter.changed):  # not for a head alone
-            check_gradients(backbone.model)
+            check_gradients(backbone)
         state.add(adapter)
     return adapter
 

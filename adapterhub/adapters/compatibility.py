@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import HEAD, Adapter, AdapterHead, PlacedModule
 from adapterhub.adapters.state import ModelState, find_state, new_state
@@ -47,7 +46,7 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
             modules of sentence-transformers differ; the error names the required ones.
     """
     if differences := backbone_differences(manifest, state):
-        raise _other_backbone(manifest, state.model.config._name_or_path, differences)
+        raise _other_backbone(manifest, state.backbone.source, differences)
     recipe = manifest.training.get("recipe")
     task = recipe.get("task") if isinstance(recipe, Mapping) else None
     for options in task.values() if isinstance(task, Mapping) else ():
@@ -120,7 +119,7 @@ def check_backbone_files(manifest: Manifest, backbone: str, revision: str | None
         raise _other_backbone(manifest, backbone, differences)
 
 
-def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:
+def check_backbone_name(imported: ImportedAdapter, model: nn.Module) -> list[str]:
     """Compare the backbone's name and commit, the only facts that other libraries record.
 
     Returns:
@@ -129,7 +128,8 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
     Raises:
         MismatchError: they differ.
     """
-    recorded, name = imported.backbone, model.config._name_or_path
+    backbone = Backbone.of(model)
+    recorded, name = imported.backbone, backbone.source
     at = f" at {imported.revision}" if imported.revision else ""
     other = MismatchError(
         f"the adapter {imported.name!r} was trained on a different backbone",
@@ -152,7 +152,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
         return [f"the files name a folder as their backbone ({recorded}): it was not checked"]
     if is_there(name) and not is_there(recorded):
         return [f"the backbone is the folder {name}, the files name {recorded}: it was not checked"]
-    commits = {imported.revision, getattr(model.config, "_commit_hash", None)}
+    commits = {imported.revision, getattr(backbone.config, "_commit_hash", None)}
     one_commit = len(commits) == 1 or not all(
         re.fullmatch("[0-9a-f]{40}", commit or "") for commit in commits
     )
@@ -161,7 +161,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
     raise other
 
 
-def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
+def _is_checkpoint_of(folder: Path, model: nn.Module) -> bool | None:
     """Return whether a folder holds a model's weights, without heads; None if it has no weights."""
     origin = Backbone.of(model).origin
     try:
@@ -176,14 +176,14 @@ def _is_checkpoint_of(folder: Path, model: PreTrainedModel) -> bool | None:
         return None
 
 
-def _local_names(model: PreTrainedModel) -> Iterator[str]:
+def _local_names(model: nn.Module) -> Iterator[str]:
     """Yield the suffixes of names that adapters record for a backbone that is not on the Hub."""
     state = find_state(model) or new_state(model)
     yield local_name("", state.fingerprint)
 
 
 def check_processor(
-    manifest: Manifest, model: PreTrainedModel, snapshot: TokenizerSnapshot | None
+    manifest: Manifest, model: nn.Module, snapshot: TokenizerSnapshot | None
 ) -> None:
     """Refuse an adapter that was trained with another tokenizer or processor.
 
@@ -192,11 +192,12 @@ def check_processor(
     """
     if snapshot:
         _check_tokenizer(manifest, snapshot)
-    found = processor_identity(Backbone.of(model).processor)
+    backbone = Backbone.of(model)
+    found = processor_identity(backbone.processor)
     if found and manifest.processor not in (None, found):
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained with other settings of the processor",
-            offenders=[f"the processor of {model.name_or_path}: {found}"],
+            offenders=[f"the processor of {backbone.source}: {found}"],
             expected=f"that of {manifest.backbone.id}, {manifest.processor}",
             hint=f"--backbone {manifest.backbone.location}; in Python "
             f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
@@ -253,7 +254,7 @@ def check_precision(manifest: Manifest, adapter: Adapter) -> None:
     placed = [each for each in adapter.placed if each.method.decomposes_again()]
     if not placed or trained[0] is None:
         return
-    found = Backbone.of(adapter.model).dtype_and_quantization(adapter.state.originals())
+    found = adapter.backbone.dtype_and_quantization(adapter.state.originals())
     if found == trained or _as_exact(trained, found, placed, adapter.anatomy):
         return
     how = [" ".join(filter(None, each)) for each in (found, trained)]
@@ -318,7 +319,7 @@ def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     Raises:
         MismatchError: some are not finite; the error lists every such tensor.
     """
-    own, backbone = adapter.tensors(), adapter.model.dtype
+    own, backbone = adapter.tensors(), adapter.backbone.dtype
     check_places(tensors, adapter)
     problems = []
     for name, tensor in tensors.items():
@@ -390,7 +391,7 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
         adapter.head = _layered(adapter.head, saved.activation, manifest)
         _set_head_labels(adapter.head, manifest, saved.problem_type)
     else:
-        old, outputs = adapter.model.config.num_labels or 0, len(manifest.labels) or 1
+        old, outputs = adapter.backbone.pretrained.config.num_labels or 0, len(manifest.labels) or 1
         heads = adapter.head.own.items()
         resized = [_resize(m, f"{HEAD}.{n}", manifest.tensors, old, outputs) for n, m in heads]
         if outputs != old and not any(resized):

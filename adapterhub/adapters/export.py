@@ -239,7 +239,7 @@ def compare(build: Callable[[], Adapter]) -> list[str]:
         warnings.simplefilter("ignore")  # only differences in outputs matter
         try:
             adapter = build()
-            model, files = adapter.model, to_peft(adapter.export_source())
+            model, files = adapter.backbone.pretrained, to_peft(adapter.export_source())
             expected = _outputs(model)
             adapter.detach()
             library = "peft"

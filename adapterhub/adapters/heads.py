@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import LABEL_FIELDS, Adapter, AdapterHead, NamedHead
-from adapterhub.anatomy.backbone import Backbone, device_of
+from adapterhub.adapters.adapter import Adapter, AdapterHead, NamedHead
+from adapterhub.anatomy.backbone import LABEL_FIELDS, Backbone, device_of
 from adapterhub.backbones.task_models import label_options
 from adapterhub.errors import AttachError, unknown
 
@@ -76,7 +76,7 @@ def _seed_of(seed: int, name: str) -> int:
 
 def _new_head(adapter: Adapter, task: NamedHead, seed: int) -> AdapterHead:
     """Return a head for a task, newly initialized where the adapter's current head is."""
-    model, given = adapter.model, adapter.head
+    model, given = adapter.backbone.pretrained, adapter.head
     assert given is not None
     labels = _labels_of(task)
     own = {name: copy.deepcopy(module) for name, module in given.own.items()}

@@ -190,15 +190,15 @@ def inspect(model: nn.Module, head: Sequence[str] = ()) -> Inspection:
     """
     required_backbone(model)
     anatomy = anatomy_of(model, head)
-    backbone, view = anatomy.backbone, anatomy.backbone.foreign
+    backbone, foreign = anatomy.backbone, anatomy.backbone.foreign
     empty = dataclasses.replace(anatomy, backbone=Backbone.of(skeleton(backbone.module)))
-    stacks = anatomy.layers if view else anatomy.stacks
+    stacks = anatomy.layers if foreign else anatomy.stacks
     return Inspection(
-        backbone.name if view else backbone.model.config.model_type,
+        backbone.model_type,
         sum(parameter.numel() for parameter in anatomy.parameters().values()),
         {stack: anatomy.depth(stack) for stack in stacks},
         tuple(parts_in(anatomy)),
-        () if view else tuple(layer_groups(anatomy)),
+        () if foreign else tuple(layer_groups(anatomy)),
         tuple(site_rows(anatomy)),
         tuple(without_sites(anatomy)),
         {name: _fit(method, anatomy, empty) for name, method in sorted(METHODS.items())},

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from adapterhub.adapters.activation import attached_foundation, freeze, frozen_part
 from adapterhub.adapters.adapter import (
@@ -85,7 +85,8 @@ def load_folder(
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
-    model = (backbone := Backbone.of(model)).model
+    backbone = Backbone.of(model)
+    model = backbone.module
     if not isinstance(source, Saved) and (form := detect(Path(source))):
         imported = _translate(form, Path(source), model, allow_pickle, bool(head))
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
@@ -158,7 +159,7 @@ def _built(
 
 
 @contextmanager
-def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]:
+def adopted_family(model: nn.Module, manifest: Manifest) -> Iterator[None]:
     """Use an adapter's family row for a model without one; remove it on an error.
 
     Raises:
@@ -180,7 +181,7 @@ def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]
     if not row or current:
         yield
         return
-    use_family(model, row)
+    use_family(Backbone.of(model).pretrained, row)
     try:
         yield
     except BaseException:
@@ -221,7 +222,7 @@ def _recorded_family(manifest: Manifest) -> Family | None:
 
 @contextmanager
 def _brought(
-    model: PreTrainedModel, foundations: Sequence[Foundation], checks: Mapping[str, Any]
+    model: nn.Module, foundations: Sequence[Foundation], checks: Mapping[str, Any]
 ) -> Iterator[tuple[Adapter, ...]]:
     """Attach the adapters that another one was trained on, frozen; attached ones are shared.
 
@@ -246,7 +247,7 @@ def _brought(
         raise
 
 
-def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: Any) -> Adapter:
+def bring_foundation(model: nn.Module, foundation: Foundation, **checks: Any) -> Adapter:
     """Attach an adapter frozen, for others to be on; share it if it is already attached.
 
     It is detached with the last adapter that is on it.
@@ -267,7 +268,7 @@ def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: A
 
 
 def load_imported(
-    model: PreTrainedModel,
+    model: nn.Module,
     imported: ImportedAdapter,
     *,
     name: str | None = None,
@@ -278,7 +279,7 @@ def load_imported(
     Raises:
         MismatchError: the files name a different backbone, or the tensors do not fit.
     """
-    manifest = _manifest_of(imported, model.config)
+    manifest = _manifest_of(imported, Backbone.of(model))
     unchecked = [] if any_backbone else check_backbone_name(imported, model)
     for note in (*imported.notes, *unchecked):
         warn_user(note, stacklevel=3)
@@ -295,7 +296,7 @@ def load_imported(
 
 
 def _translate(
-    form: Format, folder: Path, model: PreTrainedModel, allow_pickle: bool, head: bool
+    form: Format, folder: Path, model: nn.Module, allow_pickle: bool, head: bool
 ) -> ImportedAdapter:
     """Translate for the bare backbone, since active adapters may replace its parameters."""
     state = find_state(model)
@@ -305,16 +306,19 @@ def _translate(
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
 
 
-def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifest:
+def _manifest_of(imported: ImportedAdapter, backbone: Backbone) -> Manifest:
     problem_type = REGRESSION
     if imported.labels:  # other formats do not record whether a text has one label or several
         recorded = TASK_MODELS.get(imported.task or "")
-        several = MULTI_LABEL in (config.problem_type, recorded and recorded.problem_type)
+        several = MULTI_LABEL in (
+            backbone.labels["problem_type"],
+            recorded and recorded.problem_type,
+        )
         problem_type = MULTI_LABEL if several else "single_label_classification"
     return Manifest(
         name=imported.name,
         methods=tuple({n: dict(o) for n, o in spec.items()} for spec in imported.methods),
-        backbone=BackboneRef(imported.backbone or "", imported.revision, "", config.model_type),
+        backbone=BackboneRef(imported.backbone or "", imported.revision, "", backbone.model_type),
         task=imported.task,
         labels=imported.labels,
         head=TaskHead(imported.task, problem_type, activation=imported.activation)

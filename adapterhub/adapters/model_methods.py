@@ -84,12 +84,12 @@ class ForwardPasses:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        self.module, model = backbone.module, backbone.model
-        self.model = model
+        self.backbone, self.module = backbone, backbone.module
         self.scope = ModelScope()
         self.active: Activation = StackActivation()
         self.replacing: Any = None
-        self.checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
+        modules = self.module.modules()
+        self.checkpointed = [m for m in modules if hasattr(m, "gradient_checkpointing")]
         self.labels = Patch()  # a route's labels, for the loss of one pass
 
     def watch(self, anatomy: Anatomy, patch: Patch) -> None:
@@ -186,7 +186,7 @@ class ForwardPasses:
         """Set a route's labels for the loss of one pass."""
         if isinstance(route, PerRowActivation):
             with STRUCTURE_LOCK:
-                set_labels(self.model, route.labels(), self.labels)
+                set_labels(self.backbone, route.labels(), self.labels)
                 kept_values(self.scope)[_RELABELLED] = True
 
     def restore_labels(self) -> None:
@@ -213,7 +213,7 @@ def _entrances(anatomy: Anatomy) -> Iterator[tuple[nn.Module, Entrance]]:
         arguments = tuple(inspect.signature(module.forward).parameters)
         name = here[0] if len(here) == 1 else None
         behind = name == "decoder" and "encoder" in stacks
-        writes = name is not None and model.can_generate()
+        writes = name is not None and anatomy.backbone.generates
         writes = writes and (name != "encoder" or "decoder" not in stacks)
         yield module, Entrance(arguments, name, writes, behind)
 
@@ -323,7 +323,7 @@ class StillTrain:
 
 def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     """Replace the methods of a model that adapters affect."""
-    model, functions = state.backbone.model, _FUNCTIONS
+    model, functions = state.backbone.module, _FUNCTIONS
     for _, module in own_modules(model):
         if has_statistics(module):
             still = StillTrain(module, module.training)
@@ -333,10 +333,10 @@ def replace_methods(state: AttachedAdapters, patch: Patch) -> None:
     if state.backbone.foreign:  # other libraries have no Trainer that resumes from its files
         functions = {"_apply": convert}
         for _, module in own_modules(model):
-            if hasattr(type(state.backbone.module if module is model else module), _SAVE):
+            if hasattr(type(module), _SAVE):
                 patch.override(module, _SAVE, RefusedSave(state))
     for name, function in functions.items():
-        if hasattr(type(state.backbone.module), name):
+        if hasattr(type(model), name):
             before = vars(model).get(name)
             patch.override(model, name, ModelMethod(state, name, function, before))
 
@@ -357,7 +357,7 @@ def save_backbone(
     Raises:
         AttachError: an adapter trains backbone parameters that are sharded.
     """
-    model = state.backbone.model
+    model = state.backbone.module
     given = model.state_dict() if state_dict is None else state_dict
     adapted = _named(model)
     with temporarily(state, ()):
@@ -393,7 +393,7 @@ def load_tensors(
     if not stored:
         return load(state_dict, *args, **options)
     values = {_model_name(key): tensor for key, tensor in stored.items()}
-    named = _named(state.backbone.model)
+    named = _named(state.backbone.module)
     if unknown := [key for key in values if key not in named]:
         raise AttachError(
             "these tensors are of adapters that are not attached",
@@ -476,7 +476,7 @@ def batch_continuously(
             earlier session. Also raised by the manager's `add_request`.
     """
     _refuse_batching(state)
-    if getattr(state.backbone.model, "_cached_continuous_batching_manager", None) is not None:
+    if getattr(state.backbone.module, "_cached_continuous_batching_manager", None) is not None:
         raise AttachError(
             "the model keeps a manager of continuous batching, with keys and values of what was "
             "active before",

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import (
     PerRowActivation,
@@ -121,7 +120,7 @@ def route(model: nn.Module, rows: Sequence[RouteRow]) -> Iterator[Routed]:
     with ExitStack() as opened:
         with STRUCTURE_LOCK:
             require_attached(state, [name for each in compositions for name in adapter_names(each)])
-            activation = route_activation_of(state.model, state.adapters, compositions)
+            activation = route_activation_of(state.backbone, state.adapters, compositions)
             opened.enter_context(state.route(activation))
             routed = _routed(state, compositions)
         yield routed
@@ -256,7 +255,7 @@ def unpackable(adapter: Adapter) -> str:
         return f"{type(other).__name__} reads more than the tokens of one text"
     if any(module.token_sets for module in modules):
         return "it changes tokens by their places in a text, which packed rows do not show"
-    outputs = adapter.model.get_output_embeddings()
+    outputs = adapter.backbone.output_embedding
     hosts = {adapter.model.get_submodule(placed.site.host) for placed in adapter.placed}
     if outputs in hosts:
         return "it changes the output embeddings, which see the last tokens alone"
@@ -266,7 +265,7 @@ def unpackable(adapter: Adapter) -> str:
 def _prefix_problem(adapter: Adapter) -> str:
     prefixes = [p for p in adapter.placed if isinstance(p.module, KeyValueModule)]
     virtual = prefixes or any(isinstance(p.module, EmbeddingModule) for p in adapter.placed)
-    config: Any = adapter.model.config.get_text_config()
+    config = adapter.backbone.text_config
     if virtual and _slides(config):
         return "its virtual tokens would leave the sliding window"
     if not prefixes:
@@ -312,7 +311,7 @@ class PackedActivation(PerRowActivation):
     ) -> None:
         of_runs = [() if run.adapter is None else run.adapter for run in runs]
         each = [name for name, run in zip(of_runs, runs, strict=True) for _ in range(run.tokens)]
-        super().__init__(state.model, state.adapters, each)
+        super().__init__(state.backbone, state.adapters, each)
         self.spans = spans
 
     def prepare(self) -> None:
@@ -344,7 +343,7 @@ class PackedRoutes:
         prefixes: the virtual tokens without positions, by adapter.
     """
 
-    model: PreTrainedModel
+    model: nn.Module
     prefixes: dict[str, int] = field(default_factory=dict)
     _kept: dict[Any, PackedActivation] = field(default_factory=dict)
 

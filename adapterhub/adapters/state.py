@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from adapterhub.adapters.activation import (
     Activation,
@@ -373,12 +373,12 @@ class ModelState:
     routes: list[RouteActivation] = field(default_factory=list)  # open routes of all threads
     patch: Patch = field(default_factory=Patch)  # from the first adapter to the last
     passes: ForwardPasses = field(init=False)
-    model: PreTrainedModel = field(init=False)
+    model: nn.Module = field(init=False)
     known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
     ends: list[EndTokens] = field(default_factory=list)  # the model's own, while others apply
 
     def __post_init__(self) -> None:
-        self.model = self.backbone.model
+        self.model = self.backbone.module
         self.passes = ForwardPasses(self.backbone)
         _STATES.add(self)
 
@@ -416,7 +416,7 @@ class ModelState:
         """
         require_attached(self, adapter_names(composition))
         with STRUCTURE_LOCK, deferred_interrupts():
-            self._make_active(activation_of(self.model, self.adapters, composition))
+            self._make_active(activation_of(self.backbone, self.adapters, composition))
 
     def deactivate(self, nothing: StackActivation) -> None:
         """Make `nothing`, an empty activation, active."""

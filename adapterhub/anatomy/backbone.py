@@ -1,14 +1,11 @@
 """The backbone: a uniform view of any model and the facts recorded about it.
 
 The base case is any `torch.nn.Module`: hooks, slots and files need modules, parameters and paths,
-which every module has. `TransformersBackbone` adds the tokens, head and stop tokens of transformers
-models; `PipelineBackbone` adds the parts of a diffusers pipeline. `Backbone.of` accepts a module, a
-view or a pipeline. A backbone is not a copy and holds no state: facts recorded when a model is
-loaded are stored on the model and travel with its copies.
-
-Code written for transformers models uses `backbone.model`. For any other module this is a
-`ModuleView`. The view and the module share one attribute dictionary, so a hook, slot or mode set on
-the view is set on the module. Users keep their module and never see the view.
+which every module has. `TransformersBackbone` adds the configuration, tokens, head and stop tokens
+of transformers models; `PipelineBackbone` adds the parts of a diffusers pipeline. `Backbone.of`
+accepts a module or a pipeline. A backbone is not a copy and holds no state: facts recorded when a
+model is loaded are stored on the model and travel with its copies. Code that only fits a
+transformers model uses `backbone.pretrained`.
 
 A pipeline is not a module but contains modules:
 
@@ -32,7 +29,6 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar, overload
 
@@ -275,6 +271,16 @@ class PipelineParts(nn.ModuleDict):
         self.others: tuple[str, ...] = ()
         self.compute: Callable[..., Any] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next(p.device for p in self.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first parameter that holds floating point numbers."""
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
     def forward(self, **inputs: Any) -> Any:
         """Call `compute`."""
         if self.compute is None:
@@ -339,82 +345,11 @@ def _of_a_copy(modules: Mapping[str, nn.Module]) -> PipelineParts | None:
     return next((parts for parts in known if isinstance(parts, PipelineParts)), None)
 
 
-class ModuleConfig(PreTrainedConfig):
-    """The configuration of a view: the module's class, and its options if it exposes them."""
-
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.options = dict(options or {})
-
-    def facts(self) -> dict[str, Any]:
-        """Return the model type and the exposed options: the known facts behind the output."""
-        return {"model_type": self.model_type, **self.options}
-
-
-class ModuleView(PreTrainedModel):
-    """A module of any library, viewed as a model without tokens.
-
-    Args:
-        module: the module; the view shares its attributes.
-    """
-
-    __slots__ = ("_known_config", "module")
-    config_class = ModuleConfig
-    module: nn.Module
-    _known_config: ModuleConfig
-
-    def __init__(self, module: nn.Module) -> None:
-        options = _options(module)
-        config = ModuleConfig({n: v for n, v in options.items() if not n.startswith("_")})
-        config.model_type = _name(module)  # type: ignore[misc]
-        config._name_or_path = str(options.get("_name_or_path") or "")
-        object.__setattr__(self, "__dict__", vars(module))
-        object.__setattr__(self, "module", module)
-        object.__setattr__(self, "_known_config", config)
-
-    def __reduce__(self) -> tuple[Callable[[nn.Module], ModuleView], tuple[nn.Module]]:
-        return ModuleView, (self.module,)
-
-    @property
-    def config(self) -> ModuleConfig:  # type: ignore[override]
-        """The configuration."""
-        return self._known_config
-
-    @property
-    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        """The module's own forward."""
-        return self.module.forward
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Raise an error: the module is not known to embed tokens."""
-        raise NotImplementedError
-
-    def get_output_embeddings(self) -> None:
-        """Return None: the module is not known to output tokens."""
-
-    def can_generate(self) -> bool:  # type: ignore[override]
-        """Return False: the module does not generate text."""
-        return False
-
-
-def _options(module: nn.Module) -> Mapping[str, Any]:
-    """Return the options that a module exposes in its configuration, as diffusers modules do.
-
-    Names with a leading underscore belong to the library.
-    """
-    config = getattr(module, "config", None)
-    return config if isinstance(config, Mapping) else {}
-
-
-def _name(module: nn.Module) -> str:
-    """Return the class name of the user's object."""
-    return type(module).__name__ if not isinstance(module, PipelineParts) else module.kind.__name__
-
-
 T = TypeVar("T")
 EndTokens = int | list[int] | None
 """The tokens at which generation stops, in the form of a generation config."""
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
+LABEL_FIELDS = ("id2label", "label2id", "problem_type")  # of a transformers configuration
 _DRAWN = "_is_hf_initialized"  # transformers marks initialized parameters with it
 
 
@@ -483,38 +418,73 @@ class Backbone:
 
     @staticmethod
     def of(thing: Any) -> Backbone:
-        """Return the backbone of a module, a view of a module, or a diffusers pipeline."""
-        if isinstance(thing, ModuleView):
-            thing = thing.module
-        elif is_pipeline(thing):
+        """Return the backbone of a module or a diffusers pipeline."""
+        if is_pipeline(thing):
             thing = parts_of(thing)
         if isinstance(thing, PreTrainedModel | torch._dynamo.OptimizedModule):
             return TransformersBackbone(thing)
         return (PipelineBackbone if isinstance(thing, PipelineParts) else Backbone)(thing)
 
-    @cached_property
-    def model(self) -> PreTrainedModel:
-        """The module, for code that takes a transformers model."""
-        return ModuleView(self.module)
+    @property
+    def pretrained(self) -> PreTrainedModel:
+        """The module as a transformers model.
+
+        Raises:
+            BackboneError: the module comes from another library.
+        """
+        raise BackboneError(f"{self.name} is not a model of transformers")
 
     @property
     def name(self) -> str:
         """The class name of the user's object."""
         return type(self.module).__name__
 
+    @property
+    def model_type(self) -> str:
+        """The type of a transformers model; the class name of any other object."""
+        return self.name
+
+    @property
+    def config(self) -> PreTrainedConfig | None:
+        """The configuration of a transformers model; None for any other module."""
+        return None
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the configuration for texts, in most models all of it; None without one."""
+        return None if self.config is None else self.config.get_text_config()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options that a module exposes in its configuration, as diffusers modules do.
+
+        Names with a leading underscore belong to the library.
+        """
+        config = getattr(self.module, "config", None)
+        return config if isinstance(config, Mapping) else {}
+
+    @property
+    def source(self) -> str:
+        """The folder or the Hub id that the module was loaded from; "" if unknown."""
+        return str(self.options.get("_name_or_path") or "")
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The label fields of a transformers model's configuration; all are None without one."""
+        return {name: getattr(self.config, name, None) for name in LABEL_FIELDS}
+
     # Identity
 
     @property
     def origin(self) -> Path | None:
         """The folder the model was loaded from, if it still exists; makes no network requests."""
-        config = self.model.config
-        name = str(config._name_or_path)
+        name = self.source
         for folder in (self.folder, name):
             if folder and is_folder(folder):
                 return Path(folder)
         if not is_hub_id(name):
             return None
-        commit = getattr(config, "_commit_hash", None)
+        commit = getattr(self.config, "_commit_hash", None)
         cached = try_to_load_from_cache(name, "config.json", revision=commit)
         return Path(cached).parent if isinstance(cached, str) else None
 
@@ -527,18 +497,32 @@ class Backbone:
         name get a different local name. The name in a folder's config.json is not used: it is often
         the name of the parent model.
         """
-        config = self.model.config
-        name = str(config._name_or_path or "")
+        name = self.source
         if cached := _CACHED.search(name.replace("\\", "/")):
             return cached[1].replace("--", "/"), cached[2]
-        revision: str | None = getattr(config, "_commit_hash", None)
+        revision: str | None = getattr(self.config, "_commit_hash", None)
         if not is_folder(name) and is_hub_id(name):
             return name, revision
         last = expanded(name.replace("\\", "/")).resolve().name if name else ""
         plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")[:100]
-        return local_name(plain or f"unnamed-{config.model_type}", fingerprint), revision
+        return local_name(plain or f"unnamed-{self.model_type}", fingerprint), revision
 
     # Tokens: modules outside transformers are not known to embed or generate tokens
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether a decoder reads what an encoder returns."""
+        return False
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates tokens."""
+        return False
+
+    @property
+    def input_embedding(self) -> nn.Module | None:
+        """The module that embeds tokens, pixels or audio; None if there is none."""
+        return None
 
     @property
     def token_embedding(self) -> nn.Parameter | None:
@@ -599,24 +583,7 @@ class Backbone:
             patch.hook(head.register_forward_pre_hook, whole_states)
 
     def initialize_again(self) -> None:
-        """Draw the newly initialized parameters again, with the numbers that loading would draw.
-
-        The model must not have adapters.
-        """
-        model, new = self.model, self.fresh
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            setattr(tensor, _DRAWN, name not in new)
-        for path, module in model.named_modules():
-            inside = f"{path}." if path else ""
-            setattr(module, _DRAWN, not any(name.startswith(inside) for name in new))
-        owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in new}
-        devices = {name: model.get_parameter(name).device for name in new}
-        for owner in owners.values():  # loading draws on the CPU
-            owner.to("cpu")
-        with torch.no_grad():
-            model.initialize_weights()
-        for name, owner in owners.items():
-            owner.to(devices[name])
+        """Draw the newly initialized parameters of a transformers model again."""
 
     # Storage
 
@@ -625,6 +592,11 @@ class Backbone:
         """Whether `torch.compile` has compiled the model, or a module inside it."""
         own = own_modules(self.module)
         return any(m._compiled_call_impl is not None for _, m in own)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first parameter that holds floating point numbers."""
+        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
 
     @property
     def sharded(self) -> bool:
@@ -642,7 +614,7 @@ class Backbone:
     @property
     def quantization(self) -> str | None:
         """The kind of quantization, as in `quantization_kind`; None if it is not quantized."""
-        config = getattr(self.model.config, "quantization_config", None)
+        config = getattr(self.config, "quantization_config", None)
         if config is None:
             return None
         return quantization_kind(config if isinstance(config, dict) else config.to_dict())
@@ -654,7 +626,7 @@ class Backbone:
 
         `originals` maps the id of an adapter's parameter to the backbone parameter it replaces.
         """
-        first = next(p for p in self.model.parameters() if p.is_floating_point())
+        first = next(p for p in self.module.parameters() if p.is_floating_point())
         stored = originals.get(id(first), first).dtype
         dtype = next((name for name, dtype in DTYPES.items() if dtype == stored), None)
         return dtype, self.quantization
@@ -680,11 +652,42 @@ class TransformersBackbone(Backbone):
     """A transformers model, which has tokens, a head and stop tokens."""
 
     foreign = False
+    module: PreTrainedModel
 
-    @cached_property
-    def model(self) -> PreTrainedModel:
+    @property
+    def pretrained(self) -> PreTrainedModel:
         """The module itself."""
-        return self.module  # type: ignore[return-value]
+        return self.module
+
+    @property
+    def model_type(self) -> str:
+        """The model's type, the key of its family."""
+        return self.module.config.model_type
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The configuration."""
+        return self.module.config
+
+    @property
+    def source(self) -> str:
+        """The folder or the Hub id that the model was loaded from; "" if unknown."""
+        return str(self.module.config._name_or_path or "")
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether a decoder reads what an encoder returns."""
+        return bool(self.module.config.is_encoder_decoder)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates tokens."""
+        return self.module.can_generate()
+
+    @property
+    def input_embedding(self) -> nn.Module | None:
+        """The module that embeds tokens, pixels or audio; None if there is none."""
+        return token_table(self.module)
 
     @property
     def compiled(self) -> bool:
@@ -695,7 +698,7 @@ class TransformersBackbone(Backbone):
     def token_embedding(self) -> nn.Parameter | None:
         """The weight of the token embedding, (vocabulary, d); None if there is none."""
         try:
-            weight = self.model.get_input_embeddings().weight
+            weight = self.module.get_input_embeddings().weight
         except (NotImplementedError, AttributeError):
             return None
         return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
@@ -703,21 +706,41 @@ class TransformersBackbone(Backbone):
     @property
     def output_embedding(self) -> nn.Module | None:
         """The layer that returns a value for each token of the vocabulary; None without one."""
-        output: nn.Module | None = self.model.get_output_embeddings()
+        output: nn.Module | None = self.module.get_output_embeddings()
         return output
 
     @property
     def stops(self) -> EndTokens:
         """The tokens at which generation stops: `eos_token_id` of its generation config."""
-        config = getattr(self.model, "generation_config", None)
+        config = getattr(self.module, "generation_config", None)
         stops: EndTokens = getattr(config, "eos_token_id", None)
         return stops
 
     @stops.setter
     def stops(self, tokens: EndTokens) -> None:
         """Let generation stop at these tokens."""
-        if (config := getattr(self.model, "generation_config", None)) is not None:
+        if (config := getattr(self.module, "generation_config", None)) is not None:
             config.eos_token_id = tokens
+
+    def initialize_again(self) -> None:
+        """Draw the newly initialized parameters again, with the numbers that loading would draw.
+
+        The model must not have adapters.
+        """
+        model, new = self.module, self.fresh
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            setattr(tensor, _DRAWN, name not in new)
+        for path, module in model.named_modules():
+            inside = f"{path}." if path else ""
+            setattr(module, _DRAWN, not any(name.startswith(inside) for name in new))
+        owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in new}
+        devices = {name: model.get_parameter(name).device for name in new}
+        for owner in owners.values():  # loading draws on the CPU
+            owner.to("cpu")
+        with torch.no_grad():
+            model.initialize_weights()
+        for name, owner in owners.items():
+            owner.to(devices[name])
 
 
 def is_transformers(thing: object) -> TypeGuard[PreTrainedModel]:

@@ -444,8 +444,8 @@ def anatomy_of(model: nn.Module, head: Sequence[str] = ()) -> Anatomy:
     with still_statistics(backbone.module):
         if backbone.foreign:
             return module_anatomy(backbone, tuple(head))
-        row = backbone.family or FAMILIES.get(backbone.model.config.model_type)
-        return build_anatomy(backbone.model, row or discover(backbone.model))
+        model, row = backbone.pretrained, backbone.family or FAMILIES.get(backbone.model_type)
+        return build_anatomy(model, row or discover(model))
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:

@@ -91,10 +91,10 @@ def parts_in(anatomy: Anatomy) -> list[Part]:
 
 def site_rows(anatomy: Anatomy) -> list[SiteRow]:
     """List the sites in rows: by stack and role, or by part if sites are named by paths."""
-    parts, view = parts_in(anatomy), anatomy.backbone.foreign
+    parts, foreign = parts_in(anatomy), anatomy.backbone.foreign
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in anatomy.every():
-        by_path = view or site.id in anatomy.by_path
+        by_path = foreign or site.id in anatomy.by_path
         part = site.host.partition(".")[0] if parts else ""
         key = (part, site.role, site.kind) if by_path else (site.stack, site.role)
         groups.setdefault(key, []).append(site)

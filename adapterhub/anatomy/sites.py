@@ -50,7 +50,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.anatomy.backbone import CHILD as CHILD
 from adapterhub.anatomy.backbone import (
@@ -269,7 +268,7 @@ class Anatomy:
 
     Attributes:
         backbone: the model.
-        model: the same model, for code that takes a transformers model.
+        model: its module.
         family: the row that describes it.
         base_path: the path of the base model in the model; "" if it is the model itself.
         sites: the sites by id.
@@ -281,7 +280,7 @@ class Anatomy:
     """
 
     backbone: Backbone
-    model: PreTrainedModel = field(init=False)
+    model: nn.Module = field(init=False)
     family: Family
     base_path: str
     sites: Mapping[str, Site] = field(repr=False)
@@ -290,7 +289,7 @@ class Anatomy:
     by_path: Mapping[str, Site] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", self.backbone.model)
+        object.__setattr__(self, "model", self.backbone.module)
 
     @property
     def stacks(self) -> dict[str, Stack]:
@@ -373,13 +372,12 @@ class Anatomy:
 
     def _no_such_site(self, patterns: Iterable[str], layers: object) -> SiteError:
         roles = sorted({s.role for s in self.sites.values()})
-        model_type = self.model.config.model_type
         where = "" if layers == "all" else f" in layers {layers!r}"
         path = f"the path of a module ({next(iter(self.by_path or self.sites), 'layers.0.fc')})"
         if self.named_head is None and roles:
             path = f"a role of one stack (decoder.attn.q), a site id (encoder.0.attn.q), {path}"
         return SiteError(
-            f"this {model_type} backbone has no such site{where}",
+            f"this {self.backbone.model_type} backbone has no such site{where}",
             offenders=[f"{p!r}{self._meaning(p) or did_you_mean(p, roles)}" for p in patterns],
             expected="; or ".join([*([f"one of {', '.join(roles)}"] if roles else []), path])
             + ", with * as a wildcard",
@@ -458,9 +456,10 @@ class Anatomy:
         """
         if self.named_head is not None:
             return {name: self.model.get_submodule(name) for name in self.named_head}
-        if self.model.get_output_embeddings() is not None:
+        config = self.backbone.pretrained.config
+        if self.backbone.output_embedding is not None:
             return {}
-        if type(self.model) in base_classes(self.model.config):  # a base model
+        if type(self.model) in base_classes(config):  # a base model
             return {}
         if not self.base_path:
             return self._head_of_encoder()
@@ -472,7 +471,7 @@ class Anatomy:
 
     def _writes_tokens(self, head: Mapping[str, nn.Module]) -> bool:
         """Return whether a head has an output for each token: CTC's head, which lacks a getter."""
-        config = self.model.config
+        config = self.backbone.pretrained.config
         tokens = getattr(config, "vocab_size", None)
         outputs = {
             getattr(module, "out_features", getattr(module, "out_channels", None))
@@ -495,7 +494,7 @@ class Anatomy:
         behind = dict(learned) if encoders else {}
         modules = [module for child in behind.values() for module in child.modules()]
         outputs = {getattr(module, "out_features", None) for module in modules}
-        return behind if self.model.config.num_labels in outputs else {}
+        return behind if self.backbone.pretrained.config.num_labels in outputs else {}
 
     def key(self, path: str) -> str:
         """Return a parameter's name in adapter files: by site, or else by layer, or else by path.
@@ -651,7 +650,7 @@ def dropped_modules(anatomy: Anatomy) -> tuple[str, ...]:
     LLaVA and similar models read the states before the last layer of their image encoder,
     hidden_states[-2]. Later outputs are computed and dropped, so nothing there can be trained.
     """
-    chosen = getattr(anatomy.model.config, _OPTION, None)
+    chosen = getattr(anatomy.backbone.config, _OPTION, None)
     numbers = [chosen] if isinstance(chosen, int) else list(chosen or ())
     if not numbers or "vision" not in anatomy.layers:
         return ()

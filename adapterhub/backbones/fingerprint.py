@@ -33,10 +33,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig
 
-from adapterhub.anatomy.backbone import Backbone, has_values, token_table
+from adapterhub.anatomy.backbone import Backbone, has_values
 from adapterhub.backbones.checkpoint import (
     HEAD_PART,
     CheckpointForm,
@@ -173,7 +173,7 @@ def identity_of_files(
 
 
 def identity_of_model(
-    model: PreTrainedModel,
+    model: nn.Module,
     named: Mapping[str, Tensor],
     *,
     origin: Path | None = None,
@@ -256,7 +256,7 @@ class LoadedBackbone:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         form: CheckpointForm,
         named: Mapping[str, Tensor],
         vocabulary: Vocabulary,
@@ -294,7 +294,8 @@ class LoadedBackbone:
 
     def _vocabulary_sizes(self) -> set[int]:
         """Return the numbers of rows of the embedding and the output layer."""
-        layers = (token_table(self.model), self.model.get_output_embeddings())
+        backbone = Backbone.of(self.model)
+        layers = (backbone.input_embedding, backbone.output_embedding)
         weights = (getattr(layer, "weight", None) for layer in layers)
         return {len(weight) for weight in weights if isinstance(weight, Tensor) and weight.ndim}
 
@@ -311,19 +312,20 @@ class ModelIdentities:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         named: Mapping[str, Tensor],
         origin: Path | None,
         vocabulary: Vocabulary,
         known: BackboneIdentity | None,
     ) -> None:
-        form, self.config = _form_and_facts(model)
+        self.backbone = Backbone.of(model)
+        form, self.config = _form_and_facts(self.backbone)
         readable = {name: tensor for name, tensor in named.items() if has_values(tensor)}
         self.loaded = LoadedBackbone(model, form, readable, vocabulary)
         self.stored = None if origin is None else StoredBackbone(origin, form, vocabulary)
         self.quantized, self.known = len(readable) < len(named), known
         stored_kind = None if origin is None else stored_quantization(origin)
-        self.is_decoded = stored_kind is not None and Backbone.of(model).quantization is None
+        self.is_decoded = stored_kind is not None and self.backbone.quantization is None
 
     def identity(self, *, complete: bool) -> BackboneIdentity:
         """Compute the identity; `complete` reads all values if that is cheap.
@@ -335,7 +337,7 @@ class ModelIdentities:
         if self.stored and _is_load_of(self.loaded, self.stored, complete, codes):
             return _identity(self.config, self.stored, complete, self.known)
         # The files of another library's module are unknown: unquantized tensors identify it.
-        if self.quantized and not Backbone.of(self.loaded.model).foreign:
+        if self.quantized and not self.backbone.foreign:
             raise BackboneError(
                 "the weights are quantized and do not match a checkpoint on disk",
                 expected="a model as loaded by load_backbone or from_pretrained",
@@ -345,12 +347,13 @@ class ModelIdentities:
         return _identity(self.config, self.loaded, complete and self.loaded.is_small)
 
 
-def _form_and_facts(model: PreTrainedModel) -> tuple[CheckpointForm, dict[str, Any]]:
+def _form_and_facts(backbone: Backbone) -> tuple[CheckpointForm, dict[str, Any]]:
     """Return the stored names of the tensors, and the facts that change the function."""
-    if Backbone.of(model).foreign:
-        facts: dict[str, Any] = _plain(model.config.facts())
+    if backbone.config is None:
+        options = {n: value for n, value in backbone.options.items() if not n.startswith("_")}
+        facts: dict[str, Any] = _plain({"model_type": backbone.model_type, **options})
         return ModuleForm(), facts
-    return form_of(model.config), function_config(model.config)
+    return form_of(backbone.config), function_config(backbone.config)
 
 
 def _is_load_of(

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from adapterhub.anatomy.backbone import Backbone
-from adapterhub.backbones.task_models import text_config
 from adapterhub.errors import unknown
 
 OWN = "model"  # the pooling of the transformers class
@@ -109,7 +108,7 @@ def json_or_none(path: Path) -> Any:
         return None
 
 
-def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -> None:
+def remember_pooling(model: nn.Module, chosen: str | None, folder: Path) -> None:
     """Record the pooling for the heads of new adapters: the user's choice, or as trained."""
     backbone = Backbone.of(model)
     backbone.pooling = chosen
@@ -137,15 +136,16 @@ def trained_length(folder: Path) -> int | None:
     return next((n for n in given if isinstance(n, int) and n > 0), None)
 
 
-def max_positions(model: PreTrainedModel) -> int:
+def max_positions(model: nn.Module) -> int:
     """Return the maximum input length for the positions of the model, in tokens."""
-    config = text_config(model)
-    if not hasattr(model.config, "max_position_embeddings") and config is not model.config:
-        return _recorded_positions(config)
-    most = _recorded_positions(model.config)
+    config = Backbone.of(model).config
+    text = None if config is None else config.get_text_config(decoder=True)
+    if not hasattr(config, "max_position_embeddings") and text is not config:
+        return _recorded_positions(text)
+    most = _recorded_positions(config)
     for name, module in model.named_modules():
         # RoBERTa's positions start after the padding index, so its table has fewer usable rows.
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             padding = module.padding_idx
             most = min(most, module.num_embeddings - (0 if padding is None else padding + 1))
     return most
@@ -157,7 +157,7 @@ def _recorded_positions(config: Any) -> int:
     return next((n for name in names if (n := getattr(config, name, None))), 1 << 30)
 
 
-def vector_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def vector_length(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the length that texts are truncated to for their vectors, in tokens."""
     origin = Backbone.of(model).folder
     trained = trained_length(Path(origin)) if origin else None

@@ -40,7 +40,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from adapterhub.anatomy.backbone import Backbone, own_modules, quantization_kind
+from adapterhub.anatomy.backbone import Backbone, device_of, own_modules, quantization_kind
 from adapterhub.backbones.checkpoint import stored_config, stored_quantization
 from adapterhub.backbones.compare import same
 from adapterhub.backbones.layer_timing import without_slow_bf16
@@ -170,10 +170,10 @@ def _check_decodes(folder: Path, stored: str | None) -> None:
     )
 
 
-def cpu_note(model: PreTrainedModel) -> str:
+def cpu_note(backbone: Backbone) -> str:
     """Return a note for the user if the quantization of a model is slow on its device."""
-    kind = Backbone.of(model).quantization
-    if kind is None or model.device.type != "cpu":
+    kind = backbone.quantization
+    if kind is None or device_of(backbone.module) != torch.device("cpu"):
         return ""
     if QUANTIZATION_LIBRARIES.get(kind, ("", ""))[0] != "bitsandbytes":
         return ""
@@ -470,16 +470,17 @@ _CAN_PACK = "support_avx512bf16_for_cpu"
 _HOOK = "_adapterhub_forgets"
 
 
-def check_gradients(model: PreTrainedModel) -> None:
+def check_gradients(backbone: Backbone) -> None:
     """Refuse to train through quantized layers that do not pass gradients on.
 
     Raises:
         AttachError: transformers cannot train this quantization, or a tested layer blocks
             gradients.
     """
-    kind, quantizer = Backbone.of(model).quantization, getattr(model, "hf_quantizer", None)
-    if kind is None:
+    if (kind := backbone.quantization) is None:
         return
+    model = backbone.pretrained
+    quantizer = getattr(model, "hf_quantizer", None)
     says_so = quantizer is not None and not quantizer.is_trainable
     blocking = [] if says_so else _blocking_layers(model)
     if not says_so and not blocking:

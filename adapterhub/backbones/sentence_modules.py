@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.pooling import NAMES, POOLS, json_or_none, transformer_options
@@ -296,9 +296,10 @@ class SentenceModules:
         return len(ids) - (bool(ids) and ids[-1] in tokenizer.all_special_ids)
 
 
-def model_folder(model: PreTrainedModel) -> Path | None:
+def model_folder(model: nn.Module) -> Path | None:
     """Return the folder that a model was loaded from, if known."""
-    for place in (Backbone.of(model).folder, getattr(model, "name_or_path", "")):
+    backbone = Backbone.of(model)
+    for place in (backbone.folder, backbone.source):
         if place and is_folder(place):
             return Path(place)
     return None
@@ -308,7 +309,7 @@ _LOADED = "_adapterhub_sentence_modules"
 _KNOWN: dict[str, SentenceModules] = {}  # by the digest that tasks record
 
 
-def modules_of_model(model: PreTrainedModel, wanted: str | None = None) -> SentenceModules:
+def modules_of_model(model: nn.Module, wanted: str | None = None) -> SentenceModules:
     """Return the modules that a backbone was trained with around its token states.
 
     `wanted` is the digest of the modules that an adapter was trained with, `WITHOUT`, or None for

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # transformers is imported where it is used, since pages and commands read the table without it.
@@ -154,7 +155,7 @@ def task_model(task: str) -> TaskModel:
     return TASK_MODELS[task]
 
 
-def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | None:
+def task_kind(model: nn.Module, problem_type: str | None = None) -> str | None:
     """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class.
 
     If several kinds have this class, the problem type selects one, by default the model's. Among
@@ -165,10 +166,10 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
 
     from adapterhub.anatomy.backbone import PipelineParts
 
-    inside = getattr(model, "module", model)  # the model of a view
-    if isinstance(inside, PipelineParts) or not isinstance(model, nn.Module):
+    if isinstance(model, PipelineParts) or not isinstance(model, nn.Module):
         return TEXT_TO_IMAGE
-    config, chosen = model.config, problem_type or model.config.problem_type
+    config: Any = getattr(model, "config", None)  # of any class, outside transformers
+    chosen = problem_type or getattr(config, "problem_type", None)
     kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]
     same = [name for name in kinds if TASK_MODELS[name].problem_type == chosen] or kinds
     if getattr(model, "pooler", None) is None:

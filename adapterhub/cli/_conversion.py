@@ -105,9 +105,9 @@ def _facts(adapter: Adapter, found: Adapter) -> dict[str, Any]:
     from adapterhub.backbones.probe import probe
     from adapterhub.methods.lora import LoRALayer
 
-    after = probe(found.model)
+    after = probe(found.backbone.pretrained)
     activate(found.model, adapter.name)
-    before = probe(found.model)
+    before = probe(found.backbone.pretrained)
     ranks = [module.A.shape[0] for p in found.placed if isinstance(module := p.module, LoRALayer)]
     return {
         "ranks": [min(ranks), max(ranks)],

@@ -82,7 +82,6 @@ def command(
         )
     record = _checked_record(reference, output, backbone, registry, head, task)
     with doing("loading torch"):
-        from adapterhub.anatomy.backbone import Backbone
         from adapterhub.backbones.task_models import TEXT_TO_IMAGE
         from adapterhub.inference.merged_checkpoint import merge_for_checkpoint, write_checkpoint
         from adapterhub.inference.open import load_for_merging
@@ -95,11 +94,11 @@ def command(
     if record.kind == TEXT_TO_IMAGE:
         _merge_pipeline(adapter, tokenizer, output, tolerance, as_json)
         return
-    model = adapter.model
+    model = adapter.backbone.pretrained
     with doing("merging"):
         of_model = None if record.kind == FEATURES else record.task.for_model(model)
         merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, of_base, of_model)
-    base, (dtype, kind) = model.config._name_or_path, Backbone.of(model).dtype_and_quantization({})
+    base, (dtype, kind) = adapter.backbone.source, adapter.backbone.dtype_and_quantization({})
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
@@ -133,7 +132,7 @@ def _loading(adapter: Adapter, encoder: SentenceEncoder | None, output: str) -> 
     from adapterhub.inference.merged_checkpoint import auto_class
 
     if encoder is None:
-        return f"{auto_class(adapter.model).__name__}.from_pretrained({output!r})"
+        return f"{auto_class(adapter.backbone.pretrained).__name__}.from_pretrained({output!r})"
     found = f"logits: {', '.join(adapter.labels)}" if encoder.head else "vectors"
     return f"SentenceTransformer({output!r}).encode(texts)  # {found}"
 

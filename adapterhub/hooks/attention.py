@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -450,7 +450,7 @@ _CONFIG, _SLOT = "_adapterhub_config", "_adapterhub_slot"
 
 
 def keyvalue_slot(
-    model: PreTrainedModel, site: Site, module: SiteModule, batch_dim: int = 0
+    model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0
 ) -> KeyValueSlot:
     """Return the slot at an attention module; create it, with the hooks that a module needs.
 
@@ -482,7 +482,7 @@ def keyvalue_slot(
     return slot
 
 
-def check_attention(model: PreTrainedModel, sites: Iterable[Site]) -> None:
+def check_attention(model: nn.Module, sites: Iterable[Site]) -> None:
     """Refuse an attention implementation that prefixes do not support.
 
     Raises:

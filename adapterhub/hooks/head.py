@@ -32,7 +32,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from adapterhub.anatomy.backbone import CHILD
@@ -156,7 +155,7 @@ def _mask_of(mask: Tensor | None, states: Tensor) -> Tensor:
 class HeadPooling:
     """The pooling in front of one adapter's head; `key` is its name in the slot."""
 
-    model: PreTrainedModel = field(repr=False)
+    model: nn.Module = field(repr=False)
     base: nn.Module = field(repr=False)
     how: str
     key: str

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.anatomy.backbone import CHILD, padding_table, position_module
 from adapterhub.anatomy.sites import Anatomy, Site
@@ -73,7 +72,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         return slot
     names = tuple(inspect.signature(root.forward).parameters)
     feeds_decoder = site.stack == "encoder" and "decoder" in anatomy.stacks
-    config: Any = getattr(root, "config", model.config)
+    config: Any = getattr(root, "config", anatomy.backbone.config)
     padding_idx = config.pad_token_id if anatomy.family.positions_from_padding else None
     pooled, table = site.stack == "decoder" and bool(anatomy.head()), padding_table(root)
     slot = PromptSlot(
@@ -102,7 +101,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     if table is not None:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
         _before(table, slot, show_padding)
-    watch_around(model, site.host, slot)
+    watch_around(anatomy, site.host, slot)
     put_slot(root, slot)
     return slot
 
@@ -261,16 +260,16 @@ def _strip(output: Any, names: tuple[str, ...], tokens: int, places: Tensor | No
     return output
 
 
-def watch_around(model: PreTrainedModel, host: str, slot: PromptSlot) -> None:
+def watch_around(anatomy: Anatomy, host: str, slot: PromptSlot) -> None:
     """Extend the inputs of the modules around a stack, down from the model.
 
     A stack that is the base model is not inside such a module.
     """
-    if model.config.is_encoder_decoder or model.get_submodule(host) is model.base_model:
+    if anatomy.backbone.is_encoder_decoder or host == anatomy.base_path:
         return
     parts = host.split(".") if host else []
     for end in range(len(parts)):
-        module = model.get_submodule(".".join(parts[:end]))
+        module = anatomy.model.get_submodule(".".join(parts[:end]))
         if set(inspect.signature(module.forward).parameters) >= _TEXT:
             slot.hook(Mark, module, _AROUND, slot)
             slot.hook(module.register_forward_pre_hook, extend_around, with_kwargs=True)

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.backbone import CHILD, Backbone
+from adapterhub.anatomy.backbone import CHILD
 from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import STREAM, FeatureSlice, Site, Stream
-from adapterhub.backbones.tensor_parallel import WHOLE, tensor_parallel
+from adapterhub.backbones.tensor_parallel import WHOLE, TensorParallel
 from adapterhub.backbones.weights import read_bias, read_weight, reread_weight
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (
@@ -551,11 +551,17 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
         slot.hook(module.register_forward_pre_hook, capture_residual, prepend=True)
 
 
-def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0) -> OutputSlot:
+def output_slot(
+    model: nn.Module,
+    site: Site,
+    module: SiteModule,
+    batch_dim: int = 0,
+    parallel: TensorParallel | None = None,
+) -> OutputSlot:
     """Return the slot at a site's host; create it, with the hooks that a module needs.
 
     The module's class decides which hooks the slot needs. `batch_dim` is the dimension of the batch
-    in the host's input and output.
+    in the host's input and output. `parallel` is the division of the model, if it is divided.
 
     Raises:
         SiteError: the module changes the input of a part of a host whose weight cannot be read.
@@ -564,7 +570,7 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):
         slot = OutputSlot(batch_dim)
-        if Backbone.of(model).divided and (parallel := tensor_parallel(model)):
+        if parallel is not None:
             slot.boundary = parallel.boundary(site.host, site.d_out)
         put_slot(host, slot)
         if is_projection(host):

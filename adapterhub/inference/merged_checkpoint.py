@@ -81,7 +81,7 @@ def merge_for_checkpoint(
     Raises:
         MergeError: as in `merge`.
     """
-    model, requantize = adapter.model, dtype is None
+    model, requantize = adapter.backbone.pretrained, dtype is None
     pooled = probe(model) if adapter.pooling else {}
     encoder = sentence_encoder(adapter, task)
     if encoder and not pooled:

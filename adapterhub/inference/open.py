@@ -77,7 +77,7 @@ class Predictor:
     @property
     def backbone(self) -> str:
         """The name or the folder of the backbone."""
-        return str(self.model.name_or_path)
+        return Backbone.of(self.model).source
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -381,7 +381,7 @@ def open_adapter(
 
 
 def predictor_of(
-    model: PreTrainedModel,
+    model: Any,
     labels: tuple[str, ...],
     tokenizer: PreTrainedTokenizerBase,
     record: TrainingRecord,
@@ -393,7 +393,8 @@ def predictor_of(
     `adapters` are the active ones: the loaded adapter, in the parts that it was attached in. None
     as the longest input means `read_length`.
     """
-    model = Backbone.of(model).model  # a pipeline: its parts are the model, it is the processor
+    # The parts of a pipeline are the model; the pipeline is the processor.
+    model = Backbone.of(model).module
     positions = text_positions(model, adapters)
     length = max_length or read_length(record, positions)
     if record.task.cuts_as_trained and not max_length:
@@ -431,11 +432,11 @@ def open_backbone(backbone: str, task: Task, max_length: int = LONGEST_UNRECORDE
     with doing(f"loading {backbone}"):
         model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
-    model = Backbone.of(model).model
-    reads = vector_length(model, tokenizer) if task.cuts_as_trained else max_positions(model)
+    inside: Any = Backbone.of(model).module
+    reads = vector_length(inside, tokenizer) if task.cuts_as_trained else max_positions(inside)
     limit = min(max_length, reads)
-    setting = Setting(tokenizer, limit, positions=max_positions(model), windows=True)
-    return Predictor(model, task.for_model(model), setting)
+    setting = Setting(tokenizer, limit, positions=max_positions(inside), windows=True)
+    return Predictor(inside, task.for_model(inside), setting)
 
 
 def load_for_merging(

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from adapterhub.anatomy.backbone import Backbone, PipelineParts
+from adapterhub.anatomy.backbone import PipelineParts
 from adapterhub.anatomy.projections import out_features
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.task_models import TEXT_TO_IMAGE
@@ -285,7 +285,7 @@ def _config(
     All scales are alpha / rank.
     """
     options = {part: {**neutral("LORA"), **own} for part, own in recorded.items()}
-    targets = {part: Targets(own, Backbone.of(parts[part]).model) for part, own in options.items()}
+    targets = {part: Targets(own, parts[part]) for part, own in options.items()}
     ranks: dict[str, int] = {}
     scaled: dict[str, float] = {}
     for name, tensor in tensors.items():

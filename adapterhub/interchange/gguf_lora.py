@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import BackboneError, MismatchError, OutputError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.schema import shorten
@@ -67,9 +68,9 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
         raise BackboneError(
             "writing GGUF needs the package gguf", hint='pip install "adapterhub[gguf]"'
         )
-    config = source.anatomy.model.config
+    backbone = source.anatomy.backbone
     updates, _ = low_rank_updates(source)
-    if problems := _problems(source, config, updates):
+    if problems := _problems(source, backbone, updates):
         raise MismatchError(
             "the adapter cannot be exported to llama.cpp",
             offenders=shorten(problems),
@@ -84,22 +85,23 @@ def write_gguf(file: Path, source: ExportSource, name: str, *, overwrite: bool =
         )
     with tempfile.TemporaryDirectory() as folder, explained(file):
         draft = Path(folder, file.name)
-        _write(draft, name, config, updates, _invocation(source))
+        _write(draft, name, backbone.pretrained.config, updates, _invocation(source))
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, draft.read_bytes())
 
 
-def _problems(source: ExportSource, config: PreTrainedConfig, hosts: Iterable[str]) -> list[str]:
+def _problems(source: ExportSource, backbone: Backbone, hosts: Iterable[str]) -> list[str]:
     """List the features of an adapter with these updates that llama.cpp cannot express."""
     files, problems = try_peft(source)
-    if config.model_type not in ARCHITECTURES:
-        problems.append(f"the order of the rows of a {config.model_type} is not known")
+    model_type, config = backbone.model_type, backbone.config
+    if config is None or model_type not in ARCHITECTURES:
+        problems.append(f"the order of the rows of a {model_type} is not known")
     else:
         problems += _nameless(hosts, config)
     problems += [
         f"llama.cpp computes no {kind} with {option}={given}"
         for kind, option, given in _NOT_THERE
-        if config.model_type == kind and getattr(config, option) == given
+        if model_type == kind and getattr(config, option) == given
     ]
     if files.kind != "LORA":
         return [*problems, f"{files.kind}: llama.cpp computes only LORA"]

@@ -95,7 +95,7 @@ class Translation:
             MismatchError: there are problems; lists all of them.
         """
         if self.problems:
-            model_type = self.anatomy.model.config.model_type
+            model_type = self.anatomy.backbone.model_type
             raise MismatchError(
                 f"{source} cannot be imported on this {model_type} backbone",
                 offenders=shorten(sorted(set(self.problems))),
@@ -149,7 +149,7 @@ class Translation:
         self, model_head: Mapping[str, Tensor], values: Mapping[str, Tensor]
     ) -> tuple[str, ...]:
         """Return the names of the head's outputs: as in the model, if their number is equal."""
-        config = self.anatomy.model.config
+        config = self.anatomy.backbone.pretrained.config
         count = outputs = config.num_labels or 0
         for path, model_value in model_head.items():
             value = values.get(path, model_value)

@@ -35,7 +35,6 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, OwnedParameter
 from adapterhub.anatomy.backbone import Backbone, is_sharded, local, shared_like
@@ -65,7 +64,7 @@ def shard(adapter: Adapter) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    _check_codes(adapter.model)
+    _check_codes(adapter.backbone)
     join_processes()
     adapter.state.keep_identity()
     model, layers, device = adapter.model, _layers(adapter), own_device()
@@ -84,7 +83,7 @@ def shard(adapter: Adapter) -> None:
         fully_shard(module, mesh=mesh, ignored_params=common)
         for changed in own:
             changed.follow()
-    if model.can_generate():
+    if adapter.backbone.generates:
         register_fsdp_forward_method(model, "generate")
 
 
@@ -100,11 +99,11 @@ def reshard(model: nn.Module) -> None:
         model.reshard()
 
 
-def _check_codes(model: PreTrainedModel) -> None:
-    kind = Backbone.of(model).quantization
+def _check_codes(backbone: Backbone) -> None:
+    kind = backbone.quantization
     if kind is not None and kind not in sharded_codes():
         raise ConfigError(
-            f"{model.name_or_path} is quantized by {kind}, whose weights cannot be sharded",
+            f"{backbone.source} is quantized by {kind}, whose weights cannot be sharded",
             expected=f"a backbone in fp32, bf16 or fp16, or in {' or '.join(sharded_codes())}",
             hint="another backbone, or train.shard=false",
         )
@@ -123,7 +122,7 @@ def _layers(adapter: Adapter) -> list[nn.Module]:
     return [adapter.model.get_submodule(path) for path in sorted(outer)]
 
 
-def _common(model: PreTrainedModel, layers: list[nn.Module]) -> set[nn.Parameter]:
+def _common(model: nn.Module, layers: list[nn.Module]) -> set[nn.Parameter]:
     """Return the parameters shared by several layers, or by a layer and the rest."""
     inside = {id(module) for layer in layers for module in layer.modules()}
     rest = [module for module in model.modules() if id(module) not in inside]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from adapterhub.adapters.adapter import HEAD, Adapter, ParameterGroup
 from adapterhub.errors import TrainingError
@@ -85,7 +85,7 @@ class AdapterTrainee:
     adapter: Adapter
 
     @property
-    def model(self) -> PreTrainedModel:
+    def model(self) -> nn.Module:
         """The model that the adapter is attached to."""
         return self.adapter.model
 

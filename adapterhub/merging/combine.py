@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, AdapterMetadata, PlacedModule
 from adapterhub.adapters.attach import build_adapter
@@ -207,7 +206,7 @@ class ProjectionUpdates:
 
 
 def combine(
-    model: PreTrainedModel,
+    model: nn.Module,
     names: Sequence[str],
     *,
     how: str = "linear",
@@ -249,7 +248,7 @@ def combine(
 
 
 def to_lora(
-    model: PreTrainedModel,
+    model: nn.Module,
     name: str,
     *,
     rank: int | None = None,
@@ -284,7 +283,7 @@ def to_lora(
 
 
 def _attached_new(
-    model: PreTrainedModel,
+    model: nn.Module,
     adapters: Sequence[Adapter],
     owner: Adapter,
     rule: Rule,
@@ -330,7 +329,7 @@ def _refuse_other_changes(adapter: Adapter, updates: CombinedUpdates) -> None:
         )
 
 
-def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ...]:
+def _attached(model: nn.Module, names: Sequence[str]) -> tuple[Adapter, ...]:
     state = find_state(model)
     if state is None or not names:
         raise AttachError("no adapters to combine", hint='load(model, "out/polite") first')

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import with_foundations
 from adapterhub.adapters.adapter import Adapter, AdapterHead, parameter_holders
@@ -184,32 +183,32 @@ def merge(
     without: dict[str, Tensor] = {}
     if requantize and not heads:  # a bare model has another head
         with STRUCTURE_LOCK, activated(state, ()):
-            without = _expected(state.model, batch)
+            without = _expected(state.backbone, batch)
     with STRUCTURE_LOCK, activated(state, tuple(adapter.name for adapter in adapters)):
         parameters = _swaps(adapters)
-        attributes = _identity(state.model, adapters) + _vocabulary(adapters)
+        attributes = _identity(state.backbone, adapters) + _vocabulary(adapters)
         head = heads[-1] if heads else None
         templates = tuple(state.templates())
-        expected = _expected(state.model, batch)
+        expected = _expected(state.backbone, batch)
         record = Merge(adapters, expected, parameters, attributes, head, templates)
     with STRUCTURE_LOCK, _merged(state, record, composition):
         precision = tolerance or coarsest_dtype(state.model)
-        outputs = _outputs(state.model, batch) if expected else {}
+        outputs = _outputs(state.backbone, batch) if expected else {}
         compared = check_outputs(record.expected, outputs, precision)
         _warn_of_a_lost_update(outputs, record.expected, without)
         record.differences, record.tolerances = compared.differences, compared.tolerances
     return record
 
 
-def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
+def _expected(backbone: Backbone, batch: Any) -> dict[str, Tensor]:
     """Return the outputs to compare with; {} with a warning if there are none.
 
     A batch cannot be generated for all models of transformers: some read videos, boxes or pairs.
     """
-    if Backbone.of(model).foreign and batch is None:
+    if backbone.foreign and batch is None:
         return {}
     try:
-        return _outputs(model, batch)
+        return _outputs(backbone, batch)
     except (AdapterhubError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # any error of a model about unknown inputs
@@ -217,16 +216,18 @@ def _expected(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
             raise
         warn_user(
             "the merged weights were not compared with the outputs of the adapter: "
-            f"{Backbone.of(model).name} does not read a made batch ({one_line(str(error))}); "
+            f"{backbone.name} does not read a made batch ({one_line(str(error))}); "
             "merge(model, batch=inputs) compares",
             stacklevel=3,
         )
         return {}
 
 
-def _outputs(model: PreTrainedModel, batch: Any) -> dict[str, Tensor]:
+def _outputs(backbone: Backbone, batch: Any) -> dict[str, Tensor]:
     """Return the outputs on a batch, by default on a generated one for models of transformers."""
-    return probe(model) if batch is None else outputs_on(Backbone.of(model).module, batch)
+    if batch is None:
+        return probe(backbone.pretrained)
+    return outputs_on(backbone.module, batch)
 
 
 def _warn_of_a_lost_update(
@@ -361,8 +362,7 @@ def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) ->
     Raises:
         MergeError: lists the parts of the adapters, or the weights.
     """
-    model = adapters[0].model
-    if requantize and getattr(model.config, "quantization_config", None) is None:
+    if requantize and adapters[0].backbone.quantization is None:
         raise MergeError(
             "cannot requantize: this backbone is not quantized",
             hint="merge without requantize, or load the backbone quantized and the adapter on it",
@@ -505,9 +505,10 @@ def _vocabulary(adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
     narrow: dict[str, Any] = {}
     for tokens in (adapter.new_tokens for adapter in adapters if adapter.new_tokens):
         narrow = tokens.originals | narrow
-    model = adapters[0].model
-    config, size = model.config.get_text_config(), narrow.pop(VOCABULARY, None)
-    sizes = [NewAttribute(config, "vocab_size", config.vocab_size)] if size else []
+    sizes, model = [], adapters[0].model
+    if narrow.pop(VOCABULARY, None):
+        config = adapters[0].backbone.text_config
+        sizes = [NewAttribute(config, "vocab_size", config.vocab_size)]
     wide = (NewAttribute(model, name, model._buffers[name]) for name in narrow)
     return (*sizes, *wide)
 
@@ -529,20 +530,21 @@ def _requantized_swap(
     return MergedParameter(merged, original, holders, attributes)
 
 
-def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
+def _identity(backbone: Backbone, adapters: Sequence[Adapter]) -> tuple[NewAttribute, ...]:
     """Rename the merged model, since it is a different backbone, without new parameters."""
-    base, _ = Backbone.of(model).name_and_revision(lambda: backbone_fingerprint(model))
+    model, config = backbone.module, backbone.config
+    base, _ = backbone.name_and_revision(lambda: backbone_fingerprint(model))
     model_name = "--with-".join([base, *(adapter.name for adapter in adapters)])
     values: list[tuple[Any, str, Any]] = [
-        (model.config, "_name_or_path", model_name),
-        (model.config, "_commit_hash", None),
+        (config, "_name_or_path", model_name),
+        (config, "_commit_hash", None),
         (model, Backbone.fresh.attribute, frozenset()),
         (model, Backbone.folder.attribute, None),
     ]
     stops = [i for adapter in adapters for i in adapter.written_stops]
-    if stops and (config := getattr(model, "generation_config", None)) is not None:
+    if stops and (generation := getattr(model, "generation_config", None)) is not None:
         own = get_state(model).own_ends  # the adapters are active here
-        ends = NewAttribute(config, "eos_token_id", with_stops(own, stops))
+        ends = NewAttribute(generation, "eos_token_id", with_stops(own, stops))
         return (ends, *_swapped(values))
     return _swapped(values)
 

@@ -209,7 +209,7 @@ def _refuse(problems: list[str]) -> None:
 
 def _problems(adapter: Adapter) -> list[str]:
     """List what prevents an adapter from being a LoRA in vLLM, by method."""
-    problems = architecture_problems(adapter.model) + blockers(adapter)
+    problems = architecture_problems(adapter.backbone) + blockers(adapter)
     problems += [
         f"{method.name}: trains parameters of the backbone whole; vLLM adds only low-rank updates "
         "to projections"
@@ -239,7 +239,8 @@ def _is_exact(adapter: Adapter) -> bool:
 
 def _converted(adapter: Adapter, rank: int) -> tuple[Adapter, float]:
     """Attach the LoRA of a rank that is closest to an adapter; return it and its missed share."""
-    model, expected = adapter.model, probe(adapter.model)
+    model = adapter.backbone.pretrained
+    expected = probe(model)
     with disabled(model):
         bare = probe(model)
     converted = combine(model, [adapter.name], rank=rank, name=f"{adapter.name} for vLLM")

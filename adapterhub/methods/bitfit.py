@@ -52,7 +52,7 @@ class BitFit(Unfreezing):
         """
         parameters = anatomy.parameters().items()
         biases = [path for path, p in parameters if _BIAS.search(path) and p.ndim == 1]
-        kind = anatomy.model.config.model_type
+        kind = anatomy.backbone.model_type
         if not biases:
             raise SiteError(
                 f"bitfit trains biases, and this {kind} backbone has none",

@@ -47,7 +47,7 @@ class Norms(Unfreezing):
         selected = in_layers(anatomy, paths, self.layers, outside=self.outside)
         if not selected:
             raise SiteError(
-                f"this {anatomy.model.config.model_type} backbone has no normalization layer with "
+                f"this {anatomy.backbone.model_type} backbone has no normalization layer with "
                 f"parameters in layers {self.layers!r}",
                 hint="bitfit" if self.layers == "all" else "bitfit, or norms(layers=all)",
             )

@@ -280,8 +280,7 @@ class Prefix(Method):
         for stack in sorted({site.stack for site in sites} - relative):
             if self.positions == "keys":
                 raise SiteError(
-                    f"keys have no separate positions in a {anatomy.model.config.model_type} "
-                    f"{stack}",
+                    f"keys have no separate positions in a {anatomy.backbone.model_type} {stack}",
                     expected="attention with a relative position bias, such as T5's",
                     hint="prefix(positions=true)",
                 )
@@ -289,7 +288,7 @@ class Prefix(Method):
             root = anatomy.model.get_submodule(embed.host) if embed else None
             if embed is None or root is None or position_module(root) is None:
                 raise SiteError(
-                    f"the positions of a {anatomy.model.config.model_type} {stack} cannot be set",
+                    f"the positions of a {anatomy.backbone.model_type} {stack} cannot be set",
                     expected="a stack with a position_ids argument, or whose position embedding "
                     "has one",
                     hint="prefix(positions=false)",

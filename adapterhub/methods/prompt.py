@@ -87,7 +87,7 @@ class Prompt(Method):
 
     def _initial(self, anatomy: Anatomy) -> Tensor:
         # Call the embedding module, since some modules scale the rows of their weight.
-        embedding: Any = anatomy.model.get_input_embeddings()
+        embedding: Any = anatomy.backbone.input_embedding
         rows = torch.randint(embedding.num_embeddings, (self.length,))
         if self.text and not init_is_skipped():
             ids = token_ids(anatomy, self.text)

@@ -149,7 +149,7 @@ class Gated(Method):
 
     def _refuse_later_tokens(self, anatomy: Anatomy, sites: list[Site]) -> None:
         ids = [site.id for site in sites if site.stack == "decoder"]
-        if self.gate == "sequence" and ids and anatomy.model.can_generate():
+        if self.gate == "sequence" and ids and anatomy.backbone.generates:
             raise SiteError(
                 "a gate per sequence reads later tokens, which are not available when "
                 f"{type(anatomy.model).__name__} generates",

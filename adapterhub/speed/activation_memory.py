@@ -63,8 +63,8 @@ def evaluation_bytes(adapter: Adapter, rows: int, tokens: int) -> int:
 
 def logit_bytes(adapter: Adapter, tokens: int) -> int:
     """Count the bytes of a language model's logits and their loss; 0 for other models."""
-    has_logits = adapter.model.get_output_embeddings() is not None
-    vocabulary = adapter.model.config.get_text_config().vocab_size if has_logits else 0
+    has_logits = adapter.backbone.output_embedding is not None
+    vocabulary = adapter.backbone.text_config.vocab_size if has_logits else 0
     return round(LOGIT_BYTES * tokens * vocabulary)
 
 
@@ -103,7 +103,7 @@ def _polynomial(points: dict[int, int], at: int) -> float:
 
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
     """Measure the bytes that autograd saves for a batch of random tokens."""
-    made = probe_batch(adapter.model, rows=rows, tokens=tokens)
+    made = probe_batch(adapter.backbone.pretrained, rows=rows, tokens=tokens)
     return _saved(adapter, made, recomputed)
 
 

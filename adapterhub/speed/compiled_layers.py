@@ -83,7 +83,8 @@ class LigerKernels(Speedup):
     refusal = "Liger's kernels are not used"
 
     def __init__(self, adapter: Adapter, trial: Trial) -> None:
-        self.model, self.trial, self.count = adapter.model, trial, 0
+        self.model, self.model_type = adapter.model, adapter.backbone.model_type
+        self.trial, self.count = trial, 0
 
     def patch(self, engine: Engine) -> Undo:
         """Let Liger patch the model, its classes and their source modules."""
@@ -99,7 +100,7 @@ class LigerKernels(Speedup):
         self.count = len({id(owner) for owner, _, _ in changes if isinstance(owner, nn.Module)})
         if not self.count:
             _restore(changes)
-            raise NotUsed(f"it has none for {self.model.config.model_type}")
+            raise NotUsed(f"it has none for {self.model_type}")
         return partial(_restore, changes)
 
     def said(self) -> str:

@@ -574,7 +574,7 @@ class FrozenLayers(Speedup):
         self.adapter, self.model, self.options = adapter, adapter.model, options
         self.train, self.seed, self.kept = recorded.train, recorded.seed, recorded.kept
         self.staged = any(changed.stage for changed in adapter.changed)
-        self.device = adapter.model.device
+        self.device = adapter.backbone.pretrained.device
         self.rows = [_Rows(part) for part in recorded.train.parts] if self._sees_all_rows() else []
         self.rows += (
             [_Rows(each) for each in recorded.evaluation.parts] if recorded.evaluation else []

@@ -74,7 +74,7 @@ class HeadLoss(Speedup):
 
     def __call__(self, batch: Batch) -> Tensor | None:
         """Return the loss of a batch; None if the head is not called."""
-        states = states_below(self.adapter.model, self.head, batch)
+        states = states_below(self.adapter.backbone.pretrained, self.head, batch)
         if states is None:
             return None
         targets = targets_of(batch, self.shifted)
@@ -137,7 +137,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear | None:
     """Return the head of a language model if its loss can be computed in chunks; else None."""
     known = task.head in _WRITES_TEXT
-    head = plain_head(adapter.model) if known else None
+    head = plain_head(adapter.backbone.pretrained) if known else None
     if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
         return None
     return head
@@ -153,7 +153,7 @@ def choose_head_loss(
     few = few_tokens(row())
     moved = {name: tensor.to(head.weight.device) for name, tensor in few.items()}
     with evaluation_mode(adapter.model), torch.no_grad():
-        if whole_output(adapter.model, head, moved) is None:
+        if whole_output(adapter.backbone.pretrained, head, moved) is None:
             return None
     saved = LOGIT_BYTES * (tokens - at_once) * head.weight.shape[0] / 1e9
     saving = (

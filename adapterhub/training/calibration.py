@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.adapters.adapter import Adapter, PlacedModule
-from adapterhub.anatomy.backbone import Backbone, is_sharded
+from adapterhub.anatomy.backbone import is_sharded
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.probe import evaluation_mode
 from adapterhub.backbones.weights import read_weight
@@ -465,15 +465,16 @@ class Quantization(_Watch):
 
     def __init__(self, adapter: Adapter, placed: Iterable[PlacedModule]) -> None:
         super().__init__(adapter, placed)
-        model, folder = adapter.model, adapter.backbone.folder
-        if Backbone.of(model).quantization is None or folder is None:
+        folder = adapter.backbone.folder
+        if adapter.backbone.quantization is None or folder is None:
             raise ConfigError(
                 "init=loftq needs a model that was quantized when it was loaded",
                 expected="a backbone of adapterhub.load_backbone with quantize",
                 hint="quantize=nf4, or a start from the data: init=eva",
             )
         with MODEL_LOCK, torch.device("cpu"):
-            self.whole = type(model).from_pretrained(folder, trust_remote_code=False)
+            kind = type(adapter.backbone.pretrained)
+            self.whole = kind.from_pretrained(folder, trust_remote_code=False)
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -526,7 +527,7 @@ def _masks(batch: Batch, site: Site, anatomy: Anatomy) -> Iterator[Tensor]:
     """Yield the possible masks of a site, the most specific first."""
     if site.stack not in _WITH_TEXT:
         return
-    answers = site.stack == "decoder" and anatomy.model.config.is_encoder_decoder
+    answers = site.stack == "decoder" and anatomy.backbone.is_encoder_decoder
     if answers and site.role not in ("cross.k", "cross.v"):
         labels = batch.get("labels")
         if "decoder_attention_mask" in batch:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import set_seed
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, NamedHead
@@ -293,7 +294,7 @@ class Loaded:
     shared by the runs on it.
     """
 
-    model: PreTrainedModel
+    model: Any
     processor: Any
     kernels: KernelChoice
     activations: KeptActivations = field(default_factory=KeptActivations, compare=False)
@@ -319,7 +320,7 @@ class BackboneLoader:
         """Encode the examples of a run, as `fit_rows` does."""
         return fit_rows(data, setting, chosen, trained)
 
-    def release(self, model: PreTrainedModel) -> None:
+    def release(self, model: nn.Module) -> None:
         """Release the backbone of a finished run."""
 
 
@@ -390,7 +391,7 @@ class SharedLoader(BackboneLoader):
         test = _reseeded(rows.test, setting) if rows.test else None
         return replace(rows, train=train, evaluation=evaluation, test=test)
 
-    def release(self, model: PreTrainedModel) -> None:
+    def release(self, model: nn.Module) -> None:
         """Detach the adapter of a finished run, restoring the loaded backbone."""
         if adapters(model):
             detach(model)
@@ -429,7 +430,7 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             tensor_parallel=recipe.train.tensor_parallel,
         )
     make_ready(model, move=not (recipe.train.shard or recipe.train.tensor_parallel))
-    return Loaded(Backbone.of(model).model, processor, kernels)
+    return Loaded(Backbone.of(model).module, processor, kernels)
 
 
 def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
@@ -447,7 +448,7 @@ def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
     model.config.use_cache = False
 
 
-def _draws_the_same(model: PreTrainedModel, seed: int) -> bool:
+def _draws_the_same(model: nn.Module, seed: int) -> bool:
     """Return whether drawing the head of a newly loaded model again changes nothing."""
     after, before = torch.get_rng_state(), _new_tensors(model)
     set_seed(seed)
@@ -462,7 +463,7 @@ def _draws_the_same(model: PreTrainedModel, seed: int) -> bool:
     return same
 
 
-def _new_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def _new_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     new = Backbone.of(model).fresh
     return {name: t.clone() for name, t in model.state_dict().items() if name in new}
 
@@ -471,7 +472,7 @@ def _reseeded(encoded: Encoded, setting: Setting) -> Encoded:
     return replace(encoded, setting=replace(encoded.setting, seed=setting.seed))
 
 
-def _size(model: PreTrainedModel) -> int:
+def _size(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in model.state_dict().values())
 
 
@@ -759,7 +760,7 @@ class RunOrigins:
     below: tuple[Foundation, ...] = ()
     copied: tuple[Foundation, ...] = ()
 
-    def attach(self, model: PreTrainedModel) -> list[str]:
+    def attach(self, model: nn.Module) -> list[str]:
         """Attach the adapters below, frozen, and return their names on the model.
 
         Raises:

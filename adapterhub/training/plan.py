@@ -277,7 +277,7 @@ def _memory(prepared: PreparedRun, now: int | None) -> dict[str, int]:
     frozen = None if prepared.data.parts else frozen_head(adapter, prepared.data.task, options)
     activations = layers + logit_bytes(adapter, logits_at_once(frozen, rows * tokens))
     evaluated = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
-    written = logits_at_once(plain_head(adapter.model), math.prod(evaluated))
+    written = logits_at_once(plain_head(adapter.backbone.pretrained), math.prod(evaluated))
     heap = HEAP if on_cpu else 1.0
     peak = max(
         activations + (heap - 1) * layers,
@@ -375,7 +375,7 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     head, tokens = data.task.head, recipe.new_tokens
     processor = load_processor(recipe.backbone, head, recipe.revision, tokens)
     is_model = is_pipeline(processor)  # a diffusers pipeline is its own processor
-    model = Backbone.of(processor).model if is_model else meta_model(recipe.backbone, **names)
+    model = Backbone.of(processor).module if is_model else meta_model(recipe.backbone, **names)
     positions = max_positions(model)
     setting = Setting(processor, positions, data.labels, recipe.seed, positions)
     folder, _ = find_backbone(recipe.backbone, recipe.revision)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import text_positions
 from adapterhub.adapters.adapter import STOPS, Adapter
@@ -265,7 +264,7 @@ def training_session(
     for warning in unreached(prepared.adapter, begun_epochs(prepared)):
         reporter.note(warning)
 
-    if slow := cpu_note(prepared.model):
+    if slow := cpu_note(prepared.adapter.backbone):
         reporter.note(f"note: {slow}")
 
     trainee, loss = AdapterTrainee(prepared.adapter), prepared.own_loss or model_loss
@@ -684,7 +683,7 @@ class PreparedRun:
     origins: RunOrigins
 
     @property
-    def model(self) -> PreTrainedModel:
+    def model(self) -> Any:
         """The backbone, with the adapter attached."""
         return self.adapter.model
 
@@ -849,7 +848,8 @@ def _with_reference(
     adapter was started from another one, the model with that adapter computes it. A resumed run
     computes it again, before the tensors of its checkpoint are loaded.
     """
-    task, model, size = rows.train.task, adapter.model, options.eval_batch_size
+    model: Any = adapter.model
+    task, size = rows.train.task, options.eval_batch_size
     if not task.compares_with_reference:
         return rows
     parts = (rows.train, rows.evaluation, rows.test)

@@ -13,8 +13,8 @@ from adapterhub.adapters.activation import (
     activation_of,
     route_activation_of,
 )
-from adapterhub.adapters.adapter import LABEL_FIELDS
 from adapterhub.adapters.state import get_state
+from adapterhub.anatomy.backbone import LABEL_FIELDS, Backbone
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 
@@ -43,7 +43,7 @@ def labels(model):
 def test_off_undoes_on(model, composition, kind):
     before, bare = labels(model), model(**tiny_models.batch()).logits
     modules = [name for name, _ in model.named_modules()]
-    activation = activation_of(model, get_state(model).adapters, composition)
+    activation = activation_of(Backbone.of(model), get_state(model).adapters, composition)
     assert isinstance(activation, kind)
     assert activation.replaces == (composition != ())
     activation.prepare()
@@ -65,7 +65,7 @@ def test_off_undoes_on(model, composition, kind):
 )
 def test_a_route_replaces_parts_of_the_model_only_for_one_adapter(model, compositions, kind):
     ah.attach(model, "bitfit", name="biases")
-    activation = route_activation_of(model, get_state(model).adapters, compositions)
+    activation = route_activation_of(Backbone.of(model), get_state(model).adapters, compositions)
     assert type(activation) is kind
     assert activation.replaces == (kind is StackActivation)
 
@@ -87,6 +87,6 @@ def test_an_average_cannot_lose_a_part(model):
 def test_adapters_that_change_the_whole_batch_are_not_routed(model):
     ah.attach(model, "bitfit", name="biases")
     with pytest.raises(AttachError, match="cannot be routed per row") as error:
-        route_activation_of(model, get_state(model).adapters, ["a", "biases"])
+        route_activation_of(Backbone.of(model), get_state(model).adapters, ["a", "biases"])
     assert error.value.offenders == ("'biases': bitfit",)
     assert "lora" in error.value.expected

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +129,42 @@ def test_rows_have_their_own_adapters_and_stacks_averages(net):
         assert difference(row, expected) <= TOLERANCE
     ah.activate(net, ah.Average(["a", "a"]))
     assert difference(net(IDS), alone[0]) <= TOLERANCE
+
+
+class Configured(nn.Sequential):
+    """A module with attributes of transformers' names, and contents of its own."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(8, 8), nn.Linear(8, 5))
+        self.config = SimpleNamespace(model_type="bert", is_encoder_decoder=True)
+        self.num_labels, self.generation_config = 5, None
+
+    def get_input_embeddings(self):
+        return self[0]
+
+    def forward(self, x, labels=None):
+        return super().forward(x)[:, : self.num_labels]
+
+
+def test_attributes_of_other_libraries_have_no_meaning_here(tmp_path):
+    net, x = Configured(), torch.randn(3, 8)
+    before, bare = dict(vars(net)), net(x)
+    for name in ("a", "b"):
+        adapter = ah.attach(net, "lora", sites=["0", "1"], name=name)
+        scramble_parameters(adapter)
+    assert adapter.model is net
+    assert ah.anatomy_of(net).model is net
+    ah.activate(net, ah.Average(["a", "b"]))
+    assert (net.num_labels, net(x).shape) == (5, (3, 5))  # labels of a head are of transformers
+    with ah.route(net, ["a", None, "b"]):
+        assert torch.equal(net(x, labels=x)[1], bare[1])
+    adapter.save(tmp_path / "b")
+    ah.detach(net)
+    assert vars(net) == before
+    ah.load(net, tmp_path / "b")
+    assert not torch.equal(net(x), bare)
+    manifest = json.loads((tmp_path / "b/adapter.json").read_text(encoding="utf-8"))
+    assert manifest["backbone"]["model_type"] == "Configured"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.anatomy.backbone import Backbone
+from adapterhub.anatomy.backbone import TransformersBackbone
 from adapterhub.errors import TrainingError
 from adapterhub.loop.report import Reporter, reporter_for
 from adapterhub.methods import METHODS
@@ -123,13 +123,13 @@ def test_a_head_that_cannot_be_drawn_again_is_loaded_again(
     recipe: Recipe, tmp_path: Path, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [train(replace(recipe, seed=s), tmp_path / f"alone-{s}") for s in (0, 1)]
-    draw = Backbone.initialize_again
+    draw = TransformersBackbone.initialize_again
 
-    def otherwise(backbone: Backbone) -> None:
+    def otherwise(backbone: TransformersBackbone) -> None:
         torch.rand(1)
         draw(backbone)
 
-    monkeypatch.setattr(Backbone, "initialize_again", otherwise)
+    monkeypatch.setattr(TransformersBackbone, "initialize_again", otherwise)
     shared = SharedLoader()
     counted["_load"] = 0
     for seed in (0, 1):

@@ -130,7 +130,7 @@ def _with_current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_model_type(files: AdaptersFiles, anatomy: Anatomy) -> None:
-    model_type = anatomy.model.config.model_type
+    model_type = anatomy.backbone.model_type
     if files.model_type == model_type and model_type in SUPPORTED:
         return
     is_supported = files.model_type in SUPPORTED
@@ -245,14 +245,14 @@ def import_head(
     options = head.options
     if not options:
         _import_head_of_class(head, adapter, translation)
-        is_language_model = translation.anatomy.model.get_output_embeddings() is not None
+        is_language_model = translation.anatomy.backbone.output_embedding is not None
         labels = () if is_language_model else sorted(head.labels, key=head.labels.__getitem__)
         return None, () if is_language_model else tuple(labels) or None
     kind = str(options.get("head_type"))
     if kind in _LANGUAGE_MODELS and options.get("layers") == 1:
         _check_language_model(head, translation)
         return TASKS[kind], ()
-    model = translation.anatomy.model
+    model = translation.anatomy.backbone.pretrained
     forms = FORMS.get(type(model).__name__, ())
     form = next((form for form in forms if form.fits(options)), None)
     if form is None and _import_layers(head, translation):
@@ -347,7 +347,7 @@ def _is_in(adapter: AdaptersFiles, name: str, tensor: Tensor) -> bool:
 
 def _check_language_model(head: AdaptersHead, translation: Translation) -> None:
     """Check that the head is the backbone's output layer, so it need not be imported."""
-    output = translation.anatomy.model.get_output_embeddings()
+    output: Any = translation.anatomy.backbone.output_embedding
     weight: Tensor = output.weight.detach().float().cpu() if output is not None else torch.empty(0)
     is_output = head.tensors.keys() == {"0.weight"} and torch.equal(
         head.tensors["0.weight"].float(), weight

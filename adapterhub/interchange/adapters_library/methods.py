@@ -464,7 +464,7 @@ def add_gated(options: Mapping[str, Any], sites: Iterable[Site], translation: Tr
     """Add a gated part to the translation's one unipelt."""
     sites = list(sites)
     in_decoder = [site.id for site in sites if site.stack == "decoder"]
-    if in_decoder and translation.anatomy.model.can_generate():
+    if in_decoder and translation.anatomy.backbone.generates:
         translation.problems.append(
             f"use_gating: {in_decoder[0]} and {len(in_decoder) - 1} more sites of a decoder are "
             "gated by the mean over the sequence, which includes later tokens and changes during "

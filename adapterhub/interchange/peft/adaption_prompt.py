@@ -63,8 +63,7 @@ def import_adaption_prompt(
 
 def _problems(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
     """List the reasons why prompts in these attentions compute different results in peft."""
-    config = anatomy.model.config
-    if config.model_type not in _MODELS:
+    if anatomy.backbone.model_type not in _MODELS:
         return [f"peft computes adaption prompts as here on {' and '.join(_MODELS)} only"]
     outputs = (anatomy.sites[f"{s.id.removesuffix('kv')}o"] for s in sites)
     problems = [
@@ -72,6 +71,7 @@ def _problems(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
         for site in outputs
         if getattr(anatomy.model.get_submodule(site.host), "bias", None) is not None
     ]
+    config = anatomy.backbone.pretrained.config
     if config.num_attention_heads * config.head_dim != config.hidden_size:
         problems.append("head_dim: peft needs heads that are as wide together as a state")
     return problems

@@ -150,10 +150,11 @@ def stored_modules(anatomy: Anatomy) -> dict[str, StoredModule]:
     for site in anatomy.sites.values():
         if not site.held:
             continue
-        model = copy.copy(anatomy.model)
-        vars(model).pop("_weight_conversions", None)  # a quantization, which cannot be undone
-        numbers = {parameter_path(site): _numbered(site)}
-        stored: dict[str, Tensor] = revert_weight_conversion(model, numbers)
+        stored = {parameter_path(site): _numbered(site)}
+        if not anatomy.backbone.foreign:  # other libraries write what is in the model
+            model = copy.copy(anatomy.backbone.pretrained)
+            vars(model).pop("_weight_conversions", None)  # a quantization, which cannot be undone
+            stored = revert_weight_conversion(model, stored)
         for name, outputs in stored.items():
             first, last = int(outputs.min()), int(outputs.max())
             expert, start = divmod(first, site.d_out)

@@ -404,15 +404,15 @@ class WeightFolder:
             for update in updates
             if isinstance(module := self.finder.modules[update.path], nn.Embedding)
         }
-        model = self.finder.targets.model
+        backbone = self.finder.backbone
         called: set[nn.Module] = set()
         handles = [
             module.register_forward_hook(lambda module, *_: called.add(module))
             for module in embeddings.values()
         ]
         try:
-            if any(module is not model.get_input_embeddings() for module in embeddings.values()):
-                probe(model)
+            if any(module is not backbone.input_embedding for module in embeddings.values()):
+                probe(backbone.pretrained)
             else:
                 called.update(embeddings.values())
         finally:
@@ -527,13 +527,13 @@ def _ids(config: Mapping[str, Any], file_path: str, finder: ModuleFinder) -> lis
     if isinstance(option, dict):
         return next((ids for name, ids in option.items() if file_path.endswith(name)), [])
     module = finder.modules.get(finder.find(file_path) or "")
-    return list(option) if module is finder.targets.model.get_input_embeddings() else []
+    return list(option) if module is finder.backbone.input_embedding else []
 
 
 def _uses(path: str, ids: list[int], config: Mapping[str, Any], finder: ModuleFinder) -> list[str]:
     """Return the paths of the modules that get the rows of one module."""
-    model, tied = finder.targets.model, finder.tied(path)
-    is_tied = getattr(model.config, "tie_word_embeddings", False)
-    is_input = finder.modules[path] is model.get_input_embeddings()
+    backbone, tied = finder.backbone, finder.tied(path)
+    is_tied = getattr(backbone.config, "tie_word_embeddings", False)
+    is_input = finder.modules[path] is backbone.input_embedding
     others = [other for each in tied if (other := _ids(config, each, finder))]
     return [path, *tied] if is_tied and is_input and all(o == ids for o in others) else [path]

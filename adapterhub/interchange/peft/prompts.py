@@ -150,14 +150,14 @@ def prefix_sites(anatomy: Anatomy) -> list[Site]:
 
 def prefix_problems(anatomy: Anatomy) -> list[str]:
     """List the reasons why a prefix computes different results here than in peft."""
-    config = anatomy.model.config.get_text_config()
+    config = anatomy.backbone.text_config
     problems = []
     local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", 1)
     if windowed or local:
         problems.append("a prefix in the KV cache leaves a sliding window, ours never does")
     if not prefix_sites(anatomy):
-        return [*problems, f"prefixes cannot enter the attention of {config.model_type}"]
+        return [*problems, f"prefixes cannot enter the attention of {anatomy.backbone.model_type}"]
     if any(site.d_values is not None for site in prefix_sites(anatomy)):
         problems.append(f"keys and values of {config.model_type} have two sizes, peft's have one")
     widths = {site.d_out for site in prefix_sites(anatomy)}
@@ -243,7 +243,7 @@ def _source_layers(count: int, submodules: int) -> list[int]:
 
 def _prompt_options(anatomy: Anatomy, table: Tensor) -> dict[str, Any]:
     """Return peft's options for virtual tokens of shape (length, width)."""
-    config = anatomy.model.config.get_text_config()
+    config = anatomy.backbone.text_config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return {
         "num_virtual_tokens": len(table),

@@ -16,10 +16,9 @@ from typing import Any
 
 import regex
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.backbone import CHILD, Backbone
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.errors import FileError
 
@@ -28,7 +27,7 @@ _HEADS = ("score", "classifier")
 SECONDS = 2.0
 
 
-def modules_of(model: PreTrainedModel) -> dict[str, nn.Module]:
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model by path, without adapter modules."""
     modules = model.named_modules(remove_duplicate=False)
     return {path: m for path, m in modules if f".{CHILD}." not in f".{path}."}
@@ -46,7 +45,7 @@ class Targets:
     matches together are limited to SECONDS.
     """
 
-    def __init__(self, config: Mapping[str, Any], model: PreTrainedModel) -> None:
+    def __init__(self, config: Mapping[str, Any], model: nn.Module) -> None:
         self.config, self.model, self.seconds_left = config, model, SECONDS
 
     def __contains__(self, path: str) -> bool:
@@ -123,7 +122,7 @@ class Targets:
 
     @cached_property
     def _all_linear(self) -> set[str]:
-        output = self.model.get_output_embeddings()
+        output = Backbone.of(self.model).output_embedding
         head = next((m for n in _HEADS if (m := getattr(self.model, n, None)) is not None), None)
         excluded = output if output is not None else head
         return {
@@ -152,6 +151,7 @@ class ModuleFinder:
     """
 
     def __init__(self, anatomy: Anatomy, config: Mapping[str, Any]) -> None:
+        self.backbone = anatomy.backbone
         self.targets = Targets(config, anatomy.model)
         self.modules = modules_of(anatomy.model)
         self.base = anatomy.base_path

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.sites import Site
 from adapterhub.interchange.peft.experts import (
     WRAPPER,
@@ -82,7 +82,7 @@ def try_vllm(
             tensors |= _stacked(factors)
         files = replace(files, config={**files.config, **options}, tensors=tensors)
         problems = problems + _held_problems(source, stacked=not modules)
-    return files, problems + vllm_problems(files, source.anatomy.model, max_rank)
+    return files, problems + vllm_problems(files, source.anatomy.backbone, max_rank)
 
 
 def _experts(source: ExportSource, updates: Mapping[str, ModuleUpdate]) -> dict[Site, Factors]:
@@ -171,14 +171,14 @@ def _padded(update: ModuleUpdate, rank: int, scale: float) -> ModuleUpdate:
     return ModuleUpdate({**update.tensors, **tensors}, rank, scale)
 
 
-def architecture_problems(model: PreTrainedModel) -> list[str]:
+def architecture_problems(backbone: Backbone) -> list[str]:
     """Return the reason why vLLM cannot serve LoRA on a model, if any.
 
     The registry of models of an installed vLLM is used. Without vLLM, decoders pass: vLLM runs
     unregistered ones with transformers' code, with LoRA.
     """
-    name = type(model).__name__
-    if model.config.is_encoder_decoder or not model.can_generate():
+    name = backbone.name
+    if backbone.is_encoder_decoder or not backbone.generates:
         return [f"{name}: vLLM serves LoRA on decoders that generate"]
     return [] if is_served(name) is not False else [f"{name}: the installed vLLM has no LoRA on it"]
 
@@ -212,9 +212,7 @@ def _class_in_vllm(architecture: str) -> Any:
     return ModelRegistry.models[architecture].load_model_cls()
 
 
-def vllm_problems(
-    files: PeftFiles, model: PreTrainedModel, max_rank: int = DEFAULT_RANK
-) -> list[str]:
+def vllm_problems(files: PeftFiles, backbone: Backbone, max_rank: int = DEFAULT_RANK) -> list[str]:
     """List the reasons why vLLM would refuse the adapter or compute different results.
 
     vLLM serves LoRA on decoders, at ranks up to `--max-lora-rank`, which accepts a few values. Some
@@ -225,7 +223,7 @@ def vllm_problems(
 
     `max_rank` is the server's `--max-lora-rank`.
     """
-    config, problems = files.config, architecture_problems(model)
+    config, problems = files.config, architecture_problems(backbone)
     if files.kind != "LORA":
         return [*problems, f"{files.kind}: vLLM serves only LORA"]
     ranks = {config.get("r", 0), *(config.get("rank_pattern") or {}).values()}

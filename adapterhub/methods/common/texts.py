@@ -31,7 +31,7 @@ def token_ids(anatomy: Anatomy, text: str) -> Tensor:
     ids = snapshot.tokenizer(text)["input_ids"]
     if not ids:
         raise ConfigError(f"the text {text!r:.80} has no tokens", expected="a text with some")
-    embedding: Any = anatomy.model.get_input_embeddings()
+    embedding: Any = anatomy.backbone.input_embedding
     return torch.tensor(ids, device=device_of(embedding))
 
 
@@ -70,9 +70,9 @@ def _cache(anatomy: Anatomy, ids: Tensor) -> Any:
     """Return the cache of the bare backbone behind a text; None: it has none."""
     from adapterhub.backbones.probe import evaluation_mode  # slow to import
 
-    model: Any = anatomy.model
-    if model.config.is_encoder_decoder:
+    if anatomy.backbone.is_encoder_decoder:
         return None
+    model = anatomy.backbone.pretrained
     with evaluation_mode(model), torch.no_grad():
         output = model.base_model(input_ids=ids[None], use_cache=True)
     return getattr(output, "past_key_values", None)
