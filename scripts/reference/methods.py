@@ -70,7 +70,7 @@ Not every method fits every architecture: see [the support matrix](../reference/
 ## What the studies took
 
 The cheapest method that is near enough to the best one
-([what that means](../guides/bench.md#what-does-it-tell-me)), from few rows to many. Each study has
+([what that means](../guides/bench.md#recommendation)), from few rows to many. Each study has
 one small backbone: this is where to begin, not where to end.
 
 {_method_groups.taken_table()}"""

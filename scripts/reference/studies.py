@@ -92,7 +92,7 @@ def _overview() -> str:
         "",
         "What `adapterhub bench` found with this repository's recipes: each page has the tables, a "
         "recommendation, and what was left out to make the study affordable. "
-        "[How to read them](../guides/bench.md#what-does-it-tell-me).",
+        "[How to read them](../guides/bench.md#recommendation).",
         "",
     ]
     if (STUDIES / CLAIMS).is_file():
