@@ -28,11 +28,6 @@ def test_delete_asks_first(typed, published, monkeypatch):
     assert "no adapter in the registry" in typed("list")
 
 
-def test_what_cannot_be_deleted_is_said_before_the_question(typed):
-    with pytest.raises(ConfigError, match="does not name one version"):
-        typed("delete polite")
-
-
 @pytest.mark.parametrize(("answer", "left"), [("y", False), ("", True)])
 def test_the_answer_counts(typed, published, monkeypatch, answer, left):
     asked = []

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 
 from adapterhub import cli
-from tests.kit.session import refused
 
 
 def seconds_of_children():
@@ -43,10 +42,6 @@ def test_import_and_help_are_fast_and_do_not_load_torch(code):
         best = min(best, seconds_of_children() - start)
     assert done.stderr.strip() == "False"
     assert best < 0.5
-
-
-def test_an_unknown_command_names_the_nearest(adapterhub):
-    refused(adapterhub("trian"), "'train'")
 
 
 VERBS = ("verify", "index", "gc")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.kit import registries
 
 
@@ -16,8 +14,3 @@ def test_a_tag_is_pinned_to_its_version(typed, tmp_path):
     pins = json.loads((tmp_path / "adapterhub.lock").read_text())["adapters"]
     assert pins["polite"]["reference"] == "polite@v1"
     assert pins["polite"]["registry"] == "registry"
-
-
-def test_a_name_is_for_one_reference(typed):
-    with pytest.raises(AssertionError, match="--name takes a single REFERENCE"):
-        typed("lock one two --name ours")

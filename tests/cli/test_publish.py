@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.errors import AdapterhubError
 from tests.kit import registries
 
 
@@ -15,12 +14,6 @@ def test_the_same_bytes_are_the_same_version(typed, tmp_path):
     assert "polite@v2" in typed("publish ./other --name polite")
     assert "polite@v1" in typed("publish run --name polite")
     assert "polite@v3" in typed("publish run --name polite --license mit")
-
-
-def test_a_folder_without_an_adapter(typed):
-    with pytest.raises(AdapterhubError) as error:
-        typed("publish nothing")
-    assert "no such folder: 'nothing'" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import Saved
 from tests.kit import registries
 
@@ -21,13 +18,3 @@ def test_pull_copies_the_verified_files(typed, tmp_path):
     for file in (tmp_path / "run" / "adapter").iterdir():
         if file.name != "README.md":
             assert (tmp_path / "mine" / file.name).read_bytes() == file.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("line", "remedy"),
-    [("pull some/polite", "hf:some/polite"), ("pull polite", "adapterhub list")],
-)
-def test_a_reference_that_names_nothing(typed, line, remedy):
-    with pytest.raises(AdapterhubError) as error:
-        typed(line)
-    assert remedy in str(error.value)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from adapterhub.errors import AdapterhubError
 from tests.kit import registries
 
 
@@ -15,12 +12,6 @@ def test_sync_restores_what_is_missing(typed, tmp_path):
     assert typed("sync") == "adapters: 1 restored, 0 already present\n"
     assert typed("sync") == "adapters: 0 restored, 1 already present\n"
     assert (tmp_path / "adapters" / "polite" / "adapter.json").is_file()
-
-
-def test_a_project_without_a_lock_file(typed):
-    with pytest.raises(AdapterhubError) as error:
-        typed("sync")
-    assert "adapterhub lock" in str(error.value)
 
 
 def test_sync_finds_the_registry_of_the_lock_file(typed, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.errors import AdapterhubError, RegistryError
+from adapterhub.errors import RegistryError
 from tests.kit import registries
 
 
@@ -17,9 +17,3 @@ def test_a_yanked_version_is_hidden_but_still_loads(typed, tmp_path):
         typed("pull polite")
     with pytest.warns(UserWarning, match=r"polite@v1 was yanked: wrong"):
         typed("pull polite@v1")
-
-
-def test_a_reference_without_a_version(typed):
-    with pytest.raises(AdapterhubError) as error:
-        typed("yank polite --reason x")
-    assert "polite@v1" in str(error.value)
