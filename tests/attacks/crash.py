@@ -101,6 +101,23 @@ def in_a_child(action: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def results_of(run: Action, folder: Path) -> tuple[dict[str, Any], str]:
+    """Run scenarios in a child; return what each printed, by name, and the errors."""
+    out, errors = folder / "results", folder / "errors"
+
+    def redirected() -> int:
+        for number, file in ((1, out), (2, errors)):
+            os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
+        with open(1, "w", closefd=False) as sys.stdout, open(2, "w", closefd=False) as sys.stderr:
+            run()
+        return 0
+
+    code, printed = in_a_child(redirected), errors.read_text()
+    assert code == 0, printed[-3000:]
+    lines = map(json.loads, out.read_text().splitlines())
+    return {line["scenario"]: line for line in lines}, printed
+
+
 def count_lines(action: Action) -> int:
     """Count the lines that an action executes, in a child."""
     reader, writer = os.pipe()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
-from crash import MANIFEST, OLD, SCENARIOS, in_a_child, main, save
+from crash import MANIFEST, OLD, SCENARIOS, main, results_of, save
 
 from tests.kit import tiny_models
 from tests.kit.selection import ALL
@@ -34,18 +32,7 @@ def test_a_kill_or_a_full_disk_never_leaves_a_mix(tmp_path: Path) -> None:
     """crash.py makes the checks, in a fork; this test verifies that it met every state."""
     names = list(SCENARIOS)[:8] if tiny_models.FULL_MATRIX else []
     names = [name for name in names if name != "at random"]
-    out, errors = tmp_path / "out", tmp_path / "errors"
-
-    def run() -> int:
-        for number, file in ((1, out), (2, errors)):
-            os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
-        with open(1, "w", closefd=False) as sys.stdout, open(2, "w", closefd=False) as sys.stderr:
-            main(tmp_path / "x" / "a", MOST, names)
-        return 0
-
-    code, printed = in_a_child(run), errors.read_text()
-    assert code == 0, printed[-3000:]
-    results = {line["scenario"]: line for line in map(json.loads, out.read_text().splitlines())}
+    results, printed = results_of(lambda: main(tmp_path / "x" / "a", MOST, names), tmp_path)
     for name, states in KILLED.items():
         assert results[name]["points"] >= min(MOST, results[name]["lines"]) >= FEWEST
         assert set(results[name]["outcomes"]) >= states, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,14 +17,23 @@ from tests.kit import tiny_models
 from tests.kit.server import TEXTS, expected_answers, same_answer, write_adapter
 
 
-@pytest.fixture
-def published(backbone, tmp_path):
-    """Publish two versions; the tag `stable` is the first. Return the folders of both."""
-    folders = [write_adapter(backbone, tmp_path / f"v{n}", seed=n) for n in (1, 2)]
-    for folder in folders:
-        ah.publish(folder, "polite", registry=tmp_path / "registry")
-    store = LocalRegistry(tmp_path / "registry")
+@pytest.fixture(scope="module")
+def published_once(backbone, tmp_path_factory):
+    """Publish two versions; the tag `stable` is the first. Return the registry and the folders."""
+    folder = tmp_path_factory.mktemp("published")
+    folders = [write_adapter(backbone, folder / f"v{n}", seed=n) for n in (1, 2)]
+    for each in folders:
+        ah.publish(each, "polite", registry=folder / "registry")
+    store = LocalRegistry(folder / "registry")
     store.tag(store.resolve("polite", "v1"), "stable")
+    return folder / "registry", folders
+
+
+@pytest.fixture
+def published(published_once, tmp_path):
+    """Copy the registry, for tests change it; return the folders of both versions."""
+    registry, folders = published_once
+    shutil.copytree(registry, tmp_path / "registry")
     return folders
 
 

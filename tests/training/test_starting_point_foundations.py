@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from adapterhub.loop.report import Reporter, TrainingLine
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.loading import run_origins
 from adapterhub.training.run import prepare, run
+from tests.kit.data import sentences, write_tsv
 from tests.kit.selection import ALL
 
 
@@ -45,16 +47,33 @@ def own_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
 
 
+WORDS = (
+    "method=pfeiffer(size=4)", "train.max_steps=4", "name=lang", "dtype=fp32", "attention=eager",
+    "train.log_every=1", "train.learning_rate=0.01", "train.tensorboard=false",
+    "train.report=false",
+)  # fmt: skip
+
+
 @pytest.fixture
 def recipe(recipe_with) -> Recipe:
-    words = ["method=pfeiffer(size=4)", "train.max_steps=4", "name=lang", "dtype=fp32"]
-    words += ["attention=eager", "train.log_every=1", "train.learning_rate=0.01"]
-    return recipe_with(*words, "train.tensorboard=false", "train.report=false", output="lang")
+    return recipe_with(*WORDS, output="lang")
+
+
+@pytest.fixture(scope="module")
+def lang_once(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rows = tmp_path_factory.mktemp("once"), sentences(64)
+    files = {
+        "train": str(write_tsv(folder / "train.tsv", rows)),
+        "eval": str(write_tsv(folder / "dev.tsv", rows[::3])),
+    }
+    flags = {"backbone": str(backbone), "output": str(folder / "lang"), "data": files}
+    return run(read(None, WORDS, flags), Reporter()).folder
 
 
 @pytest.fixture
-def lang(recipe: Recipe) -> Path:
-    return run(recipe, Reporter()).folder
+def lang(recipe: Recipe, lang_once: Path) -> Path:
+    """A copy of the folder of the recipe's run."""
+    return Path(shutil.copytree(lang_once.parent, recipe.output)) / lang_once.name
 
 
 def on(recipe: Recipe, *names: str | Path, output: str = "task", **changes: Any) -> Recipe:
