@@ -29,7 +29,7 @@ from adapterhub.methods.common.site_module import InputModule, OutputModule, Sit
 
 LARGEST = 1 << 24  # copied numbers: products of larger modules take longer than their calls
 CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
-STACKING = 2  # calls of a module: the time of a stack that is made for one call
+STACKING = 2  # calls of a module: the time of a stack that is made for one call, on a CPU
 # The bank and the place of each group's module; None without one.
 Places: TypeAlias = tuple[tuple[int, int] | None, ...]
 _NOWHERE = (-1, -1)
@@ -95,10 +95,14 @@ def from_modules(
             return None
         if not wanted(example, sites[key]):
             continue
-        copies = 2 * len(column) + (0 if rows is None else plan.rows)
+        copies, calls = 0 if rows is None else plan.rows, len(plan.groups)
+        if y.device.type == "cpu":  # on a GPU, the launches of a call take longer than its stack
+            copies, calls = copies + 2 * len(column), calls - STACKING
         for module in modules.values():
             numbers = _numbers(module)
-            if numbers is None or not _pays(numbers * copies, len(plan.groups) - STACKING, y):
+            if numbers is None or numbers * len(column) > LARGEST:
+                return None
+            if not _pays(numbers * copies, calls, y):
                 return None
         stack = stack_modules([None if k is None else modules[k] for k in column])
         if stack is None:
