@@ -63,9 +63,9 @@ def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
     own = [None if module is None else module() for module in modules]
     empty = next(prefix for prefix in own if prefix is not None)[:, :0]
     prefixes = [empty if prefix is None else prefix for prefix in own]
-    stacked = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
     if len({prefix.shape[1] for prefix in prefixes}) == 1:
-        return RowStack((stacked,), _prefixes)
+        return RowStack((torch.stack(prefixes).transpose(1, 2),), _prefixes)
+    stacked = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
     ones = [prefix.new_ones(prefix.shape[1]) for prefix in prefixes]
     return RowStack((stacked, padded(ones).flip(1)), _prefixes)
 
