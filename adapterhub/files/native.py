@@ -48,10 +48,8 @@ Limits and their reasons
    template.
  - dtypes F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL: those that torch supports on every device.
 
-The tensors of the native format: conversion to and from bytes, and reading a file in pieces.
-
-The format itself is described in `adapterhub.files.native`. A stranger's file may be as large as
-its manifest states, so it is never in memory as a whole. All checks run without torch.
+Files are read in pieces: an untrusted file may be as large as its manifest states, so it is never
+in memory as a whole. All checks run without torch.
 """
 
 from __future__ import annotations
