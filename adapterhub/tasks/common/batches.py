@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -381,7 +381,7 @@ def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def learned(batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """Return a context that marks the learned tokens of a batch for a model."""
     labels = batch.get("labels", batch.get(f"{OF_LOSS}labels"))
-    return learned_tokens(labels)
+    return nullcontext() if labels is None else learned_tokens(labels)
 
 
 def batch_rows(batch: Mapping[str, Tensor]) -> float:
