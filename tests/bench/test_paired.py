@@ -14,15 +14,9 @@ from adapterhub.bench.paired import compare_all_pairs, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
-from tests.kit.studies import PREDICTIONS, Truth
+from tests.kit.studies import PREDICTIONS, Truth, runs_of
 
 ACCURACY = row_score("classes")
-
-
-def runs_of(right, **options):
-    right = np.asarray(right, dtype=float)
-    columns = tuple(np.stack([r, np.ones_like(r)], axis=1) for r in right)
-    return RepeatedRuns(options.pop("method", "m"), ACCURACY, columns, **options)
 
 
 def small_study(kind="accuracy", number=0, levels=(0.7, 0.7, 0.7), **size):

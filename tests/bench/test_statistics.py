@@ -23,16 +23,9 @@ from adapterhub.bench.statistics import (
 from adapterhub.errors import ConfigError
 from adapterhub.pages.row_scores import row_score
 from tests.kit.runs import predictions
-from tests.kit.studies import PREDICTIONS, Truth, equal
+from tests.kit.studies import PREDICTIONS, Truth, equal, runs_of
 
 ACCURACY = row_score("classes")
-
-
-def runs_of(right, **options):
-    """Make the runs of a method from which rows each seed has right, (seeds, rows)."""
-    right = np.asarray(right, dtype=float)
-    columns = tuple(np.stack([r, np.ones_like(r)], axis=1) for r in right)
-    return RepeatedRuns(options.pop("method", "m"), ACCURACY, columns, **options)
 
 
 def small_study(kind="accuracy", number=0, methods=3, **size):

@@ -22,6 +22,7 @@ from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.run import prepare
 from tests.kit import tiny_models
+from tests.kit.own_models import codes
 from tests.kit.selection import long_table
 
 KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
@@ -190,13 +191,6 @@ def test_the_planned_memory_of_weights_is_what_they_take(precision, data, backbo
     real = stored_bytes(ready.model)
     assert predicted.memory["backbone weights"] == pytest.approx(real, rel=0.02)
     assert predicted.memory["backbone weights"] == weight_bytes(ready.adapter)
-
-
-def codes(tensor):
-    """A tensor as plain ones: torchao's kind of its own keeps several."""
-    if type(tensor.data) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
 def stored_bytes(model):

@@ -12,6 +12,7 @@ from adapterhub.hooks.composition import AppliedModules, kept_values
 from adapterhub.hooks.layer_output import mix_slot
 from tests.kit import tiny_models
 from tests.kit.matrix import example
+from tests.kit.tiny_models import hidden_states
 
 
 class Recorder(nn.Module):
@@ -29,11 +30,6 @@ def with_recorder(architecture):
     slot = mix_slot(anatomy, site)
     slot.add("recorder-0", site, recorder := Recorder())
     return model, slot, recorder
-
-
-def hidden_states(model):
-    with torch.no_grad():
-        return model(**tiny_models.batch(), output_hidden_states=True).hidden_states
 
 
 def test_a_module_reads_the_states_of_all_layers_and_replaces_the_last():

@@ -229,3 +229,10 @@ def _loss(truth: Truth, random: np.random.Generator) -> np.ndarray:
 
 
 _DRAW = {"accuracy": _accuracy, "f1": _f1, "pearson": _pearson, "loss": _loss}
+
+
+def runs_of(right, **options):
+    """Make the runs of a method from which rows each seed has right, (seeds, rows)."""
+    right = np.asarray(right, dtype=float)
+    columns = tuple(np.stack([r, np.ones_like(r)], axis=1) for r in right)
+    return RepeatedRuns(options.pop("method", "m"), row_score("classes"), columns, **options)

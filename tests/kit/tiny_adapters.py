@@ -150,3 +150,19 @@ def text_logits(model: torch.nn.Module) -> Tensor:
     """Compute the logits of two texts."""
     with torch.no_grad():
         return model(input_ids=torch.arange(5, 25).view(2, 10)).logits
+
+
+def with_adapters(methods, architecture="bert"):
+    """Build a model with adapters, by name, that have an effect."""
+    model = tiny_models.model(architecture)
+    for name, method in methods.items():
+        tiny_models.scramble(ah.attach(model, method, name=name), seed=len(name) + ord(name[0]))
+    return model
+
+
+def loss_and_gradients(adapter: Any, batch: dict[str, Tensor]) -> list[Tensor]:
+    """Return the loss of a batch, and the gradients."""
+    torch.manual_seed(0)  # of the head's dropout
+    loss = adapter.model(**batch).loss
+    gradients = torch.autograd.grad(loss, list(adapter.parameters()), allow_unused=True)
+    return [loss.detach(), *(torch.zeros(()) if g is None else g for g in gradients)]

@@ -228,3 +228,9 @@ def enable_gradient_checkpointing(model: PreTrainedModel, **options: Any) -> Non
     """Enable gradient checkpointing; transformers renamed the method in 5.23."""
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
     getattr(model, new if hasattr(model, new) else old)(options or None)
+
+
+def hidden_states(model):
+    """Return the hidden states of a batch."""
+    with torch.no_grad():
+        return model(**batch(), output_hidden_states=True).hidden_states

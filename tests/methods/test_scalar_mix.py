@@ -10,12 +10,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
-
-
-def hidden_states(model):
-    """Return the hidden states of the bare backbone: the embeddings, then each layer's output."""
-    with torch.no_grad():
-        return model(**tiny_models.batch(), output_hidden_states=True).hidden_states
+from tests.kit.tiny_models import hidden_states
 
 
 def expected_mix(adapter, hidden):

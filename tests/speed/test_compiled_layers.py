@@ -27,6 +27,7 @@ from tests.kit import tiny_models
 from tests.kit.matrix import ALL_CELLS, REFUSED, example
 from tests.kit.runs import adapter_bytes
 from tests.kit.task_cases import CASES
+from tests.kit.tiny_adapters import loss_and_gradients
 
 ARCHITECTURE = "llama"  # of the methods; the method of the architectures is lora
 SOME = [("lora", "bert")]
@@ -79,14 +80,6 @@ def attached(method: str, architecture: str) -> Any:
     return adapter
 
 
-def step(adapter: Any, batch: dict[str, Tensor]) -> list[Tensor]:
-    """Return the loss of a batch, and the gradients."""
-    torch.manual_seed(0)  # of the head's dropout
-    loss = adapter.model(**batch).loss
-    gradients = torch.autograd.grad(loss, list(adapter.parameters()), allow_unused=True)
-    return [loss.detach(), *(torch.zeros(()) if g is None else g for g in gradients)]
-
-
 def some_batches(model: Any) -> Trial:
     """Return a batch of training, and in the full matrix one of evaluation."""
     training = with_and_without_padding(labelled(model, 3, 9, True))
@@ -128,7 +121,7 @@ def test_a_step_is_the_same_for_batches_of_all_sizes(
     adapter = attached(method, architecture)
     sizes = ((4, 12, True), (5, 7, False), (6, 6, True), (1, 8, False))
     batches = [labelled(adapter.model, *size) for size in sizes]
-    expected = [step(adapter, batch) for batch in batches]
+    expected = [loss_and_gradients(adapter, batch) for batch in batches]
     notes: list[str] = []
     with compiled(adapter, notes):
         (note,) = notes
@@ -136,10 +129,12 @@ def test_a_step_is_the_same_for_batches_of_all_sizes(
         count = len(graphs)
         assert count > 0
         for batch, tensors in zip(batches, expected, strict=True):
-            torch.testing.assert_close(step(adapter, batch), tensors, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                loss_and_gradients(adapter, batch), tensors, atol=1e-5, rtol=1e-4
+            )
         assert len(graphs) == count, "nothing is compiled after the first batch"
     assert not any("_compiled_call_impl" in vars(m) for m in adapter.model.modules())
-    torch.testing.assert_close(step(adapter, batches[0]), expected[0])
+    torch.testing.assert_close(loss_and_gradients(adapter, batches[0]), expected[0])
 
 
 @full_matrix
@@ -147,19 +142,21 @@ def test_a_step_is_the_same_for_batches_of_all_sizes(
 def test_generated_code_computes_the_same(method: str) -> None:
     adapter = attached(method, "bert")
     batch = labelled(adapter.model, 4, 12, True)
-    expected = step(adapter, batch)
+    expected = loss_and_gradients(adapter, batch)
     notes: list[str] = []
     with compiled(adapter, notes):
         assert "compiled in" in notes[0]
-        torch.testing.assert_close(step(adapter, batch), expected, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            loss_and_gradients(adapter, batch), expected, atol=1e-4, rtol=1e-3
+        )
 
 
 def unchanged(adapter: Any, notes: list[str], reason: str, options: RunOptions = ON) -> None:
     """Compile, and check that nothing is compiled, for a reason."""
     batch = labelled(adapter.model, 3, 9, True)
-    expected = step(adapter, batch)
+    expected = loss_and_gradients(adapter, batch)
     with compiled(adapter, notes, options, one_batch):
-        assert all(map(torch.equal, step(adapter, batch), expected))
+        assert all(map(torch.equal, loss_and_gradients(adapter, batch), expected))
         assert not any("_compiled_call_impl" in vars(m) for m in adapter.model.modules())
     (note,) = notes
     assert reason in note

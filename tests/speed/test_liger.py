@@ -29,6 +29,7 @@ from adapterhub.speed.compiled_layers import check_installed, liger_kernels
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.matrix import ALL_CELLS, REFUSED, example
+from tests.kit.tiny_adapters import loss_and_gradients
 
 ON = RunOptions(liger=True)
 
@@ -121,13 +122,6 @@ def labelled(model: Any) -> dict[str, Tensor]:
     return batch | {"labels": torch.arange(3) % 3}
 
 
-def step(adapter: Any, batch: dict[str, Tensor]) -> list[Tensor]:
-    torch.manual_seed(0)
-    loss = adapter.model(**batch).loss
-    gradients = torch.autograd.grad(loss, list(adapter.parameters()), allow_unused=True)
-    return [loss.detach(), *(torch.zeros(()) if g is None else g for g in gradients)]
-
-
 def state_of(model: nn.Module) -> dict[Any, Any]:
     """Return what each module has, and what the file of Llama defines."""
     from transformers.models.llama import modeling_llama
@@ -154,10 +148,10 @@ class Used(ExitStack):
 def unchanged(adapter: Any, reason: str, options: RunOptions = ON) -> None:
     """Check that nothing is used, for a reason."""
     batch, before = labelled(adapter.model), state_of(adapter.model)
-    expected = step(adapter, batch)
+    expected = loss_and_gradients(adapter, batch)
     with Used(adapter, options) as used:
         assert state_of(adapter.model) == before
-        assert all(map(torch.equal, step(adapter, batch), expected))
+        assert all(map(torch.equal, loss_and_gradients(adapter, batch), expected))
     (note,) = used.notes
     assert reason in note
 
@@ -166,11 +160,13 @@ def test_kernels_are_used_and_undone(liger: Any) -> None:
     liger()
     adapter = attached("lora")
     batch, before = labelled(adapter.model), state_of(adapter.model)
-    expected = step(adapter, batch)
+    expected = loss_and_gradients(adapter, batch)
     with Used(adapter) as used:
         changed = [n for n, m in adapter.model.named_modules() if "forward" in vars(m)]
         assert len(changed) == 2 * adapter.model.config.num_hidden_layers + 1
-        torch.testing.assert_close(step(adapter, batch), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            loss_and_gradients(adapter, batch), expected, atol=1e-6, rtol=1e-5
+        )
     assert used.notes == [
         f"{len(changed)} modules compute by Liger's kernels; train.liger=false for their own"
     ]
@@ -302,12 +298,14 @@ def test_kernels_of_liger_compute_the_same(
 ) -> None:
     adapter = attached(example(method), architecture)
     batch = labelled(adapter.model)
-    expected = step(adapter, batch)
+    expected = loss_and_gradients(adapter, batch)
     with Used(adapter) as used:
-        torch.testing.assert_close(step(adapter, batch), expected, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            loss_and_gradients(adapter, batch), expected, atol=1e-4, rtol=1e-3
+        )
     (note,) = used.notes
     assert ("compute by" in note) == (architecture in FUSED), note
-    assert torch.equal(step(adapter, batch)[0], expected[0])
+    assert torch.equal(loss_and_gradients(adapter, batch)[0], expected[0])
 
 
 @real

@@ -8,14 +8,8 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
+from tests.kit.tiny_adapters import with_adapters
 from tests.kit.tiny_models import logits
-
-
-def with_adapters(methods, architecture="bert"):
-    model = tiny_models.model(architecture)
-    for name, method in methods.items():
-        tiny_models.scramble(ah.attach(model, method, name=name), seed=len(name) + ord(name[0]))
-    return model
 
 
 def test_two_active_adapters_form_a_stack():

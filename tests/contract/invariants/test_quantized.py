@@ -28,6 +28,7 @@ from adapterhub.methods.common.base import parse_methods
 from tests.kit import tiny_models
 from tests.kit.data import train
 from tests.kit.matrix import REFUSED, example, one_of_each_signature
+from tests.kit.own_models import codes
 from tests.kit.selection import long_table
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
@@ -96,13 +97,6 @@ def model_of(backbones):
 def attached(model, method):
     torch.manual_seed(0)
     return ah.attach(model, example(method) if isinstance(method, str) else method)
-
-
-def codes(tensor):
-    """Return the plain tensors inside a tensor; torchao's subclass itself cannot be compared."""
-    if type(tensor.data) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
 def equal(one, other):

@@ -15,6 +15,7 @@ from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
 from tests.kit.matrix import attach_smaller, example
+from tests.kit.tiny_adapters import with_adapters
 from tests.kit.tiny_models import logits
 
 
@@ -190,13 +191,6 @@ def test_nan_in_one_adapter_does_not_reach_other_rows():
     with ah.route(model, ["b", None, "nan", "a", "b"]):
         together = logits(model, **tiny_models.batch(5))
     assert together.isnan().any(1).tolist() == [False, False, True, False, False]
-
-
-def with_adapters(methods, architecture="bert"):
-    model = tiny_models.model(architecture)
-    for name, method in methods.items():
-        tiny_models.scramble(ah.attach(model, method, name=name), seed=len(name) + ord(name[0]))
-    return model
 
 
 def test_a_route_refuses_adapters_that_cannot_be_routed():

@@ -42,3 +42,10 @@ def server(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         service = service_of(engine, folders)
         with running(service) as url:
             yield Served(url, service, folders)
+
+
+@pytest.fixture
+def url(service):
+    """Serve a test's service, and return its address."""
+    with running(service) as url:
+        yield url

@@ -39,12 +39,6 @@ def service(folders):
         yield Service(engine, AllowedAdapters(named, folders=frozenset(named)))
 
 
-@pytest.fixture
-def url(service):
-    with running(service) as url:
-        yield url
-
-
 def numbers(url):
     """Return the samples of /metrics by name and labels."""
     families = text_string_to_metric_families(ask(url, "/metrics").data.decode())

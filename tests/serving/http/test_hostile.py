@@ -54,12 +54,6 @@ def service(registry, tokens):
 
 
 @pytest.fixture
-def url(service):
-    with running(service) as url:
-        yield url
-
-
-@pytest.fixture
 def local(registry, tmp_path, backbone, monkeypatch):
     """A server without tokens; a folder where it was started has the name of no adapter."""
     write_adapter(backbone, tmp_path / "stray", seed=9)

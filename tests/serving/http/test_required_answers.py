@@ -65,12 +65,6 @@ def service(registry):
         yield service
 
 
-@pytest.fixture
-def url(service):
-    with running(service) as url:
-        yield url
-
-
 def in_background(function, *args, **more):
     """Call a function in a thread; return what returns its result."""
     found = []
