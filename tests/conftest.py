@@ -95,6 +95,13 @@ def no_home(homes) -> Iterator[None]:
         yield  # the cache, of digests, is shared by the tests
 
 
+@pytest.fixture(scope="module")
+def charts() -> Iterator[None]:
+    """Draw charts, which other modules leave out."""
+    with session.charts_drawn():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Seed torch, so that results do not depend on the order of tests."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from reference import studies as study_pages
 
+pytestmark = pytest.mark.usefixtures("charts")
+
 RECIPE = """\
 # A study of two methods:
 # which one?

@@ -27,6 +27,8 @@ from tests.kit.registries import IDENTITY
 from tests.kit.runs import ROWS, predictions, run_folder
 from tests.kit.studies import made_records
 
+pytestmark = pytest.mark.usefixtures("charts")
+
 TEXTS = (
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",

@@ -18,6 +18,8 @@ from adapterhub.bench.results import study_results
 from adapterhub.pages.figures import COLOURS
 from tests.kit.studies import made_records
 
+pytestmark = pytest.mark.usefixtures("charts")
+
 
 def texts(svg):
     tree = ElementTree.fromstring(svg)

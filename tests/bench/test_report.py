@@ -7,6 +7,8 @@ import hashlib
 import re
 from dataclasses import replace
 
+import pytest
+
 from adapterhub.bench.report import (
     LIMITS,
     failure_lines,
@@ -17,6 +19,7 @@ from adapterhub.bench.report import (
     write_study_reports,
 )
 
+pytestmark = pytest.mark.usefixtures("charts")
 COMMANDS = {("mine", 100): "adapterhub train --method 'lora(rank=2)'"}
 
 

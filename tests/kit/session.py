@@ -22,6 +22,7 @@ import pytest
 import uvicorn.server
 
 import adapterhub
+from adapterhub.pages import figures
 
 # The user's folders of a test, or of what a session prepares before its tests.
 
@@ -43,6 +44,15 @@ def home_in(folder: Path, cache: Path | None = None) -> Iterator[None]:
 
 
 _TICK = 0.01  # seconds
+_DRAWN = figures.figure_svg
+
+
+@contextmanager
+def charts_drawn() -> Iterator[None]:
+    """Draw charts again, for tests that read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "figure_svg", _DRAWN)
+        yield
 
 
 @contextmanager
@@ -55,8 +65,10 @@ def left_out() -> Iterator[None]:
     uvicorn looks ten times a second whether it is to end, and then waits as long once more. Where
     there is no accelerator, torch keeps each seed for later, with the stack of its caller. A server
     that ends lets the collector look through all objects again, which here are those of all tests.
+    Charts take a quarter of a run's time: a test that reads them uses the fixture `charts`.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "figure_svg", lambda fill, size: "<svg></svg>")
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None, raising=False)
         patch.setattr(uvicorn.server, "asyncio", _Asyncio())

@@ -32,13 +32,13 @@ from tests.kit.selection import ALL
 MOST_BYTES = 150_000  # of a page without its charts
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def team(tmp_path_factory):
     """A registry with everything that may be in one."""
     return write_team(tmp_path_factory.mktemp("team") / "registry")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(team, tmp_path_factory):
     output = tmp_path_factory.mktemp("site") / "site"
     written = write_site(registry_at(team), output, SiteOptions("Team", "https://hub.example/team"))

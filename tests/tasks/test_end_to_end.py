@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.files.manifest import LOWER_IS_BETTER
-from adapterhub.pages import figures
 from adapterhub.pages.figures import prediction_sections
 from adapterhub.pages.row_scores import read_predictions
 from adapterhub.tasks import TASKS, Setting, parse_task
 from tests.kit.data import json_lines
 from tests.kit.selection import ALL, cases_of
+from tests.kit.session import charts_drawn
 from tests.kit.task_cases import CASES
 
 # A chart shows a kind of outcomes, whatever the task: drawn for one task of each.
@@ -73,18 +74,17 @@ def entity_f1(rows):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_train_eval_predict(name, adapterhub, backbones, tmp_path, monkeypatch):
+def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     case = CASES[name]
     epochs = case.epochs if name in LEARNED else 2
-    if name not in DRAWN:
-        monkeypatch.setattr(figures, "figure_svg", lambda fill, size: "<svg></svg>")
     file = case.data(tmp_path)
     run = tmp_path / "run"
-    code, out, err = adapterhub(
-        "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train", file,
-        "--eval", file, "--output", run, *LEARN, f"train.epochs={epochs}", *case.words,
-        "--quiet",
-    )  # fmt: skip
+    with charts_drawn() if name in DRAWN else nullcontext():
+        code, out, err = adapterhub(
+            "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train", file,
+            "--eval", file, "--output", run, *LEARN, f"train.epochs={epochs}", *case.words,
+            "--quiet",
+        )  # fmt: skip
     assert code == 0, err
     manifest = json.loads((run / "adapter/adapter.json").read_text())
     assert manifest["task"] == name
