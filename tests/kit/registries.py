@@ -88,7 +88,7 @@ METHODS = ("lora", "ia3", "pfeiffer", "dora")
 
 def write_adapters(folder: Path, count: int, *, backbones: int = 20) -> Path:
     """Write a registry of so many adapters, each with one version."""
-    source = REFERENCE / "sst2-lora" / "v2"
+    source = REFERENCE / "sst2-lora" / "v3"
     manifest = from_json((source / "adapter.json").read_bytes())
     card = (source / "README.md").read_text(encoding="utf-8")
     for i in range(count):
@@ -258,7 +258,7 @@ def write_team(folder: Path) -> Path:
 
 
 def reference() -> Path:
-    return REFERENCE / "sst2-lora/v2/adapter.json"
+    return REFERENCE / "sst2-lora/v3/adapter.json"
 
 
 def add(folder: Path, name: str, version: int, manifest, card: str = "") -> None:
