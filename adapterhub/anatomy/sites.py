@@ -120,6 +120,7 @@ SUBLAYERS = ("attn", "cross", "ffn", "mixer")
 STREAM = ("residual", "block")  # points of the residual stream that a module may read, see Stream
 NORMS = ("norm", "postnorm")
 EXPERTS, ROUTER = "ffn.experts", "ffn.router"
+ALL_LINEAR = "all-linear"  # a pattern: every linear layer of attention and feed-forward
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
 ROLES = (
     *PROJECTIONS,
@@ -318,9 +319,9 @@ class Anatomy:
         """Select the sites that match any pattern, in the order of the backbone.
 
         Args:
-            patterns: roles (`attn.q`), roles of one stack (`decoder.attn.q`), site ids, or any of
-                these with wildcards (`encoder.*.ffn.*`). Any other pattern is the path of a module,
-                or its end (`query`, `pooler.dense`), also with wildcards.
+            patterns: roles (`attn.q`), roles of one stack (`decoder.attn.q`), site ids, any of
+                these with wildcards (`encoder.*.ffn.*`), or `all-linear`. Any other pattern is the
+                path of a module, or its end (`query`, `pooler.dense`), also with wildcards.
             layers: `all`, `top 4`, `first 2`, `0..3`, a number or several.
             strict: whether each pattern must match a site. Otherwise a pattern with a valid role
                 may match no site, and patterns are not matched as paths.
@@ -347,7 +348,14 @@ class Anatomy:
         yield from self.by_path.values()
 
     def matching(self, pattern: str, by_path: bool = True) -> list[Site]:
-        """Return the sites that match a pattern: by name, or else by the path of the module."""
+        """Return the sites that match a pattern: by name, or else by the path of the module.
+
+        `all-linear` matches the linear layers, without the router and the stacked weights of
+        experts.
+        """
+        if pattern == ALL_LINEAR:
+            linear = (s for s in self.sites.values() if s.kind == "linear" and s.part is None)
+            return [site for site in linear if site.role != ROUTER]
         named = [site for site in self.sites.values() if matches(pattern, site)]
         if named or not by_path or self.named_head is not None:
             return named
@@ -387,15 +395,13 @@ class Anatomy:
     def _meaning(self, name: str) -> str:
         """Return a hint for a name that matches no site, or "".
 
-        For peft's `all-linear` it lists the roles of linear sites. For a path in a pipeline's
-        module that is not a part, it shows how to attach an adapter there.
+        For a path in a pipeline's module that is not a part, it shows how to attach an adapter
+        there.
         """
         own, first = self.backbone.module, name.partition(".")[0]
         if isinstance(own, PipelineParts) and first in own.others:
             return f"; {first} is not part of a {own.kind.__name__}: ah.attach(pipe.{first}, ...)"
-        linear = (s for s in self.sites.values() if s.kind == "linear" and s.part is None)
-        roles = dict.fromkeys(site.role for site in linear) if name == "all-linear" else {}
-        return f"; try {', '.join(roles)}" if roles else ""
+        return ""
 
     def packed_hosts(self) -> list[str]:
         """List the paths of projections that store packed codes instead of a weight.

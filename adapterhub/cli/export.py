@@ -240,9 +240,9 @@ def _subject(
         place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, training_record(manifest, task).kind, manifest.labels
     from adapterhub.recipe.recipe import read
-    from adapterhub.tasks.common.infer_task import DEFAULT
+    from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 
     recipe = read(source)
-    spec: Spec = recipe.method  # type: ignore[assignment]
     kind = task_and_kind(task or recipe.task or DEFAULT)[1]
+    spec: Spec = recipe.method or usual_method(kind)  # type: ignore[assignment]
     return method or spec, backbone or recipe.backbone, kind, ()

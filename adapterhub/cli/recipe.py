@@ -16,8 +16,16 @@ from adapterhub.config.user_folders import is_there
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError, nearest, spelled_like, unknown
 from adapterhub.methods.common.base import described_method, spec_options
-from adapterhub.recipe.recipe import REQUIRED, SCHEMA_LINE, SPECS, Recipe, TrainOptions, read_draft
+from adapterhub.recipe.recipe import (
+    REQUIRED,
+    SCHEMA_LINE,
+    SPECS,
+    Recipe,
+    TrainOptions,
+    read_draft,
+)
 from adapterhub.tasks import parse_task
+from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 
 
 @click.command("recipe", cls=RecipeCommand)
@@ -125,7 +133,10 @@ def _task(spec: object) -> list[str]:
 
 def _methods(recipe: Recipe) -> Iterator[str]:
     """Yield the lines of {name: options}; of a list of these if a name occurs twice."""
-    specs = spec_options(recipe.method or ())  # type: ignore[arg-type]
+    spec = recipe.method
+    if spec is None and recipe.from_ is None:
+        spec = usual_method(parse_task(recipe.task or DEFAULT).head)
+    specs = spec_options(spec or ())  # type: ignore[arg-type]
     twice = len(dict(specs)) < len(specs)
     for name, options in specs:
         method = described_method(name)

@@ -544,7 +544,9 @@ def _print_stages(staged: StagedRecipe, rest: list[str]) -> None:
     rows = []
     for name, recipe in staged.stages.items():
         start = ", ".join(staged.starts[name] or (recipe.from_ or "-", *recipe.on))
-        method = f"that of {start}" if recipe.method is None else _spec_text(recipe.method)
+        method = "by the task" if recipe.method is None else _spec_text(recipe.method)
+        if recipe.method is None and start != "-":
+            method = f"from {start}"
         done = "" if name in rest else " (finished)"
         task = "by the data" if recipe.task is None else parse_task(recipe.task).name
         source = str(recipe.data.train)

@@ -560,6 +560,8 @@ def _eval_every(total: int, steps: int) -> Literal["epoch"] | int:
 
 
 SPECS = ("method", "task")
+
+
 REQUIRED = ("data.train", "output")
 _REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
 # Local paths in `data`; a share of test rows is identified by their number.
@@ -595,8 +597,9 @@ class Recipe:
         (), "tokens to add to the backbone's tokenizer", resumed="fixed"
     )
     method: object = option(
-        "lora",
-        "a spec: lora(rank=16), or a list of them (null: the method of `from`)",
+        None,
+        "a spec: lora(rank=16), or a list of them (null: the method of `from`; else lora, for "
+        "language models at all linear layers)",
         resumed="fixed",
     )
     from_: str | None = option(
@@ -634,11 +637,6 @@ class Recipe:
     train: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
-        if self.method is None and self.from_ is None:
-            raise ConfigError(
-                "method is null, and `from` has no adapter",
-                hint="--method lora, or --from ADAPTER",
-            )
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         parse_mixing(self.mixing)
         if isinstance(self.family, str):  # the run's own recipe has the content
@@ -762,8 +760,6 @@ def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _draft(data: dict[str, Any]) -> Recipe:
     """Build a recipe from options under their own names."""
     _share_data(data)
-    if data.get("from") is not None and "method" not in data:
-        data["method"] = None  # the task of the adapter
     return from_dict(Recipe, data, suggest=NAMES.suggest)
 
 
@@ -794,7 +790,7 @@ def recipe_schema() -> dict[str, Any]:
     task = _spec_schema({name: (cls.summary, cls) for name, cls in TASKS.items()})
     task["anyOf"][-1]["maxProperties"] = 1
     method["anyOf"].append(several)
-    schema["properties"]["method"]["$ref"] = "#/$defs/method"
+    schema["properties"]["method"]["anyOf"] = [{"$ref": "#/$defs/method"}, {"type": "null"}]
     schema["properties"]["task"]["anyOf"] = [{"$ref": "#/$defs/task"}, {"type": "null"}]
     stage = _stage_schema(schema["properties"])
     schema["properties"][STAGES] = {

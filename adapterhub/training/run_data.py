@@ -35,12 +35,12 @@ from adapterhub.files.native import Saved
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.loop.processes import is_main, launcher_shards, process_count, readers
 from adapterhub.methods.common.base import check_spec
-from adapterhub.recipe.output_folder import check_output
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.output_folder import RECIPE, check_output
+from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.registry.pull import pull
 from adapterhub.status import reading
 from adapterhub.tasks import Task, dump_task, parse_task
-from adapterhub.tasks.common.infer_task import DEFAULT, task_by_data
+from adapterhub.tasks.common.infer_task import DEFAULT, USUAL_METHOD, task_by_data, usual_method
 from adapterhub.training.stream import ExampleStream, open_examples
 from adapterhub.training.task_mixture import TaskMixture
 
@@ -78,13 +78,22 @@ class RunData:
     test: Sequence[Any] = ()
 
     def completed(self, recipe: Recipe) -> Recipe:
-        """Return the recipe completed by the task and backbone chosen for these data."""
+        """Return the recipe completed by the task, backbone and method chosen for these data."""
         tasks = {
             name: replace(own, task=self.parts[name].spec) if own.task is None else own
             for name, own in recipe.tasks.items()
         }
         task = (self.spec or DEFAULT) if recipe.task is None else recipe.task
-        return replace(recipe, task=task, tasks=tasks, backbone=recipe.backbone or self.backbone)
+        backbone = recipe.backbone or self.backbone
+        method = recipe.method
+        if method is None and recipe.from_ is None:
+            method = usual_method(self.head)
+        return replace(recipe, task=task, tasks=tasks, backbone=backbone, method=method)
+
+    @property
+    def head(self) -> str:
+        """The kind of model that the first task needs."""
+        return next(iter(self.parts.values()), self).task.head
 
     def complete_options(self, recipe: Recipe) -> dict[str, Any]:
         """Return the complete options of a recipe, including those that depend on its data."""
@@ -157,7 +166,17 @@ def read_data(recipe: Recipe) -> RunData:
         DataError: the data is missing or broken, or does not fit the task.
     """
     data = _read(recipe)
-    return data if recipe.backbone else _with_backbone(recipe, data)
+    if not recipe.backbone:
+        data = _with_backbone(recipe, data)
+    return _with_method(data) if recipe.method is None and recipe.from_ is None else data
+
+
+def _with_method(data: RunData) -> RunData:
+    """Note the method that is chosen for a language model."""
+    if (method := usual_method(data.head)) == USUAL_METHOD:
+        return data
+    note = f"method: {method}, for a language model; another one: --method SPEC"
+    return replace(data, chosen=(*data.chosen, f"{note} (adapterhub methods)"))
 
 
 def _read(recipe: Recipe) -> RunData:
@@ -180,8 +199,7 @@ def _with_backbone(recipe: Recipe, data: RunData) -> RunData:
         folder = pull(trained[0])
         backbone, place = backbone_of_adapter(folder, Saved.at(folder).manifest)[0], trained[0]
     else:
-        first = next(iter(data.parts.values()), data)
-        backbone, place = default_backbone(first.task.head)
+        backbone, place = default_backbone(data.head)
     note = f"backbone: {backbone} ({place}); another one: --backbone ID (adapterhub backbones)"
     return replace(data, backbone=backbone, chosen=(*data.chosen, note))
 
@@ -577,6 +595,8 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> Recipe:
         AdapterhubError: of any type; the cheapest checks come first.
     """
     recipe = placed(recipe)
+    if resume and recipe.method is None and recipe.from_ is None:
+        recipe = replace(recipe, method=_method_of(Path(recipe.output)))
     check_trackers(recipe.train.tracker)
     if is_main() and not dry:
         check_output(Path(recipe.output), resume)
@@ -588,6 +608,14 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> Recipe:
     if recipe.backbone:
         check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
     return recipe
+
+
+def _method_of(output: Path) -> object:
+    """Return the method of the run in a folder, chosen by the release that began it."""
+    try:
+        return read(output / RECIPE).method if (output / RECIPE).exists() else None
+    except ConfigError:
+        return None
 
 
 def placed(recipe: Recipe) -> Recipe:

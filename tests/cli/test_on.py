@@ -47,8 +47,8 @@ ONE_ADAPTER = {
     "serve",
 }  # fmt: skip
 NO_ADAPTER = {
-    "quickstart", "recipe", "options", "methods", "tasks", "backbones", "inspect", "login",
-    "logout",
+    "quickstart", "sample", "recipe", "options", "methods", "tasks", "backbones", "inspect",
+    "login", "logout",
     "key", "trust", "import", "token", "hub",
 }  # fmt: skip
 

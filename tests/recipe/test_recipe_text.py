@@ -19,15 +19,17 @@ from adapterhub.methods.common.base import method_text, parse_methods
 from adapterhub.recipe.recipe import Recipe, TrainOptions, read, read_draft
 from adapterhub.recipe.sweep import STAGES, read_staged
 from adapterhub.tasks import TASKS, parse_task
+from adapterhub.tasks.common.infer_task import DEFAULT, usual_method
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 RECIPES = [path for path in EVERY if STAGES not in load_yaml(path)]
 
 
 def normal(recipe: Recipe) -> Recipe:
+    usual = usual_method(parse_task(recipe.task or DEFAULT).head)
     return dataclasses.replace(
         recipe,
-        method=parse_methods(recipe.method),  # type: ignore[arg-type]
+        method=parse_methods(recipe.method or usual),  # type: ignore[arg-type]
         task=None if recipe.task is None else parse_task(recipe.task),
     )
 

@@ -36,7 +36,7 @@ CASES = {
     "an unknown option": ({"train.epoch=3": None}, "train.epoch is not an option"),
     "an option out of range": ({"train.epochs=0": None}, "epochs: 0"),
     "a missing backbone": ({"--backbone": "./nothing"}, "no backbone './nothing'"),
-    "a folder without a model": ({"--backbone": "."}, "no config.json"),
+    "a folder without a model": ({"--backbone": "."}, "lacks config.json"),
     "an unknown quantization": ({"--quantize": "nf5"}, "nf5"),
     "an unknown dtype": ({"dtype=fp8": None}, "fp8"),
     "an output folder in use": ({"--output": "."}, "exists"),

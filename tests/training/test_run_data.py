@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.training.run_data import read_data
+from adapterhub.methods.common.base import parse_methods
+from adapterhub.recipe.recipe import Recipe
+from adapterhub.tasks import parse_task
+from adapterhub.tasks.common.infer_task import OF_LANGUAGE_MODELS
+from adapterhub.training.run_data import RunData, check_recipe, read_data
 
 
 def test_without_evaluation_data_rows_are_held_out(recipe_with) -> None:
@@ -139,3 +145,32 @@ def test_a_note_on_a_file_is_given_once(recipe_with, data) -> None:
     same = recipe_with(f"data.eval={data[0]}")
     notes = read_data(same).notes
     assert len(notes) == len(set(notes))
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("causal-lm", OF_LANGUAGE_MODELS),
+        ("preference", OF_LANGUAGE_MODELS),
+        ("classification", "lora"),
+    ],
+)
+def test_a_recipe_without_a_method_gets_one_for_its_task(task: str, method: str) -> None:
+    recipe = Recipe(backbone="b", task=task)
+    data = RunData(parse_task(task), (), [], [], recipe.data)
+    assert data.completed(recipe).method == method
+    assert data.completed(replace(recipe, method="pfeiffer")).method == "pfeiffer"
+    assert data.completed(replace(recipe, from_="adapter")).method is None
+    assert parse_methods(method)
+
+
+def test_a_run_keeps_the_method_that_it_began_with(tmp_path: Path) -> None:
+    """A release with another default resumes a run with the run's own method."""
+    (tmp_path / "checkpoints/last").mkdir(parents=True)
+    (tmp_path / "checkpoints/last/state.safetensors").touch()
+    data = DataOptions(train="rows.csv")
+    recipe = Recipe(backbone="b", task="causal-lm", output=str(tmp_path), data=data)
+    began = replace(recipe, method="lora").to_yaml()
+    (tmp_path / "recipe.yaml").write_text(began, encoding="utf-8")
+    assert check_recipe(recipe, resume=True, dry=True).method == "lora"
+    assert check_recipe(recipe, resume=False, dry=True).method is None

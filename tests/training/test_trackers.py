@@ -84,6 +84,7 @@ def recipe(folder: Path, *trackers: str, backbone: str = "org/model") -> Recipe:
             "output": str(folder / "mine"),
             "data": {"train": str(folder / "train.tsv"), "eval": "/home/me/dev.tsv"},
             "train": {"tracker": list(trackers)},
+            "method": "lora",
         }
     )
 

@@ -143,6 +143,17 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
 
 
 DEFAULT = "classification"
+USUAL_METHOD = "lora"
+# All linear layers of attention and feed-forward, as in "LoRA Without Regret" (Schulman et al.
+# 2025, https://thinkingmachines.ai/blog/lora); docs/results.md has both on SmolLM2.
+OF_LANGUAGE_MODELS = "lora(sites=[all-linear], rank=16, alpha=32)"
+
+
+def usual_method(head: str) -> str:
+    """Return the method of a recipe without one, for the kind of model that its task needs."""
+    return OF_LANGUAGE_MODELS if head == "causal-lm" else USUAL_METHOD
+
+
 Profiles = Mapping[str, ColumnProfile]
 """The content of each column, by its name in lower case without punctuation."""
 
