@@ -86,9 +86,15 @@ TASKS = ("classification", "regression", "causal-lm", "embedding")
 METHODS = ("lora", "ia3", "pfeiffer", "dora")
 
 
+def reference() -> Path:
+    """The manifest of an adapter that comes with the source, in its only version."""
+    (path,) = REFERENCE.glob("sst2-lora/v*/adapter.json")
+    return path
+
+
 def write_adapters(folder: Path, count: int, *, backbones: int = 20) -> Path:
     """Write a registry of so many adapters, each with one version."""
-    source = REFERENCE / "sst2-lora" / "v3"
+    source = reference().parent
     manifest = from_json((source / "adapter.json").read_bytes())
     card = (source / "README.md").read_text(encoding="utf-8")
     for i in range(count):
@@ -255,10 +261,6 @@ def write_team(folder: Path) -> Path:
     (folder / TEAM_BACKBONE / "gone/names.json").write_text(json.dumps(names))
     sign("several@v2", new_key(), registry=folder)
     return folder
-
-
-def reference() -> Path:
-    return REFERENCE / "sst2-lora/v3/adapter.json"
 
 
 def add(folder: Path, name: str, version: int, manifest, card: str = "") -> None:
