@@ -6,8 +6,7 @@ that change tokens by their positions, which need to find the end of prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +69,10 @@ def template_stops(tokenizer: PreTrainedTokenizerBase, template: str | None = No
     return []
 
 
-_LABELS: ContextVar[Tensor | None] = ContextVar("learned_tokens", default=None)
-
-
-@contextmanager
-def learned_tokens(labels: Tensor | None) -> Iterator[None]:
-    """Pass the labels of tokens, (batch, tokens), to calls inside; -100 means no label."""
-    token = _LABELS.set(labels)
-    try:
-        yield
-    finally:
-        _LABELS.reset(token)
+LEARNED: ContextVar[Tensor | None] = ContextVar("learned", default=None)
+"""The labels of the tokens, (batch, tokens), of the model's inputs; -100 means no label."""
 
 
 def labels_of_tokens() -> Tensor | None:
-    """Return the labels from the surrounding `learned_tokens`; None outside it."""
-    return _LABELS.get()
+    """Return the labels of the inputs that a model computes now; None if they are unknown."""
+    return LEARNED.get()

@@ -85,6 +85,7 @@ PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTI
 _STUDIES = ("stages", "bench")
 _OF_RECIPES = {"backbone", "method", "task", "tasks", "data", "train", "from", "output", *_STUDIES}
 _LISTS = {"method", "new_tokens", "on", "stages"}
+_DATA_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".gz")  # of files that are no recipes
 _LARGEST_RECIPE = 1 << 16  # bytes; a larger file is data, not a recipe
 _OPTIONS = {
     f"{group}{o.name}": o
@@ -214,7 +215,8 @@ def is_recipe(file: str) -> bool:
         return True
     if not is_there(path):
         return not path.suffix and not any(mark in file for mark in "/:")
-    if not is_file(path) or path.stat().st_size > _LARGEST_RECIPE:
+    is_data = path.suffix.lower() in _DATA_SUFFIXES
+    if is_data or not is_file(path) or path.stat().st_size > _LARGEST_RECIPE:
         return False
     try:
         options = load_yaml(path)

@@ -38,9 +38,8 @@ from adapterhub.pages.row_scores import EvaluatedRows, outcomes_of, score_errors
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
-from adapterhub.tasks.common.base import NoPrediction
+from adapterhub.tasks.common.base import NoPrediction, encode_whole, lost_tokens, truncate
 from adapterhub.tasks.common.batches import UNLIMITED, limit_of
-from adapterhub.tasks.common.infer_task import encode_whole, lost_tokens, truncate
 from adapterhub.tasks.common.language_models import Writing, check_writes, streamed
 from adapterhub.tasks.embedding import Embedding
 from adapterhub.training.loading import make_ready

@@ -69,7 +69,6 @@ from adapterhub.loop.processes import (
     total,
     without_launcher_sharding,
 )
-from adapterhub.loop.report import peak_text
 from adapterhub.loop.sharding import clip_gradients, reshard, share_state
 from adapterhub.loop.trainee import Trainee, check_whole
 from adapterhub.methods.lora import LoRALayer
@@ -553,13 +552,16 @@ class Engine:
         multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
         return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
 
-    def schedule_text(self, steps: int) -> str:
+    def peaks(self) -> dict[str, float]:
+        """Return the peak learning rate of each parameter group."""
+        return {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
+
+    def schedule_text(self, steps: int, peaks: str) -> str:
         """Describe a schedule: the peak rates, the warm-up and the shape."""
         name = self.options.schedule or DEFAULT
-        peaks = {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
         warmup = warmup_steps(name, steps, self.options.warmup)
         rise = f", {warmup:,} step{'s' * (warmup > 1)} of warm-up" if warmup else ""
-        return f"{steps:,} steps; learning rate up to {peak_text(peaks)}{rise}, {name}"
+        return f"{steps:,} steps; learning rate up to {peaks}{rise}, {name}"
 
     def state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule and loss scaler, for `load_state`."""

@@ -55,7 +55,7 @@ from adapterhub.loop.processes import (
     everyone_s,
     from_main,
 )
-from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine
+from adapterhub.loop.report import Evaluated, Reporter, Timing, TrainingLine, peak_text
 from adapterhub.loop.sharding import reshard
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.trainee import Standing, standings
@@ -570,7 +570,8 @@ class TrainingSession:
             step = self.progress.step
             self.reporter.note(f"after step {step:,} {name} is {now}; it was {before}")
         if training is None:
-            self.reporter.note(self.engine.schedule_text(self.total))
+            peaks = peak_text(self.engine.peaks())
+            self.reporter.note(self.engine.schedule_text(self.total, peaks))
         else:
             if self.progress.best_step == self.progress.step and not self._has_best():
                 # A kill may have come after `last` was written, but before its copy to `best`.

@@ -52,7 +52,6 @@ from adapterhub.loop.speedups import (
     Speedup,
     Undo,
     different_result,
-    first_reason,
     tolerance,
 )
 from adapterhub.patch import Patch
@@ -510,18 +509,19 @@ def _reason_against(adapter: Adapter, options: RunOptions, recorded: RecordedRun
         "train.dropout=true changes what frozen layers return": options.dropout,
         "several processes train": process_count() > 1,
     }
-    if isinstance(adapter.backbone.module, PipelineParts):
-        return first_reason(reasons)
-    reasons |= {
-        "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
-        "the text is streamed": recorded.streamed,
-        f"the rows of {task.name} change with each epoch": task.varies,
-        f"the rows of {task.name} are decoded for each batch": task.decodes,
-        "an adapter below changes tokens by their places": _below_at_places(adapter),
-        "the backbone has no layers": not adapter.anatomy.stacks,
-        "autograd does not see its reversible layers": is_reversible(adapter.anatomy),
-    }
-    return first_reason(reasons)
+    if not isinstance(adapter.backbone.module, PipelineParts):
+        reasons |= {
+            "train.gradient_checkpointing=true computes layers again": (
+                options.gradient_checkpointing
+            ),
+            "the text is streamed": recorded.streamed,
+            f"the rows of {task.name} change with each epoch": task.varies,
+            f"the rows of {task.name} are decoded for each batch": task.decodes,
+            "an adapter below changes tokens by their places": _below_at_places(adapter),
+            "the backbone has no layers": not adapter.anatomy.stacks,
+            "autograd does not see its reversible layers": is_reversible(adapter.anatomy),
+        }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def _below_at_places(adapter: Adapter) -> bool:

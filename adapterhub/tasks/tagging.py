@@ -23,9 +23,9 @@ from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import Grouped, check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks.classification import WeighsClasses
 from adapterhub.tasks.common.base import Encoded, Prediction, Task, register_task
 from adapterhub.tasks.common.batches import IGNORED, Passed, Row, Setting, each_row, limit_of
-from adapterhub.tasks.common.class_weights import WeighsClasses
 from adapterhub.tasks.common.metrics import entity_metrics, tag_metrics
 from adapterhub.tasks.common.preview import tags_line
 from adapterhub.tasks.common.tag_schemes import (

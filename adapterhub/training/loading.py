@@ -43,6 +43,7 @@ from adapterhub.backbones.layer_timing import (
     without_slow_bf16,
 )
 from adapterhub.backbones.load import load_backbone, load_processor
+from adapterhub.backbones.pooling import trained_length
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.config.options import to_dict
@@ -60,14 +61,14 @@ from adapterhub.registry.store import Reference
 from adapterhub.speed.frozen_cache import KeptActivations, memory_limit
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task, parse_task
-from adapterhub.tasks.common.batches import limit_of
-from adapterhub.tasks.common.infer_task import (
+from adapterhub.tasks.common.base import (
     LostTokens,
     encode_whole,
     longest_row,
     lost_tokens,
     truncate,
 )
+from adapterhub.tasks.common.batches import limit_of
 from adapterhub.tasks.common.packing import Windows
 from adapterhub.training.run_data import RunData, check_options, read_data
 from adapterhub.training.stream import ExampleStream, stream_rows
@@ -298,6 +299,12 @@ class Loaded:
     processor: Any
     kernels: KernelChoice
     activations: KeptActivations = field(default_factory=KeptActivations, compare=False)
+
+    @property
+    def trained_length(self) -> int | None:
+        """The length of texts that the backbone was trained with, if it is recorded."""
+        origin = Backbone.of(self.model).folder  # pipelines of diffusers do not have one
+        return trained_length(Path(origin)) if origin else None
 
 
 class BackboneLoader:

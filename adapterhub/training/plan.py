@@ -42,8 +42,8 @@ from adapterhub.speed.activation_memory import (
 )
 from adapterhub.speed.head_loss import frozen_head
 from adapterhub.tasks import Encoded, Setting
+from adapterhub.tasks.common.base import encode_whole
 from adapterhub.tasks.common.batches import Row, rows_at_once
-from adapterhub.tasks.common.infer_task import encode_whole
 from adapterhub.tasks.common.language_models import logits_at_once, plain_head
 from adapterhub.tasks.common.preview import removed_text
 from adapterhub.training.loading import fit_rows

@@ -32,9 +32,8 @@ from adapterhub.adapters.activation import text_positions
 from adapterhub.adapters.adapter import STOPS, Adapter
 from adapterhub.adapters.attach import attach, empty_copies, free_name
 from adapterhub.adapters.route import only_foundations
-from adapterhub.backbones.pooling import trained_length
 from adapterhub.backbones.quantized import cpu_note, size_of
-from adapterhub.config.options import is_neutral, to_dict
+from adapterhub.config.options import is_neutral, options_of, to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError
@@ -104,6 +103,7 @@ from adapterhub.training.loading import (
     BackboneLoader,
     FittedRows,
     KernelChoice,
+    Loaded,
     RunOrigins,
     check_one_model,
     choose_kernels,
@@ -225,7 +225,7 @@ def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
     path = output / RECIPE
     if not is_main() or (path.exists() and _is_recipe(path, recipe)):
         return
-    if path.exists() and not checkpoint.exists(checkpoint.folder_of(output, "last")):
+    if path.exists() and not _has_checkpoint(recipe):
         raise OutputError(
             f"{path} is another recipe, and there is no checkpoint to resume from",
             expected="the recipe that the run was started with",
@@ -235,6 +235,10 @@ def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
         replace_file(path, (SCHEMA_LINE + recipe.to_yaml()).encode())
     with suppress(OSError):  # only editors read it
         write_schema(output)
+
+
+def _has_checkpoint(recipe: Recipe) -> bool:
+    return checkpoint.exists(checkpoint.folder_of(Path(recipe.output), "last"))
 
 
 def _is_recipe(path: Path, recipe: Recipe) -> bool:
@@ -268,9 +272,8 @@ def training_session(
         reporter.note(f"note: {slow}")
 
     trainee, loss = AdapterTrainee(prepared.adapter), prepared.own_loss or model_loss
-    last = checkpoint.folder_of(Path(recipe.output), "last")
-    init, resumes = prepared.options.init, resume and checkpoint.exists(last)
-    if init and (STARTS[init].allots or not resumes):
+    init = prepared.options.init
+    if init and (STARTS[init].allots or not (resume and _has_checkpoint(recipe))):
         first, recomputed = epoch_batches(prepared, 0), prepared.options.gradient_checkpointing
         found = calibrate_run(prepared.adapter, first, init, loss, checkpointing=recomputed)
         reporter.note(str(found))
@@ -389,7 +392,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 def _portable(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data options that change a result, without local paths."""
-    usual = to_dict(DataOptions())
+    usual = {each.name: each.default for each in options_of(DataOptions)}
     return {
         k: v
         for k, v in data.items()
@@ -770,7 +773,7 @@ def prepare(
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
-    rows = _rows(recipe, data, loader, adapter, loaded.processor)
+    rows = _rows(recipe, data, loader, adapter, loaded)
     batch_size = recipe.train.batch_size or data.batch_size
     options = replace(recipe.train, max_length=rows.max_length, batch_size=batch_size)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
@@ -800,14 +803,12 @@ def _rows(
     data: RunData,
     loader: BackboneLoader,
     adapter: Adapter,
-    processor: Any,
+    loaded: Loaded,
 ) -> FittedRows:
     """Encode the examples; with several tasks, first give the adapter a head for each."""
     reads = text_positions(adapter.model, [adapter])
-    setting = Setting(processor, reads, adapter.labels, recipe.seed, reads)
-    origin = adapter.backbone.folder  # diffusers pipelines do not have one
-    trained = trained_length(Path(origin)) if origin else None
-
+    setting = Setting(loaded.processor, reads, adapter.labels, recipe.seed, reads)
+    trained = loaded.trained_length
     some = () if data.streams else data.train
     with doing(f"encoding {len(some) + len(data.evaluation) + len(data.test):,} examples"):
         if not data.parts:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, dump_task, parse_task
-from adapterhub.tasks.common.class_weights import weighted_loss, weights_of
+from adapterhub.tasks.classification import weighted_loss, weights_of
 from adapterhub.tasks.tagging import Sentence
 from tests.kit.data import sentences, write_tsv
 

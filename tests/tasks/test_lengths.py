@@ -10,7 +10,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.status import Display, showing
 from adapterhub.tasks import TASKS, Setting, parse_task
-from adapterhub.tasks.common.infer_task import encode_whole, longest_row, lost_tokens, truncate
+from adapterhub.tasks.common.base import encode_whole, longest_row, lost_tokens, truncate
 from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
 from adapterhub.tasks.tagging import Sentence
@@ -64,7 +64,7 @@ def test_encoding_is_counted_and_the_rows_stay_the_same(spec, backbones, tmp_pat
     examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
     setting = Setting(tokenizer, 9, task.labels(examples), positions=64)
     expected = encode_whole(task, examples, setting)
-    monkeypatch.setattr("adapterhub.tasks.common.infer_task.CHUNK", 5)
+    monkeypatch.setattr("adapterhub.tasks.common.base.CHUNK", 5)
     display = _Counted()
     with showing(display):
         encoded = encode_whole(task, examples, setting)
@@ -78,7 +78,7 @@ def test_encoding_is_counted_and_the_rows_stay_the_same(spec, backbones, tmp_pat
 def test_a_chunk_without_tokens_is_no_error_if_others_have_some(backbones, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(backbones(CASES["masked-lm"].backbone))
     task, setting = parse_task("masked-lm"), Setting(tokenizer, 64, ())
-    monkeypatch.setattr("adapterhub.tasks.common.infer_task.CHUNK", 2)
+    monkeypatch.setattr("adapterhub.tasks.common.base.CHUNK", 2)
     with pytest.raises(AdapterhubError, match="the texts contain no tokens"):
         encode_whole(task, [Example("")] * 5, setting)
     examples = [Example("")] * 4 + [Example("the movie was good")]

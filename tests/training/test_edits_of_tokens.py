@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.backbones.end_tokens import learned_tokens
 from adapterhub.loop.engine import LazyBatches
 from adapterhub.loop.report import reporter_for
 from adapterhub.recipe.recipe import read
+from adapterhub.tasks.common.batches import learned
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.runs import final_bytes
@@ -91,5 +91,5 @@ def test_a_pass_without_labels_is_told_where_prompts_end(method: str) -> None:
     with torch.no_grad():
         expected = model(ids, labels=labels).logits
         assert not torch.allclose(model(ids).logits, expected, atol=1e-3)
-        with learned_tokens(labels):
+        with learned({"labels": labels}):
             assert torch.equal(model(ids).logits, expected)

@@ -2,6 +2,9 @@
 
 A task is a frozen dataclass of options. A task spec has the same syntax as a method spec:
 `seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
+
+Lengths before and after truncation take one pass of the tokenizer: all examples are encoded without
+a limit. Those that fit a limit have the same rows under it, so only the others are encoded again.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -20,7 +23,8 @@ from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example, content_of, plain_key
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
-from adapterhub.errors import ConfigError, unknown
+from adapterhub.errors import AdapterhubError, ConfigError, unknown
+from adapterhub.status import counting
 from adapterhub.tasks.common.batches import (
     Items,
     Loss,
@@ -32,6 +36,7 @@ from adapterhub.tasks.common.batches import (
     limit_of,
     pad,
 )
+from adapterhub.tasks.common.other_names import OTHER_NAMES
 from adapterhub.tasks.common.packing import Frame, Windows, stream_tokens
 from adapterhub.tasks.common.preview import learned_line, tokens_line
 
@@ -731,52 +736,8 @@ def dump_task(task: Task) -> str | dict[str, Any]:
     return task.name if neutral else {task.name: options}
 
 
-_OTHER_NAMES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-    (
-        "text-classification sequence-classification seq-cls sentiment nli "
-        "sentiment-analysis single-label multi-class paraphrase",
-        "classification",
-        {},
-    ),
-    ("multilabel multi-label-classification multilabel-classification", "multi-label", {}),
-    ("sts sentence-similarity text-regression", "regression", {}),
-    ("image-cls picture-classification vision-classification", "image-classification", {}),
-    (
-        "vqa visual-question-answering image-to-text image-captioning captioning",
-        "image-text-to-text",
-        {},
-    ),
-    (
-        "audio-cls sound-classification speech-classification keyword-spotting",
-        "audio-classification",
-        {},
-    ),
-    ("asr automatic-speech-recognition speech-to-text transcription ctc", "speech-recognition", {}),
-    ("ner token-classification token-cls", "tagging", {}),
-    (
-        "qa squad extractive-qa extractive-question-answering question-answer",
-        "question-answering",
-        {},
-    ),
-    ("summarization summarisation", "seq2seq", {"metric": "rouge"}),
-    ("translation", "seq2seq", {"metric": "bleu"}),
-    ("text2text-generation text2text seq2seq-lm", "seq2seq", {}),
-    ("sft clm text-generation language-modeling instruction-tuning", "causal-lm", {}),
-    ("chat conversational", "causal-lm", {"data": "chat"}),
-    ("mlm fill-mask masked-language-modeling", "masked-lm", {}),
-    ("sentence-embedding embeddings feature-extraction retrieval", "embedding", {}),
-    ("reward-model reward-modeling", "reward", {}),
-    ("dpo", "preference", {"loss_type": "dpo"}),
-    ("ipo", "preference", {"loss_type": "ipo"}),
-    ("orpo", "preference", {"loss_type": "orpo"}),
-    ("reranker rerank cross-encoder text-ranking", "reranking", {}),
-    ("mcq mcqa multi-choice", "multiple-choice", {}),
-    ("zero-shot-classification zero-shot few-shot pet", "prompted", {}),
-)
-"""Names in transformers' pipelines and common abbreviations: the task, and options they imply."""
-
 ALIASES = {
-    alias: (task, implied) for names, task, implied in _OTHER_NAMES for alias in names.split()
+    alias: (task, implied) for names, task, implied in OTHER_NAMES for alias in names.split()
 }
 
 
@@ -789,3 +750,119 @@ def resolve_alias(name: str) -> tuple[str, Mapping[str, Any]]:
 def aliases_of(task: str) -> tuple[str, ...]:
     """List the other names of a task."""
     return tuple(alias for alias, (name, _) in ALIASES.items() if name == task)
+
+
+CHUNK = 1000  # examples encoded between two progress reports
+
+
+@dataclass(frozen=True)
+class LostTokens:
+    """The tokens that truncation removes from one part of the examples, texts or targets.
+
+    Attributes:
+        part: "texts" or "targets".
+        option: the option that limits the part.
+        limit: the limit, in tokens.
+        examples: the number of examples.
+        cut: the number of examples that lose tokens.
+        tokens: the tokens of these examples, before truncation.
+        lost: the number of these tokens that are removed.
+        longest: the tokens of the longest example.
+    """
+
+    part: str
+    option: str
+    limit: int
+    examples: int
+    cut: int
+    tokens: int
+    lost: int
+    longest: int
+
+    def sentence(self, name: str) -> str:
+        """Describe the loss; `name` is the name of the data, such as "training"."""
+        return (
+            f"{self.cut:,} of {self.examples:,} {name} {self.part} are longer than {self.limit:,} "
+            f"tokens and lose {self.lost / self.tokens:.0%} of their tokens "
+            f"(longest {self.longest:,})"
+        )
+
+
+def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
+    """Encode labelled examples without truncation."""
+    unlimited = setting.unlimited if task.limits(setting) else setting
+    return encode_in_chunks(task.unlimited(), examples, unlimited)
+
+
+def encode_in_chunks(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
+    """Encode labelled examples as `task.encode` does, and report progress.
+
+    Packed rows and errors depend on all examples at once.
+    """
+    if task.packs or len(examples) <= CHUNK:
+        return task.encode(examples, setting, labelled=True)
+    rows: list[Row] = []
+    owners: list[int] = []
+    with counting(len(examples), "encoding") as done:
+        for start in range(0, len(examples), CHUNK):
+            chunk = examples[start : start + CHUNK]
+            try:
+                encoded = task.encode(chunk, setting, labelled=True)
+            except AdapterhubError:
+                return task.encode(examples, setting, labelled=True)
+            rows += encoded.rows
+            owners += (start + owner for owner in encoded.owners)
+            done(len(chunk))
+    return replace(encoded, examples=tuple(examples), rows=rows, owners=tuple(owners))
+
+
+def longest_row(whole: Encoded) -> int:
+    """Return the number of tokens of the longest row."""
+    return max((whole.task.row_lengths(row)[0] for row in whole.rows), default=0)
+
+
+def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
+    """Return the rows of `task.encode` under the limits of a setting, if the task has limits."""
+    if not task.limits(setting):
+        return whole
+    if task.packs:
+        return task.encode(whole.examples, setting, labelled=True)
+    pairs = list(zip(whole.owners, whole.rows, strict=True))
+    cut = {owner for owner, row in pairs if not task.fits(row, setting)}
+    if not cut:
+        return replace(whole, task=task, setting=setting)
+    long = sorted(cut)
+    again = encode_in_chunks(task, [whole.examples[i] for i in long], setting)
+    kept = [(owner, row) for owner, row in pairs if owner not in cut]
+    kept += [(long[owner], row) for owner, row in zip(again.owners, again.rows, strict=True)]
+    kept.sort(key=lambda pair: pair[0])  # stable: the windows of an example stay in order
+    owners, rows = tuple(owner for owner, _ in kept), [row for _, row in kept]
+    return replace(whole, task=task, setting=setting, rows=rows, owners=owners)
+
+
+def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
+    """Count what truncation removes; examples that are split into windows lose nothing."""
+    task, setting = encoded.task, encoded.setting
+    if not task.limits(setting):
+        return []
+    if not encoded.owners:  # packed: encoded once more, in rows of their own
+        unpacked = task.unlimited()
+        encoded = truncate(whole, unpacked, setting)
+    before = whole.counts()
+    after = before if encoded.rows is whole.rows else encoded.counts()
+    found = []
+    for (name, option, limit), b, a in zip(task.limits(setting), before, after, strict=True):
+        cut = a < b
+        found.append(
+            LostTokens(
+                part=name,
+                option=option,
+                limit=limit,
+                examples=len(b),
+                cut=int(cut.sum()),
+                tokens=int(b[cut].sum()),
+                lost=int((b - a)[cut].sum()),
+                longest=int(b.max(initial=0)),
+            )
+        )
+    return found

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from adapterhub.backbones.end_tokens import learned_tokens
+from adapterhub.backbones.end_tokens import LEARNED
 from adapterhub.status import counting
 
 if TYPE_CHECKING:
@@ -378,10 +378,14 @@ def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if not name.startswith(OF_LOSS)}
 
 
-def learned(batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """Return a context that marks the learned tokens of a batch for a model."""
-    labels = batch.get("labels", batch.get(f"{OF_LOSS}labels"))
-    return nullcontext() if labels is None else learned_tokens(labels)
+@contextmanager
+def learned(batch: Mapping[str, Tensor]) -> Iterator[None]:
+    """Mark the learned tokens of a batch for the calls of a model inside the context."""
+    token = LEARNED.set(batch.get("labels", batch.get(f"{OF_LOSS}labels")))
+    try:
+        yield
+    finally:
+        LEARNED.reset(token)
 
 
 def batch_rows(batch: Mapping[str, Tensor]) -> float:

@@ -1,19 +1,14 @@
-"""Infer the task from the form of a table if a recipe names none, and measure lengths.
+"""Infer the task from the form of a table if a recipe names none.
 
 The rules are tried in order, the most specific columns first. A table that fits no rule is read as
 classification, whose error message suggests what to type.
-
-Lengths before and after truncation take one pass of the tokenizer: all examples are encoded without
-a limit. Those that fit a limit have the same rows under it, so only the others are encoded again.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from adapterhub.data import column_names as names
 from adapterhub.data.chat_formats import CHAT_COLUMNS, recognize_format
@@ -21,126 +16,7 @@ from adapterhub.data.columns import ColumnProfile, choice_families, profile_of, 
 from adapterhub.data.media_formats import PICTURE_SUFFIXES, SOUND_SUFFIXES
 from adapterhub.data.options import DataOptions, separator_of
 from adapterhub.data.table import Table, first_few, plain_name
-from adapterhub.errors import AdapterhubError, DataError
-from adapterhub.status import counting
-from adapterhub.tasks.common.base import Encoded, Task
-from adapterhub.tasks.common.batches import Row, Setting
-
-CHUNK = 1000  # examples encoded between two progress reports
-
-
-@dataclass(frozen=True)
-class LostTokens:
-    """The tokens that truncation removes from one part of the examples, texts or targets.
-
-    Attributes:
-        part: "texts" or "targets".
-        option: the option that limits the part.
-        limit: the limit, in tokens.
-        examples: the number of examples.
-        cut: the number of examples that lose tokens.
-        tokens: the tokens of these examples, before truncation.
-        lost: the number of these tokens that are removed.
-        longest: the tokens of the longest example.
-    """
-
-    part: str
-    option: str
-    limit: int
-    examples: int
-    cut: int
-    tokens: int
-    lost: int
-    longest: int
-
-    def sentence(self, name: str) -> str:
-        """Describe the loss; `name` is the name of the data, such as "training"."""
-        return (
-            f"{self.cut:,} of {self.examples:,} {name} {self.part} are longer than {self.limit:,} "
-            f"tokens and lose {self.lost / self.tokens:.0%} of their tokens "
-            f"(longest {self.longest:,})"
-        )
-
-
-def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
-    """Encode labelled examples without truncation."""
-    unlimited = setting.unlimited if task.limits(setting) else setting
-    return encode_in_chunks(task.unlimited(), examples, unlimited)
-
-
-def encode_in_chunks(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
-    """Encode labelled examples as `task.encode` does, and report progress.
-
-    Packed rows and errors depend on all examples at once.
-    """
-    if task.packs or len(examples) <= CHUNK:
-        return task.encode(examples, setting, labelled=True)
-    rows: list[Row] = []
-    owners: list[int] = []
-    with counting(len(examples), "encoding") as done:
-        for start in range(0, len(examples), CHUNK):
-            chunk = examples[start : start + CHUNK]
-            try:
-                encoded = task.encode(chunk, setting, labelled=True)
-            except AdapterhubError:
-                return task.encode(examples, setting, labelled=True)
-            rows += encoded.rows
-            owners += (start + owner for owner in encoded.owners)
-            done(len(chunk))
-    return replace(encoded, examples=tuple(examples), rows=rows, owners=tuple(owners))
-
-
-def longest_row(whole: Encoded) -> int:
-    """Return the number of tokens of the longest row."""
-    return max((whole.task.row_lengths(row)[0] for row in whole.rows), default=0)
-
-
-def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
-    """Return the rows of `task.encode` under the limits of a setting, if the task has limits."""
-    if not task.limits(setting):
-        return whole
-    if task.packs:
-        return task.encode(whole.examples, setting, labelled=True)
-    pairs = list(zip(whole.owners, whole.rows, strict=True))
-    cut = {owner for owner, row in pairs if not task.fits(row, setting)}
-    if not cut:
-        return Encoded(task, setting, whole.examples, whole.rows, whole.owners)
-    long = sorted(cut)
-    again = encode_in_chunks(task, [whole.examples[i] for i in long], setting)
-    kept = [(owner, row) for owner, row in pairs if owner not in cut]
-    kept += [(long[owner], row) for owner, row in zip(again.owners, again.rows, strict=True)]
-    kept.sort(key=lambda pair: pair[0])  # stable: the windows of an example stay in order
-    owners, rows = tuple(owner for owner, _ in kept), [row for _, row in kept]
-    return Encoded(task, setting, whole.examples, rows, owners)
-
-
-def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
-    """Count what truncation removes; examples that are split into windows lose nothing."""
-    task, setting = encoded.task, encoded.setting
-    if not task.limits(setting):
-        return []
-    if not encoded.owners:  # packed: encoded once more, in rows of their own
-        unpacked = task.unlimited()
-        encoded = truncate(whole, unpacked, setting)
-    before = whole.counts()
-    after = before if encoded.rows is whole.rows else encoded.counts()
-    found = []
-    for (name, option, limit), b, a in zip(task.limits(setting), before, after, strict=True):
-        cut = a < b
-        found.append(
-            LostTokens(
-                part=name,
-                option=option,
-                limit=limit,
-                examples=len(b),
-                cut=int(cut.sum()),
-                tokens=int(b[cut].sum()),
-                lost=int((b - a)[cut].sum()),
-                longest=int(b.max(initial=0)),
-            )
-        )
-    return found
-
+from adapterhub.errors import DataError
 
 DEFAULT = "classification"
 USUAL_METHOD = "lora"
