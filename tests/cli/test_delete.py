@@ -20,7 +20,7 @@ def published(typed, tmp_path):
 
 
 def test_delete_asks_first(typed, published, monkeypatch):
-    with pytest.raises(ConfigError, match="no terminal") as error:
+    with pytest.raises(ConfigError, match="not running in a terminal") as error:
         typed("delete polite@v1")
     assert "try: --yes" in str(error.value)
     assert typed("delete polite@v1 --yes") == "deleted polite@v1\n"

@@ -343,3 +343,97 @@ def cell_text(counts: Counter[str]) -> str:
     if counts["failed"]:
         return _FAILED
     return "-" if counts["refused"] else str(counts["passed"] or "")
+
+
+# The architectures that people use in 2026, and what is refused on them; more are in FAMILIES.
+
+
+RECENT_METHODS = ("lora", "pfeiffer", "ia3", "prefix", "bitfit", "norms", "full", "unfreeze")
+RECENT_TYPES = (
+    "bamba",
+    "big_bird",
+    "blenderbot",
+    "clip",
+    "convnext",
+    "deepseek_v2",
+    "deepseek_v3",
+    "dinov2",
+    "dinov3_vit",
+    "falcon",
+    "falcon_h1",
+    "gemma3",
+    "gemma3n_text",
+    "glm4_moe_lite",
+    "gpt_bigcode",
+    "gpt_oss",
+    "granitemoehybrid",
+    "hubert",
+    "idefics3",
+    "internvl",
+    "jamba",
+    "kimi_linear",
+    "led",
+    "lfm2",
+    "llama4",
+    "llava",
+    "longformer",
+    "mamba",
+    "mamba2",
+    "marian",
+    "minicpm3",
+    "mistral3",
+    "moonshine",
+    "mpt",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3_vl",
+    "recurrent_gemma",
+    "rwkv",
+    "segformer",
+    "siglip",
+    "smolvlm",
+    "swin",
+    "t5gemma",
+    "vit",
+    "wav2vec2",
+    "whisper",
+    "zamba2",
+)
+# Latent attention, experts, one key-value head, pictures, sound.
+RECENT_CORE = ("deepseek_v3", "gpt_oss", "falcon", "vit", "wav2vec2")
+# (method, type) -> part of the reason.
+RECENT_REFUSED = {
+    ("bitfit", "deepseek_v2"): "none",
+    ("bitfit", "deepseek_v3"): "none",
+    ("bitfit", "gemma3n_text"): "none",
+    ("bitfit", "glm4_moe_lite"): "none",
+    ("bitfit", "kimi_linear"): "none",
+    ("bitfit", "lfm2"): "none",
+    ("bitfit", "minicpm3"): "none",
+    ("bitfit", "mistral3"): "none",
+    ("bitfit", "mpt"): "none",
+    ("bitfit", "olmo_hybrid"): "none",
+    ("bitfit", "qwen3_next"): "none",
+    ("bitfit", "t5gemma"): "none",
+    ("prefix", "convnext"): "no such site",
+    ("prefix", "gemma3n_text"): "not all layers",
+    ("prefix", "led"): "not all layers",
+    ("prefix", "longformer"): "no such site",
+    ("prefix", "mamba"): "no such site",
+    ("prefix", "mamba2"): "no such site",
+    ("prefix", "rwkv"): "no such site",
+}
+# The biases are in a part of the model that texts do not reach.
+NOT_REACHED = {
+    ("bitfit", "gemma3"),
+    ("bitfit", "idefics3"),
+    ("bitfit", "llama4"),
+    ("bitfit", "llava"),
+    ("bitfit", "qwen3_5"),
+    ("bitfit", "qwen3_vl"),
+    ("bitfit", "smolvlm"),
+}

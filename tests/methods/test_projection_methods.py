@@ -1,4 +1,4 @@
-"""The methods that change a projection compute their equations (projection_equations.py)."""
+"""The methods that change a projection compute their equations, by hand in tiny_adapters.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.projections import ProjectionMethod
 from adapterhub.methods.waveft import inverse_haar
 from tests.kit import tiny_models
-from tests.kit.projection_equations import EQUATIONS, road
 from tests.kit.selection import long_table
-from tests.kit.tiny_adapters import PROJECTIONS, attach_at
+from tests.kit.tiny_adapters import EQUATIONS, PROJECTIONS, attach_at, road
 
 CELLS = [(method, architecture) for method in EQUATIONS for architecture in PROJECTIONS]
 

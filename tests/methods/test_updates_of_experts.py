@@ -18,8 +18,8 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.experts import AtExperts, ExpertsUpdate
 from adapterhub.methods.common.projections import ProjectionMethod
 from tests.kit.own_models import IMPLEMENTATIONS, expert_logits, expert_model, redraw
-from tests.kit.projection_equations import EQUATIONS
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import EQUATIONS
 
 ABLE = [n for n, cls in METHODS.items() if issubclass(cls, AtExperts) and "weight" in cls.kinds]
 OPTIONS = {name: dict(EQUATIONS[name][1]) for name in ABLE if name in EQUATIONS}

@@ -12,12 +12,11 @@ from functools import lru_cache
 import every_type
 import sweep_cells
 
-from tests.kit import recent_architectures as recent
-from tests.kit import tiny_models
+from tests.kit import matrix, tiny_models
 from tests.kit.selection import long_table
 
-TYPES = recent.TYPES if tiny_models.FULL_MATRIX else recent.CORE
-CELLS = [(method, t) for t in TYPES for method in recent.METHODS]
+TYPES = matrix.RECENT_TYPES if tiny_models.FULL_MATRIX else matrix.RECENT_CORE
+CELLS = [(method, t) for t in TYPES for method in matrix.RECENT_METHODS]
 
 
 @lru_cache(maxsize=2)
@@ -31,19 +30,19 @@ def built(model_type):
 
 
 def test_the_table_is_complete():
-    assert len(recent.TYPES) == len(set(recent.TYPES)) >= 52
-    assert set(recent.CORE) < set(recent.TYPES) <= set(every_type.TYPES)
-    assert {t for _, t in recent.REFUSED} <= set(recent.TYPES)
-    assert {m for m, _ in recent.REFUSED} <= set(recent.METHODS)
-    assert len(recent.TYPES) * len(recent.METHODS) - len(recent.REFUSED) >= 393
+    assert len(matrix.RECENT_TYPES) == len(set(matrix.RECENT_TYPES)) >= 52
+    assert set(matrix.RECENT_CORE) < set(matrix.RECENT_TYPES) <= set(every_type.TYPES)
+    assert {t for _, t in matrix.RECENT_REFUSED} <= set(matrix.RECENT_TYPES)
+    assert {m for m, _ in matrix.RECENT_REFUSED} <= set(matrix.RECENT_METHODS)
+    assert len(matrix.RECENT_TYPES) * len(matrix.RECENT_METHODS) - len(matrix.RECENT_REFUSED) >= 393
 
 
 @long_table(("method", "model_type"), CELLS, parts=2)
 def test_a_method_works_or_is_refused_as_the_table_says(method, model_type):
     found = sweep_cells.cell(built(model_type)[0], method, built(model_type)[1])
-    if reason := recent.REFUSED.get((method, model_type)):
+    if reason := matrix.RECENT_REFUSED.get((method, model_type)):
         assert found.startswith("refused: ")
         assert reason in found
     else:
-        not_reached = (method, model_type) in recent.NOT_REACHED
+        not_reached = (method, model_type) in matrix.NOT_REACHED
         assert found == ("ok, not run" if not_reached else "ok")
