@@ -18,14 +18,23 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.kit import session
+from tests.kit.selection import ALL
 from tests.kit.session import home_in
 
 # The hooks that write the tables of docs/reference/support.md and docs/guides/interchange.md.
 whole_matrix = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 pytest_plugins = ["tests.kit.matrix", "tests.kit.peft_differential"] if whole_matrix else []
 
-# A slow machine is not a failure.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is not a failure. Examples are the same in each run, and new ones in
+# `make test-all`; one that failed is kept as an `@example`, not in a database.
+settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+    derandomize=not ALL,
+    print_blob=True,
+)
 settings.load_profile("busy")
 
 
