@@ -83,13 +83,14 @@ def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...
 
 
 def _save(path: Path, text: str) -> None:
+    from adapterhub.files.atomic import replace_file
     from adapterhub.recipe.output_folder import SCHEMA
-    from adapterhub.recipe.recipe import write_schema
+    from adapterhub.recipe.recipe import schema_bytes
 
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
-        write_schema(path.parent)
+        replace_file(path.parent / SCHEMA, schema_bytes())
     except FileExistsError as error:
         raise OutputError(f"{path} exists", hint="another --save, or delete it") from error
     say(f"wrote {path}, and {path.parent / SCHEMA} for editors")

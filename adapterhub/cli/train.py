@@ -213,10 +213,11 @@ def is_recipe(file: str) -> bool:
     path = Path(file)
     if file.lower().endswith((".yaml", ".yml")):
         return True
+    if path.suffix.lower() in _DATA_SUFFIXES:
+        return False
     if not is_there(path):
         return not path.suffix and not any(mark in file for mark in "/:")
-    is_data = path.suffix.lower() in _DATA_SUFFIXES
-    if is_data or not is_file(path) or path.stat().st_size > _LARGEST_RECIPE:
+    if not is_file(path) or path.stat().st_size > _LARGEST_RECIPE:
         return False
     try:
         options = load_yaml(path)

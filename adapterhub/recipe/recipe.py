@@ -56,7 +56,6 @@ from adapterhub.config.yaml import (
 )
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
-from adapterhub.files.atomic import replace_file
 from adapterhub.methods.common.base import (
     METHODS,
     Method,
@@ -816,10 +815,9 @@ def _stage_schema(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_schema(folder: Path) -> None:
-    """Write the schema next to a recipe."""
-    registered = (*METHODS.imported().values(), *TASKS.values())
-    replace_file(folder / SCHEMA, _schema_bytes(registered))
+def schema_bytes() -> bytes:
+    """Return the content of the file of the schema, which lies next to a recipe."""
+    return _schema_bytes((*METHODS.imported().values(), *TASKS.values()))
 
 
 @functools.cache

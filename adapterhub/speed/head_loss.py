@@ -44,7 +44,7 @@ from adapterhub.tasks.common.language_models import (
     whole_output,
 )
 
-_WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
+WRITES_TEXT = {"causal-lm", "image-text-to-text", "seq2seq", "masked-lm"}
 
 
 class HeadLoss(Speedup):
@@ -136,7 +136,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def frozen_head(adapter: Adapter, task: Task, options: RunOptions) -> nn.Linear | None:
     """Return the head of a language model if its loss can be computed in chunks; else None."""
-    known = task.head in _WRITES_TEXT
+    known = task.head in WRITES_TEXT
     head = plain_head(adapter.backbone.pretrained) if known else None
     if head is None or not _is_frozen(head) or process_count() > 1 or options.shard:
         return None

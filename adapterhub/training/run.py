@@ -78,7 +78,7 @@ from adapterhub.pages.row_scores import (
     read_predictions,
     score_errors,
 )
-from adapterhub.recipe.output_folder import RECIPE, hold_output, writing
+from adapterhub.recipe.output_folder import RECIPE, SCHEMA, hold_output, writing
 from adapterhub.recipe.recipe import (
     DATA_SOURCES,
     SCHEMA_LINE,
@@ -88,12 +88,12 @@ from adapterhub.recipe.recipe import (
     parse_mixing,
     read,
     run_options,
+    schema_bytes,
     steps_per_epoch,
-    write_schema,
 )
 from adapterhub.speed.compiled_layers import check_installed, compiled_layers, liger_kernels
 from adapterhub.speed.frozen_cache import KeptActivations, RecordedRun, frozen_layers
-from adapterhub.speed.head_loss import choose_head_loss
+from adapterhub.speed.head_loss import WRITES_TEXT, choose_head_loss
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Prediction, Setting, Task, dump_task, parse_task
 from adapterhub.tasks.common.batches import Loss, corrected_loss
@@ -234,7 +234,7 @@ def _write_recipe(recipe: Recipe, prepared: PreparedRun) -> None:
     with writing(path):
         replace_file(path, (SCHEMA_LINE + recipe.to_yaml()).encode())
     with suppress(OSError):  # only editors read it
-        write_schema(output)
+        replace_file(output / SCHEMA, schema_bytes())
 
 
 def _has_checkpoint(recipe: Recipe) -> bool:
@@ -307,10 +307,12 @@ def _error_records(
 def _speedups(prepared: PreparedRun, note: Callable[[str], None]) -> Speedups:
     """Return the possible speedups of a run, in the order in which they are applied."""
     adapter, options, data = prepared.adapter, prepared.options, prepared.data
-    has_own, row = bool(prepared.own_loss or data.parts), partial(prepared.train.batch, [0])
+    own, row = bool(prepared.own_loss or data.parts), partial(prepared.train.batch, [0])
     trial = partial(first_batches, prepared)
     chosen = (
-        None if has_own else choose_head_loss(adapter, data.task, options, row),
+        None
+        if own or data.task.head not in WRITES_TEXT
+        else choose_head_loss(adapter, data.task, options, row),
         frozen_layers(adapter, options, prepared.recorded, note),
         liger_kernels(adapter, options, trial, note),
         compiled_layers(adapter, options, trial, note),
