@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import print_facts, print_json
+from adapterhub.cli._format import print_facts, print_json, print_table
 from adapterhub.cli._options import (
     as_json_option,
     backbone_place_option,
     registry_option,
     require_signature_option,
 )
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, MergeError
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.argument("reference", metavar="ADAPTER"),
-    click.option("--output", required=True, help="Folder for the new adapter."),
     click.option("--rank", type=click.IntRange(1), help="The largest rank."),
     click.option(
         "--energy",
@@ -44,6 +44,34 @@ def conversion_options(command: Any) -> Any:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def print_ranks(
+    reference: str, *, backbone: str | None, registry: str | None, as_json: bool
+) -> None:
+    """Print the share of an adapter's update that each rank would keep."""
+    from adapterhub.registry.pull import pull_verified
+
+    pull_verified(reference, registry=registry)
+    with doing("loading torch"):
+        from adapterhub.inference.open import load_for_merging
+        from adapterhub.merging.combine import update_ranks
+
+    adapter, _ = load_for_merging(reference, backbone, registry=registry)
+    ranks = update_ranks(adapter)
+    if ranks is None:
+        raise MergeError(
+            f"{adapter.name!r} has no update of a rank of its own",
+            expected="trained low-rank products at projections, and nothing else",
+            hint=f"adapterhub convert {reference} --output DIR --energy 0.99",
+        )
+    sizes = [2**power for power in range((ranks.rank - 1).bit_length())]
+    kept = {size: ranks.kept(size) for size in (*sizes, ranks.rank)}
+    if as_json:
+        print_json({"rank": ranks.rank, "kept": {str(r): share for r, share in kept.items()}})
+        return
+    rows = [(str(size), f"{share:.1%}") for size, share in kept.items()]
+    print_table(ShownTable(("rank", "of the update"), rows, numbers=True))
 
 
 def write_as_lora(

@@ -11,6 +11,7 @@ from adapterhub.cli._conversion import conversion_options, write_as_lora
 
 @click.command("convert")
 @conversion_options
+@click.option("--output", required=True, help="Folder for the new adapter.")
 @click.option("--to", type=click.Choice(["lora"]), default="lora", show_default=True)
 def command(to: str, **options: Any) -> None:
     """Convert an adapter of any method that changes weights into a LoRA.

@@ -241,6 +241,7 @@ def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+_MOST_OF_AN_UPDATE = 0.95  # share of its squared norm that a suggested rank keeps
 _MOST_OF_A_ROW = 20_000  # characters of a text printed by --show
 
 
@@ -468,6 +469,13 @@ def _print_outcome(outcome: Any) -> None:
     print_facts(facts | curves, width=12)
     for number, line in enumerate(outcome.verdict):
         say(f"{'' if number else 'best':12} {line}")
+    if outcome.ranks:
+        smaller, whole = outcome.ranks.least(_MOST_OF_AN_UPDATE), outcome.ranks.rank
+        if 2 * smaller <= whole:
+            kept = math.floor(100 * outcome.ranks.kept(smaller))
+            say(f"{'rank':12} {smaller} of {whole} would keep {kept} % of the update:")
+            place = shlex.quote(str(outcome.folder.parent))
+            say(f"{'':12} adapterhub resize {place} --rank {smaller} --output DIR")
 
 
 def _print_next(run: Path, data: RunData, has_page: bool) -> None:

@@ -18,8 +18,10 @@ otherwise `head` must name one.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -280,6 +282,58 @@ def to_lora(
     adapters = _attached(model, [name])
     rule = _rule("linear", None, 1.0, Cut(rank, energy), 0, 1)
     return _attached_new(model, adapters, adapters[0], rule, new_name, only_lora=True)
+
+
+@dataclass(frozen=True)
+class UpdateRanks:
+    """The share of an adapter's update that each rank keeps.
+
+    Attributes:
+        values: the singular values of the update of each site, the largest first.
+    """
+
+    values: Mapping[str, Tensor]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a site."""
+        return len(self._shares)
+
+    def kept(self, rank: int) -> float:
+        """Return the share of the squared Frobenius norm, over all sites, that a rank keeps."""
+        return self._shares[min(rank, self.rank) - 1]
+
+    def least(self, share: float) -> int:
+        """Return the least rank that keeps a share of the update."""
+        return next((r for r in range(1, self.rank) if self.kept(r) >= share), self.rank)
+
+    @cached_property
+    def _shares(self) -> list[float]:
+        """The kept share by rank, from 1."""
+        columns = itertools.zip_longest(*(v.tolist() for v in self.values.values()), fillvalue=0.0)
+        kept = list(itertools.accumulate(sum(x * x for x in column) for column in columns))
+        return [each / kept[-1] for each in kept]
+
+
+def update_ranks(adapter: Adapter) -> UpdateRanks | None:
+    """Compute the share of an adapter's update that each rank keeps, without the whole matrices.
+
+    Returns: None if `to_lora` cannot give the adapter another rank: a site's update is not a
+    product, or the adapter changes other parameters. Also None if the update is 0 or not finite.
+    """
+    if adapter.on or adapter.changed:
+        return None
+    values = {}
+    for site, module in ((placed.site, placed.module) for placed in adapter.placed):
+        product = module.factors() if isinstance(module, OutputModule) else None
+        if product is None or site.held or site.matrix:
+            return None
+        left, right = (factor.detach().float().cpu() for factor in product)
+        core = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right.T, mode="r").R.T
+        if not core.isfinite().all():
+            return None
+        values[site.id] = torch.linalg.svdvals(core)
+    return UpdateRanks(values) if any(each.any() for each in values.values()) else None
 
 
 def _attached_new(

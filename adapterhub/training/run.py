@@ -68,6 +68,7 @@ from adapterhub.loop.trainee import (
     unreached,
     waiting_for_plateaus,
 )
+from adapterhub.merging.combine import UpdateRanks, update_ranks
 from adapterhub.methods.common.base import dump_methods, parse_methods
 from adapterhub.pages.page import BAG_OF_WORDS, WordsComparison, chosen_note, read_run, write_page
 from adapterhub.pages.row_scores import (
@@ -126,7 +127,8 @@ class RunOutcome:
 
     `words` compares the run with a bag of words, if that is a baseline of the task. `tested`
     contains the metrics of the test rows. `errors` contains the error of each metric; metrics in
-    `tested` are called "test/NAME" there.
+    `tested` are called "test/NAME" there. `ranks` is of the update of a language model, if it is
+    low-rank.
     """
 
     folder: Path
@@ -140,6 +142,7 @@ class RunOutcome:
     tested: dict[str, float] = field(default_factory=dict)
     errors: dict[str, ScoreError] = field(default_factory=dict)
     words: WordsComparison | None = None
+    ranks: UpdateRanks | None = None
 
     @property
     def word_lines(self) -> tuple[str, ...]:
@@ -484,6 +487,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
     if len(result.history) > 1:
         said.append(chosen_note(result.history, len(scored), tested=bool(tested)))
     heads = total - adapter.count()
+    writes = adapter.backbone.output_embedding is not None
     outcome = RunOutcome(
         folder,
         metrics,
@@ -494,6 +498,7 @@ def _save(prepared: PreparedRun, result: loop.TrainingResult, page: RunPage | No
         tuple(said),
         tested=tested,
         errors=recorded_errors(errors),
+        ranks=None if shared or not writes else update_ranks(adapter),
     )
     if page is None:
         return outcome

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 import adapterhub as ah
 from adapterhub.files.native import Saved
-from tests.kit import tiny_models
+from tests.kit import own_models, tiny_models
 
 
 @pytest.fixture
@@ -47,6 +48,41 @@ def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
     assert 0 < facts["lost"] < 1
     assert facts["parameters"] < facts["parameters before"]
     assert Saved.at(tmp_path / "small").manifest.labels == ("bad", "good")
+
+
+def test_without_a_folder_it_prints_what_each_rank_keeps(saved, adapterhub, backbone):
+    code, out, err = adapterhub("resize", saved["lora"], "--json", "--backbone", backbone)
+    assert code == 0, err
+    kept = json.loads(out)["kept"]
+    assert [*kept] == ["1", "2", "4"]
+    assert 0 < kept["1"] < kept["2"] < kept["4"] == 1
+    code, out, err = adapterhub("resize", saved["lora"], "--backbone", backbone)
+    assert (code, err) == (0, "")
+    assert out.split()[-2:] == ["4", "100.0%"]
+    for words, says in (
+        (("lora", "--rank", 2), "--output DIR"),
+        (("oft",), "--energy 0.99"),
+    ):
+        name, *more = words
+        code, _, err = adapterhub("resize", saved[name], *more, "--backbone", backbone)
+        assert code == 2
+        assert says in err
+
+
+def test_the_training_of_a_language_model_names_a_sufficient_rank(adapterhub, tmp_path):
+    checkpoint = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "m")
+    (tmp_path / "notes.txt").write_text("the movie was good\n\nthe movie was bad\n" * 8)
+    code, out, err = adapterhub(
+        "train", tmp_path / "notes.txt", "--backbone", checkpoint, "--task", "causal-lm(data=text)",
+        "--steps", 3, "--output", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    rank, whole, kept = re.search(r"(\d+) of (\d+) would keep (\d+) % of", out).groups()
+    assert 2 * int(rank) <= int(whole)
+    assert int(kept) >= 95
+    command = re.search(r"adapterhub (resize .*) DIR", out)[1]
+    code, _, err = adapterhub(*command.split(), tmp_path / "small")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ import adapterhub as ah
 from adapterhub.adapters.route import activate
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import ConfigError, MergeError
+from adapterhub.merging.combine import update_ranks
 from adapterhub.methods.common.base import METHODS
 from adapterhub.methods.lora import LoRALayer
 from tests.kit import tiny_models
@@ -81,6 +83,39 @@ def test_a_lora_of_another_rank():
         losses.append(new.metadata.training["combined"]["lost"])
     assert losses == sorted(losses)
     assert losses[0] == 0 < losses[1]
+
+
+@pytest.mark.parametrize(
+    "method", cases_of(["lora(rank=6)", "rslora(rank=6)", "pissa(rank=3)", "adalora", "dora"], 5)
+)
+def test_the_share_that_each_rank_keeps(method):
+    model = attached("bert", method)
+    adapter = get_state(model).adapters["own"]
+    ranks = update_ranks(adapter)
+    if method == "dora":
+        assert ranks is None
+        return
+    products = [(left @ right).detach().numpy() for left, right in factors(adapter)]
+    values = [np.linalg.svd(product, compute_uv=False) for product in products]
+    total = sum(np.square(each).sum() for each in values)
+    for rank in range(1, ranks.rank + 1):
+        kept = sum(np.square(each[:rank]).sum() for each in values) / total
+        assert ranks.kept(rank) == pytest.approx(kept, abs=1e-6)
+        smaller = ah.to_lora(model, "own", rank=rank, new_name=f"of-{rank}")
+        pairs = zip(products, factors(smaller), strict=True)
+        rests = [product - (left @ right).detach().numpy() for product, (left, right) in pairs]
+        lost = sum(np.square(rest).sum() for rest in rests) / total
+        assert 1 - ranks.kept(rank) == pytest.approx(lost, abs=1e-5)
+        least = ranks.least(ranks.kept(rank) - 1e-9)
+        assert least == rank or ranks.kept(least) == pytest.approx(kept)
+    assert ranks.kept(ranks.rank) == 1
+    for placed in adapter.placed:
+        torch.nn.init.constant_(next(placed.module.parameters()), float("nan"))
+    assert update_ranks(adapter) is None
+
+
+def factors(adapter):
+    return [placed.module.factors() for placed in adapter.placed]
 
 
 def test_each_site_gets_the_rank_of_its_energy():
