@@ -91,7 +91,7 @@ def study_markdown(study: Study, results: Sequence[TaskResult], commands: Comman
         lines += ["## All tasks", "", summary_table(results).markdown(), ""]
     for task in results:
         lines += _task_lines(task, commands.get((task.task, task.rows)))
-    lines += ["## What this study does not know", "", *(f"- {line}" for line in LIMITS), ""]
+    lines += ["## Limits of this study", "", *(f"- {line}" for line in LIMITS), ""]
     return "\n".join(lines)
 
 

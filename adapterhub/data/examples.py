@@ -492,11 +492,12 @@ def notes_on_scores(
     if rows < ENOUGH_FOR_SCORES:
         number = _count(rows, f"{what} row", f"{what} rows")
         better = f"{more}, or more rows" if more else "evaluate on more"
-        notes.append(f"{number}: the scores say little; {better}")
+        notes.append(f"{number}: the scores are uncertain; {better}")
     if rows > 1 and len(set(labels)) == 1:
         label = _quoted(str(next(iter(labels))))
         notes.append(
-            f"all {rows:,} {what} rows are of one class, {label}: the scores say nothing of others"
+            f"all {rows:,} {what} rows are of one class, {label}: the scores tell nothing "
+            f"about others"
         )
     return notes
 

@@ -376,7 +376,7 @@ def _read_errors(where: str) -> Iterator[None]:
         raise DataError(
             f"{where} cannot be read: {reason}",
             expected="Parquet, JSON lines or CSV, with the same columns in all files",
-            hint="data.format and data.encoding say what the files are; for a bucket, its "
+            hint="data.format and data.encoding describe the files; for a bucket, its "
             "credentials and endpoint are read from the environment",
         ) from error
 

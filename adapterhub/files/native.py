@@ -219,7 +219,7 @@ class TensorFile:
             if found != [begin, end] or any(type(offset) is not int for offset in found):
                 raise self.broken([f"{name}: its bytes are not those from {begin} to {end}"])
         if self._size != self._first + end:
-            said = f"{self._size} bytes, its header and manifest say {self._first + end}"
+            said = f"{self._size} bytes, its header and manifest declare {self._first + end}"
             raise _damaged(self._folder, [f"{TENSORS_FILE}: {said}: altered or truncated"])
         return offsets
 

@@ -189,7 +189,7 @@ def safetensors_problem(file: BinaryIO, size: int) -> str:
             end = last
     except (KeyError, TypeError, ValueError):
         return "a tensor of its header has no place"
-    return "" if 8 + length + end == size else "it is shorter or longer than its header says"
+    return "" if 8 + length + end == size else "its size differs from its header"
 
 
 def signature_problem(

@@ -352,7 +352,7 @@ def find_endpoint(
     if found is not None:
         return found, {name: unquoted(text) for name, text in values.items()}
     if methods:
-        raise HubRefusal(f"this path is not asked by {method}", status=405)
+        raise HubRefusal(f"this path does not accept {method}", status=405)
     is_own = re.match(r"/api/(?!models|datasets|spaces)", path)
     if is_own or _OF_REPOSITORY.match(path):
         raise HubRefusal(

@@ -144,7 +144,7 @@ def _note(runs: Sequence[RunFiles]) -> str:
     data = {run.predictions.data for run in runs if run.predictions}
     if len(data) > 1:
         return "The runs were evaluated on different data, so their metrics do not compare."
-    return "adapterhub compare says which of the differences are more than chance."
+    return "adapterhub compare tests which differences are more than chance."
 
 
 def _table(summaries: Sequence[RunSummary]) -> ShownTable:

@@ -550,7 +550,7 @@ def _parse(data: bytes, source: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _error(source, "it is not JSON, but perhaps the page of a login") from None
     if not isinstance(tree, dict) or tree.get("index") != _FORMAT:
-        raise _error(source, f'it does not say "index": {_FORMAT}')
+        raise _error(source, f'it lacks "index": {_FORMAT}')
     return tree
 
 

@@ -267,7 +267,7 @@ class Front:
                 )
             except RayActorError:
                 continue
-        raise NotReadyError("the replicas that were asked have died")
+        raise NotReadyError("the replicas that were tried have died")
 
     async def _patiently(self, answer: Coroutine[Any, Any, Response], seconds: float) -> Response:
         """Wait for an answer while there are replicas; check every `seconds` that there are."""

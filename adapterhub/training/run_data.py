@@ -316,7 +316,7 @@ def _check_stream(recipe: Recipe) -> None:
         "train.max_steps is missing: the number of rows is not known": train.max_steps is None,
         "train.epochs is set: a stream has no epochs": train.epochs is not None,
         "data.eval is missing: no rows are held out of a stream": data.eval is None,
-        "data.rows is set: train.max_steps says how many rows are drawn": data.rows is not None,
+        "data.rows is set: train.max_steps determines the number of rows": data.rows is not None,
         "data.train_target is set: a stream has rows": data.train_target is not None,
         "shots are drawn from all rows, which a stream has not":
             task.draws_shots,

@@ -443,7 +443,7 @@ def refusal_of(error: Exception) -> HubRefusal:
         return HubRefusal(problem, status=code, headers={"connection": "close"})
     if isinstance(error, AdapterhubError):
         return HubRefusal("; ".join((error.problem, *error.offenders)))
-    return HubRefusal("the hub has made a mistake; its log says where", status=500)
+    return HubRefusal("internal error of the hub; see its log", status=500)
 
 
 def hub_body(error: HubRefusal) -> tuple[dict[str, str], int, dict[str, str]]:

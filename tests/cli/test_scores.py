@@ -61,8 +61,8 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     assert PICKED not in train("train.epochs=1", output=tmp_path / "once")[1]
     assert "these 22 rows also picked the epoch; the test rows picked nothing" in out
     rows = {"file": 26, "share": 15}[kind]
-    assert f"{rows} test rows: the scores say little; --test FILE, or more rows" in err
-    assert "22 evaluation rows: the scores say little; --eval FILE, or more rows" in err
+    assert f"{rows} test rows: the scores are uncertain; --test FILE, or more rows" in err
+    assert "22 evaluation rows: the scores are uncertain; --eval FILE, or more rows" in err
     data = Saved.at(run / "adapter").manifest.training["data"]
     assert (data["train"], data["test"]) == ({"file": 64, "share": 49}[kind], rows)
     shown = [out, (run / "report.html").read_text(encoding="utf-8")]
@@ -90,7 +90,7 @@ def test_eval_has_intervals_also_in_json_and_in_ascii(adapterhub, trained, tmp_p
     assert re.search(
         rf"^accuracy +[01]\.0000 \(0\.\d\d{TO}[01]\.\d\d, n = 2\)$", out, re.MULTILINE
     ), out
-    assert "2 evaluation rows: the scores say little; evaluate on more" in err
+    assert "2 evaluation rows: the scores are uncertain; evaluate on more" in err
     assert "all 2 evaluation rows are of one class, 'pos'" in err
     monkeypatch.setattr("adapterhub.cli._format._can_print", str.isascii)
     assert re.search(

@@ -23,7 +23,9 @@ async def _healthz(call: Call) -> dict[str, Any]:
 
 async def _readyz(call: Call) -> dict[str, Any]:
     if not call.is_ready:
-        raise NotReadyError("the server is starting, leaving, or computes nothing")
+        raise NotReadyError(
+            "the server is starting up or shutting down, or its compute thread has stopped"
+        )
     return {"status": "ready"}
 
 

@@ -416,7 +416,7 @@ async def _ready(call: Call) -> Response:
 def _example(facts: AdapterFacts) -> dict[str, Any] | None:
     if facts.decodes:
         return None
-    texts = ["A train was late again.", "Why?", "Nobody knows."]
+    texts = ["A train was late again.", "Why?", "No one can tell."]
     tensors = _inputs_of(facts)
     shape = [1] if facts.texts else [1, len(texts)]
     given = {"datatype": "BYTES", "shape": shape, "data": texts[: shape[-1]]}

@@ -137,9 +137,9 @@ _COMPARE = "--task preference, with the columns prompt, chosen and rejected"
 _KNOWN: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("history", "humanrefa", "humanrefb", "labels"), "SHP: labels say which of two answers is "
      "better", f"{_COMPARE}: human_ref_A is the chosen one where labels is 1"),
-    (("info", "summaries", "choice"), "comparisons of summaries: choice says which is better",
+    (("info", "summaries", "choice"), "comparisons of summaries: choice marks the better one",
      f"{_COMPARE}: summaries[choice] is the chosen one"),
-    (("conversationa", "conversationb", "winner"), "battles of models: winner says which is better",
+    (("conversationa", "conversationb", "winner"), "battles of models: winner marks the better one",
      f"{_COMPARE}, of the rows that are not ties"),
     (("instruction", "completions"), "UltraFeedback: several completions with scores",
      f"{_COMPARE}: the completion of the highest score, and another one"),
