@@ -294,10 +294,9 @@ def command(
 ) -> None:
     """Train an adapter on a data file, or from a recipe.
 
-    `adapterhub train reviews.csv` is enough: defaults are chosen for the data and printed.
-    KEY=VALUE sets any option of the recipe: train.schedule=cosine. `adapterhub options train` lists
-    the options, and `adapterhub recipe` writes them to a file. KEY=VALUE overrides flags, and flags
-    override the recipe.
+    `adapterhub train reviews.csv` is enough: defaults fit the data and are printed. KEY=VALUE
+    sets any option of the recipe: train.schedule=cosine. `adapterhub options train` lists all, and
+    `adapterhub recipe` writes them to a file. KEY=VALUE overrides flags, and flags the recipe.
     """
     if show:
         flags["output"] = flags["output"] or "."  # required by a recipe; nothing is written

@@ -35,8 +35,8 @@ class DataOptions:
     )
     test: str | float | None = option(
         None,
-        "test data, evaluated once, after training: a file or dataset, or a share of the training "
-        "rows to hold out, such as 0.1 (null: none)",
+        "test data, evaluated once, after training: a file, a dataset, or a share of the rows, "
+        "such as 0.1 (null: none)",
         resumed="same",
     )
     text: str | None = option(

@@ -571,9 +571,7 @@ DATA_SOURCES = ("train", "eval", "test", "train_target", "eval_target")
 class Recipe:
     """A training run. The same recipe, data and versions give the same adapter."""
 
-    backbone: str = option(
-        "", "a Hub id or folder (empty: a local one that suits the task)", resumed="fixed"
-    )
+    backbone: str = option("", "a Hub id or folder (empty: by the task)", resumed="fixed")
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone", resumed="fixed")
     dtype: str | None = option(
         None,
@@ -587,7 +585,7 @@ class Recipe:
         resumed="recorded",
     )
     quantize: str | None = option(
-        None, "nf4, fp4, int8, int8-weight or fp8-weight; or dequantize", resumed="recorded"
+        None, "to nf4, fp4, int8, int8-weight or fp8-weight; or dequantize", resumed="recorded"
     )
     family: dict[str, Any] | str | None = option(
         None, "the backbone's row of sites: a YAML file or its content", resumed="fixed"
@@ -597,8 +595,7 @@ class Recipe:
     )
     method: object = option(
         None,
-        "a spec: lora(rank=16), or a list of them (null: the method of `from`; else lora, for "
-        "language models at all linear layers)",
+        "a spec: lora(rank=16), or a list (null: by `from` or the task)",
         resumed="fixed",
     )
     from_: str | None = option(
