@@ -35,8 +35,8 @@ class DataOptions:
     )
     test: str | float | None = option(
         None,
-        "test data, evaluated once, after training: a file, a dataset, or a share of the rows, "
-        "such as 0.1 (null: none)",
+        "test data, evaluated once, at the end: a file, dataset, or share of the rows, such as 0.1 "
+        "(null: none)",
         resumed="same",
     )
     text: str | None = option(
@@ -53,7 +53,7 @@ class DataOptions:
         resumed="recorded",
     )
     labels: object = option(
-        None, "label names: 0=no,1=yes, {0: no}, or a list in their order", resumed="fixed"
+        None, "names of labels: 0=no,1=yes, {0: no}, or an ordered list", resumed="fixed"
     )
     ignore_case: bool = option(
         False,

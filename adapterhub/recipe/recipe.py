@@ -585,7 +585,7 @@ class Recipe:
         resumed="recorded",
     )
     quantize: str | None = option(
-        None, "to nf4, fp4, int8, int8-weight or fp8-weight; or dequantize", resumed="recorded"
+        None, "kind: nf4, fp4, int8, int8-weight, fp8-weight, dequantize", resumed="recorded"
     )
     family: dict[str, Any] | str | None = option(
         None, "the backbone's row of sites: a YAML file or its content", resumed="fixed"
@@ -595,11 +595,11 @@ class Recipe:
     )
     method: object = option(
         None,
-        "a spec: lora(rank=16), or a list (null: by `from` or the task)",
+        "a spec: lora(rank=16), or a list (null: by the task)",
         resumed="fixed",
     )
     from_: str | None = option(
-        None, "a trained adapter to start from: a name, folder or Hub id", resumed="fixed"
+        None, "trained adapter to start from: a name, folder or Hub id", resumed="fixed"
     )
     on: tuple[str, ...] = option(
         (), "trained adapters under the new one; they stay frozen", resumed="fixed"
