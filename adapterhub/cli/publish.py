@@ -22,6 +22,12 @@ from adapterhub.cli._options import (
 @click.option("--name", help="Name in the registry (default: the adapter's or the run's).")
 @click.option("--version", help="Version, v1 or later (default: the next).")
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
+@click.option(
+    "--if",
+    "only_if",
+    metavar="CONDITION",
+    help='Publish only if its score is so: "accuracy >= best", with the score of a tag.',
+)
 @publication_options
 @peft_options
 @registry_option
@@ -31,6 +37,7 @@ def command(
     name: str | None,
     version: str | None,
     tags: tuple[str, ...],
+    only_if: str | None,
     registry: str | None,
     allow_findings: tuple[str, ...],
     as_json: bool,
@@ -58,6 +65,7 @@ def command(
         allow_findings=allow_findings,
         peft=peft,
         backbone=backbone,
+        only_if=only_if,
         note=partial(say, err=True),
     )
     print_published(entry, "published", as_json=as_json)

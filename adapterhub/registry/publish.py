@@ -12,7 +12,9 @@ licence and changes its digest.
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +24,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from adapterhub.errors import ConfigError, RegistryError, SignatureError, warn_user
+from adapterhub.errors import (
+    ConfigError,
+    NotPublishedError,
+    RegistryError,
+    SignatureError,
+    unknown,
+    warn_user,
+)
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.card import CARD_FILE, InPeft, card, card_bytes, read_card
 from adapterhub.files.manifest import (
@@ -40,6 +49,7 @@ from adapterhub.files.native import (
     Saved,
     copy_of,
 )
+from adapterhub.files.shown_table import TEST
 from adapterhub.files.signature import (
     PrivateKey,
     Signature,
@@ -58,6 +68,7 @@ from adapterhub.registry.store import (
     Query,
     Reference,
     Store,
+    choose_version,
     is_name,
     parse_reference,
     version_number,
@@ -71,6 +82,7 @@ from adapterhub.registry.version_files import (
 )
 
 _MOST = 10_000  # versions to compare for one backbone
+_SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 _NOT_REQUESTED = "it was published without peft's files"
 _NOT_SIGNED = "its signature does not cover peft's files; --sign KEY signs them"
 
@@ -118,6 +130,7 @@ def publish(
     allow_findings: tuple[str, ...] = (),
     peft: bool | None = None,
     backbone: str | None = None,
+    only_if: str | None = None,
     note: Note = silent,
 ) -> Entry:
     """Publish the adapter in a folder to a local registry.
@@ -138,19 +151,23 @@ def publish(
         peft: make peft's two files and publish them too (True), leave them out (False), or publish
             those in the folder (None).
         backbone: for `peft`, the folder or Hub id of the backbone, if not the recorded one.
+        only_if: `METRIC >= TAG`, or a number in place of the tag; also with >, <= and <. Nothing is
+            published if the recorded score is not so. A tag that no version has yet passes.
         note: receives messages for the user.
 
     Raises:
         FileError: the folder holds no valid adapter, or its files contain private information.
-        ConfigError: the name, version or a tag is invalid.
+        ConfigError: the name, version, condition or a tag is invalid.
         BackboneError: `backbone` cannot be read.
         OutputError: `listing` is invalid, or the registry cannot be written.
         SignatureError: `sign` is missing, and the folder's signature is for other contents.
-        RegistryError: the version is taken by other bytes, or an adapter that this one was trained
-            on is not in the registry.
+        RegistryError: the version is taken by other bytes, an adapter that this one was trained on
+            is not in the registry, or `only_if` is not met.
     """
     saved, store = Saved.of(folder), registry_at(registry)
     name = name or name_to_publish(saved)
+    if only_if is not None:
+        _check_condition(only_if, saved.manifest, store, name, note)
     on = published_foundations(saved, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     files, in_peft = _files_of_peft(saved, peft, backbone, sign, note)
@@ -165,6 +182,71 @@ def publish(
                 stacklevel=2,
             )
         return entry
+
+
+def _check_condition(
+    condition: str, manifest: Manifest, store: Registry, name: str, note: Note
+) -> None:
+    """Check a condition on the recorded scores, such as `accuracy >= best`.
+
+    A registry keeps no predictions, so recorded scores are compared; the digests of the rows in
+    both records show whether they are of the same rows.
+
+    Raises:
+        ConfigError: the condition is invalid, or an adapter has no such score.
+        RegistryError: the condition is not met.
+    """
+    parts = re.fullmatch(r"\s*([^\s<>=]+)\s*([<>]=?)\s*([^\s<>=]+)\s*", condition)
+    if parts is None:
+        raise ConfigError(
+            f"invalid condition {condition!r}",
+            expected="METRIC, one of >= > <= <, and a tag or a number",
+            hint='--if "accuracy >= best", only_if="accuracy >= best"',
+        )
+    metric, sign, bound = parts.groups()
+    if metric not in manifest.metrics:
+        raise unknown("metric of this adapter", metric, manifest.metrics)
+    try:
+        least, place = float(bound), ""
+    except ValueError:
+        holder = _holder(store, name, bound, manifest.backbone.fingerprint)
+        if holder is None:
+            note(f"no version of {name} has the tag {bound!r} yet: nothing to compare with")
+            return
+        if metric not in holder.metrics:
+            hint = "--if with a score that both have"
+            raise ConfigError(f"{holder.reference} has no score {metric!r}", hint=hint) from None
+        least, place = holder.metrics[metric], f" of {holder.reference} ({bound})"
+        if (doubt := _rows_doubt(metric, manifest, holder)) is not None:
+            note(f"{metric} is compared as recorded: {doubt}")
+    value = manifest.metrics[metric]
+    if not _SIGNS[sign](value, least):
+        raise RegistryError(
+            f"not published: {metric} {value:.4f} is not {sign} {least:.4f}{place}",
+            expected=condition.strip(),
+            hint="leave out the tag and the condition to publish it as a version without the tag",
+        )
+
+
+def _holder(store: Registry, name: str, tag: str, backbone: str) -> Entry | None:
+    """Return the version of an adapter that has a tag or this number."""
+    if isinstance(store, LocalRegistry) and not store.root.is_dir():
+        return None
+    try:
+        return choose_version(store.versions(name, backbone=backbone), name, tag)
+    except NotPublishedError:
+        return None
+
+
+def _rows_doubt(metric: str, manifest: Manifest, holder: Entry) -> str | None:
+    """Return the reason to doubt that two scores are of the same rows; None if they are."""
+    record, is_test = manifest.training.get("data"), metric.startswith(TEST)
+    digests = record if isinstance(record, Mapping) else {}
+    own = digests.get("test_sha256" if is_test else "eval_sha256")
+    other = holder.test if is_test else holder.evaluation
+    if own is None or other is None:
+        return f"the rows are not recorded, and may differ from those of {holder.reference}"
+    return None if own == other else f"{holder.reference} was scored on other rows"
 
 
 def push(
