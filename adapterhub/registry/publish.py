@@ -133,9 +133,7 @@ def publish(
     only_if: str | None = None,
     note: Note = silent,
 ) -> Entry:
-    """Publish the adapter in a folder to a local registry.
-
-    Publishing the same bytes again returns the existing version.
+    """Publish the adapter in a folder to a local registry; the same bytes keep their version.
 
     Args:
         folder: the adapter's folder, or the folder of its training run.
@@ -166,8 +164,7 @@ def publish(
     """
     saved, store = Saved.of(folder), registry_at(registry)
     name = name or name_to_publish(saved)
-    if only_if is not None:
-        _check_condition(only_if, saved.manifest, store, name, note)
+    _check_condition(only_if, saved.manifest, store, name, note)
     on = published_foundations(saved, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     files, in_peft = _files_of_peft(saved, peft, backbone, sign, note)
@@ -175,19 +172,24 @@ def publish(
     info = listing or PublicationInfo()
     with prepared_folder(saved, info, name, words, on, files) as prepared:
         entry = put_signed(store, prepared, publication, saved, sign)
-        if version and version.lstrip("v") != entry.version.lstrip("v"):
-            warn_user(
-                f"no new version {version}: these bytes are {entry.reference} already; "
-                f"adapterhub tag {entry.reference} NAME gives it another name",
-                stacklevel=2,
-            )
+        _warn_of_another_version(version, entry)
         return entry
 
 
+def _warn_of_another_version(version: str | None, entry: Entry) -> None:
+    """Warn if the bytes already have another version than the requested one."""
+    if version and version.lstrip("v") != entry.version.lstrip("v"):
+        warn_user(
+            f"no new version {version}: these bytes are {entry.reference} already; "
+            f"adapterhub tag {entry.reference} NAME gives it another name",
+            stacklevel=3,
+        )
+
+
 def _check_condition(
-    condition: str, manifest: Manifest, store: Registry, name: str, note: Note
+    condition: str | None, manifest: Manifest, store: Registry, name: str, note: Note
 ) -> None:
-    """Check a condition on the recorded scores, such as `accuracy >= best`.
+    """Check a condition on the recorded scores, such as `accuracy >= best`; None always holds.
 
     A registry keeps no predictions, so recorded scores are compared; the digests of the rows in
     both records show whether they are of the same rows.
@@ -196,6 +198,8 @@ def _check_condition(
         ConfigError: the condition is invalid, or an adapter has no such score.
         RegistryError: the condition is not met.
     """
+    if condition is None:
+        return
     parts = re.fullmatch(r"\s*([^\s<>=]+)\s*([<>]=?)\s*([^\s<>=]+)\s*", condition)
     if parts is None:
         raise ConfigError(
