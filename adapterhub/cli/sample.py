@@ -47,7 +47,7 @@ def command(name: str | None, path: str | None, rows: int | None, held_out: bool
 
     columns = sample_table(name, rows, held_out=held_out)
     if not path:
-        click.echo(table_text(columns), nl=False)
+        say_text(table_text(columns).removesuffix("\n"))
         return
     check_table_file(Path(path), "PATH")
     write_table_file(Path(path), columns)

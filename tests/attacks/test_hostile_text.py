@@ -343,6 +343,7 @@ LINES: dict[str, list[str]] = {
         "list --file bad.yaml",
         "revoke REASON --file new.json",
     ],
+    "sample": ["REASON", "tickets REASON", "digits --held-out"],
     "hub": ["verify REASON", "import REASON registry", "token list bad.yaml"],
 }
 WITH_JSON = [

@@ -75,7 +75,7 @@ def test_the_identity_is_that_of_the_image_processor(backbones):
 def test_a_backbone_of_text_has_no_such_model(backbones):
     with pytest.raises(BackboneError, match="no model for image-text-to-text"):
         load_backbone(str(backbones("bert")), task=TASK)
-    with pytest.raises(BackboneError, match="no processor for pictures with text"):
+    with pytest.raises(BackboneError, match="no processor for images with text"):
         PictureTextProcessor.from_pretrained(backbones("bert"))
 
 

@@ -26,7 +26,7 @@ def test_tensors_of_both_formats_are_read_from_disk_and_from_memory(tmp_path, ne
     [
         ({"a": torch.zeros(1).expand(10**12)}, "more values than are stored"),
         ({"a": torch.zeros(1).expand(4)}, "more values than are stored"),
-        ({"a": torch.eye(2).to_sparse()}, "no plain tensor"),
+        ({"a": torch.eye(2).to_sparse()}, "not a plain tensor"),
         ({"a": 3}, "not a mapping"),
         ([torch.ones(2)], "not a mapping"),
         ({1: torch.ones(2)}, "not a mapping"),

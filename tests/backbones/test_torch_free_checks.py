@@ -37,7 +37,7 @@ def test_a_file_and_a_folder_without_configuration_are_refused(tmp_path):
     (tmp_path / "x.bin").write_text("")
     with pytest.raises(BackboneError, match="is a file"):
         check_backbone_options(str(tmp_path / "x.bin"))
-    with pytest.raises(BackboneError, match=r"no config\.json"):
+    with pytest.raises(BackboneError, match=r"lacks config\.json"):
         check_backbone_options(str(tmp_path))
 
 

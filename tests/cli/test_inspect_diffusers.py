@@ -144,7 +144,7 @@ def test_broken_files(adapterhub, folder):
     (folder / "unet/config.json").unlink()
     code, _, err = adapterhub("inspect", folder)
     assert code == 2
-    assert "lacks config.json" in err
+    assert "has no config.json" in err
     (folder / "model_index.json").write_text("[")
     assert "is not JSON" in adapterhub("inspect", folder)[2]
 

@@ -179,7 +179,7 @@ def test_a_folder_of_a_sweep_is_an_adapter(swept, adapterhub, backbone, data):
     ):
         code, _, err = adapterhub(*words)
         assert code == 0, (words, err)
-    refused(adapterhub("serve", "./learning_rate=9", "--check"), "no folder")
+    refused(adapterhub("serve", "./learning_rate=9", "--check"), "no such folder")
 
 
 def test_names_of_clients():

@@ -70,7 +70,7 @@ def test_the_table_that_describes_a_folder(tmp_path):
 
 
 def test_a_folder_without_pictures(tmp_path):
-    with pytest.raises(DataError, match="has no pictures") as error:
+    with pytest.raises(DataError, match="has no images") as error:
         read_folder(files(tmp_path, "a.txt"))
     assert ".png" in str(error.value)
     assert "one folder for each class" in str(error.value)

@@ -69,7 +69,7 @@ OTHER_SIZES = {
     "another dtype": ({"a": {**ENTRY, "dtype": ["F32"]}}, 8, "a: ['F32'] [2], the manifest"),
     "other bytes": ({"a": {**ENTRY, "data_offsets": [8, 16]}}, 16, "a: its bytes are not those"),
     "no offsets": ({"a": {**ENTRY, "data_offsets": {"0": 8}}}, 8, "a: its bytes are not those"),
-    "more bytes": ({"a": ENTRY}, 12, "bytes, its header and manifest say"),
+    "more bytes": ({"a": ENTRY}, 12, "bytes, its header and manifest declare"),
     "another tensor": ({"a": ENTRY, "b": {**ENTRY, "data_offsets": [8, 16]}}, 16, "'b': unexpect"),
     "no text": ({"a": ENTRY, "__metadata__": {"x": 1}}, 8, "__metadata__ is not an object"),
     "another field": ({"a": {**ENTRY, "x": 1}}, 8, "header: 'a': its fields must be exactly"),

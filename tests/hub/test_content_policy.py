@@ -75,7 +75,7 @@ def test_what_adapters_and_data_have_is_taken(client, path, data):
         ("a.safetensors", (1 << 40).to_bytes(8, "little") + b"{}", "claims"),
         ("a.safetensors", header({"a": 1}), "no place"),
         ("a.safetensors", header({"a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}}, 3),
-         "longer"),
+         "size differs"),
         ("a.safetensors", header({"a": {"dtype": "I8", "shape": [2], "data_offsets": [1, 3]}}, 3),
          "gaps"),
         ("adapter.json", b"{}", "contents"),

@@ -409,9 +409,9 @@ def test_backbones_of_another_kind_are_refused(loaded, questions):
     model.config.is_encoder_decoder = True
     with pytest.raises(ConfigError, match="a decoder of its own"):
         TASK.for_model(model)
-    with pytest.raises(ConfigError, match="no token that stands for a picture"):
+    with pytest.raises(ConfigError, match="no image token"):
         encoded(questions, processor.tokenizer)
-    with pytest.raises(ConfigError, match="no token that stands for a picture"):
+    with pytest.raises(ConfigError, match="no image token"):
         encoded(questions, media.image_processor())
 
 

@@ -44,6 +44,6 @@ def test_columns_and_what_is_refused(tmp_path):
     source = str(tmp_path / "a.jsonl")
     (example,) = parse_task("reranking").read(source, DataOptions(), "train")
     assert example == Example("q", "p", 0.5)
-    assert "no probability, such as 3.0" in read_error(
+    assert "not probabilities, such as 3.0" in read_error(
         "reranking", tmp_path / "b.jsonl", json.dumps(row | {"score": 3})
     )

@@ -234,7 +234,7 @@ def _file():
 
 
 def test_a_backbone_without_a_tokenizer_is_refused():
-    with pytest.raises(ConfigError, match="has not learned to write"):
+    with pytest.raises(ConfigError, match="has not learned to generate text"):
         TASK.encode([_file()], Setting(media.sound_extractor("wav2vec2"), 128), labelled=False)
 
 
