@@ -521,12 +521,12 @@ class Backbone:
 
     @property
     def input_embedding(self) -> nn.Module | None:
-        """The module that embeds tokens, pixels or audio; None if there is none."""
+        """The module that embeds tokens, pixels or audio, or None."""
         return None
 
     @property
     def token_embedding(self) -> nn.Parameter | None:
-        """The weight of the token embedding, (vocabulary, d); None if there is none."""
+        """The weight of the token embedding, (vocabulary, d), or None."""
         return None
 
     @property
@@ -686,7 +686,7 @@ class TransformersBackbone(Backbone):
 
     @property
     def input_embedding(self) -> nn.Module | None:
-        """The module that embeds tokens, pixels or audio; None if there is none."""
+        """The module that embeds tokens, pixels or audio, or None."""
         return token_table(self.module)
 
     @property
@@ -696,7 +696,7 @@ class TransformersBackbone(Backbone):
 
     @property
     def token_embedding(self) -> nn.Parameter | None:
-        """The weight of the token embedding, (vocabulary, d); None if there is none."""
+        """The weight of the token embedding, (vocabulary, d), or None."""
         try:
             weight = self.module.get_input_embeddings().weight
         except (NotImplementedError, AttributeError):

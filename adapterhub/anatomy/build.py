@@ -826,7 +826,7 @@ def _layer_width(
 
 
 def _first_projection(role: str, linear: Mapping[str, _Fields]) -> _Fields:
-    """Return the projection whose input is the sublayer's x; {} if there is none."""
+    """Return the projection whose input is the sublayer's x, or {}."""
     roles = (f"{role}.{name}" for name in ("q", "qkv", "q_a", "kv_a", "up", "gate_up"))
     return next((linear[r] for r in roles if r in linear), {})
 

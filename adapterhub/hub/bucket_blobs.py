@@ -247,7 +247,7 @@ class _Parts(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise OSError(f"there is no place {start + offset} in a file")
+            raise OSError(f"position {start + offset} is outside the file")
         self._at = start + offset
         return self._at
 

@@ -147,7 +147,7 @@ class CommitLines:
         if self._lines > MOST_LINES or self._words_read > MOST_WORDS:
             raise TooManyBytesError(
                 f"a commit has at most {MOST_LINES:,} lines of {MOST_WORDS >> 20} MiB together, "
-                "besides the contents of files; commit in several steps"
+                "without the contents of files; commit in several steps"
             )
         if not line.strip():
             return

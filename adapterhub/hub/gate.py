@@ -320,7 +320,7 @@ def _check_text(path: str, file: BinaryIO, size: int, rules: NamespaceRules) -> 
             where = f"{finding.place}: {finding.problem}"
             raise HubRefusal(
                 f"{one_line(path, 200)}, {where}: {RULES['secrets']}. Remove it and revoke it; if "
-                f"it is none, an administrator allows it: adapterhub hub org DIR "
+                f"it is not one, an administrator allows it: adapterhub hub org DIR "
                 f"OWNER --allow-finding {finding.code}"
             )
 

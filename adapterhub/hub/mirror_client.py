@@ -48,7 +48,7 @@ class Upstream:
         self._token = token_for(self.url) if with_token else None
         if with_token and self._token is None:
             raise ConfigError(
-                f"there is no token for {self.url}, and --upstream-token names a repository for it",
+                f"no token is set for {self.url}, and --upstream-token names a repository for it",
                 expected=f'${VARIABLE}="{self.url}=TOKEN"',
                 hint=f"adapterhub login {self.url}",
             )

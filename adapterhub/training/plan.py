@@ -70,7 +70,7 @@ class TrainingPlan:
     """The plan of a run.
 
     `sites` lists (site or parameter group, method, parameters). `backbone`, `trainable` and `head`
-    count parameters. `tokens` counts the tokens of an epoch, `longest` those of the longest
+    count parameters. `tokens` counts the tokens of an epoch, `longest` the tokens of the longest
     example. `rates` are the peak learning rates of the parameter groups. `labels` counts the labels
     of the training data, `truncated` its examples that are cut to the maximum length. `memory` is
     in bytes. `tasks` is set for a run with several tasks.

@@ -638,7 +638,7 @@ class RunPage(Reporter):
     ) -> None:
         """Compare the predictions for some rows with a bag of words, and record the comparison.
 
-        `found` are the predictions; by default, those of the best evaluation in the run folder.
+        `found` are the predictions; by default, the predictions of the best evaluation.
         """
 
         def compare() -> None:

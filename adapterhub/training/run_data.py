@@ -60,7 +60,7 @@ class RunData:
     `task` and `options` come from the recipe; missing forms and columns are filled in from the
     data. `notes` are for the user, one line each. Without evaluation, `evaluation` is empty; `test`
     contains rows that choose nothing, or none. With several tasks, `parts` contains the data by
-    name; the examples are those of all tasks in order, and `labels` belong to the first task.
+    name; the examples are in the order of the tasks, and `labels` belong to the first task.
     `spec` is the task of the recipe or its replacement. `backbone` is set if the recipe does not
     name one. `chosen` has a line about each choice.
     """
