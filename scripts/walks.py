@@ -134,7 +134,7 @@ def train(folder: Path) -> None:
 
 def serve(folder: Path) -> None:
     """Walk through a request to a server of two adapters, from HTTP to probabilities."""
-    from adapterhub.serving.http.server import HttpServer, open_service
+    from adapterhub.serving.http.lifecycle import HttpServer, open_service
     from adapterhub.serving.options import ServeOptions
 
     threading.setprofile(_profile)

@@ -155,7 +155,7 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
         return
     _use_device(options)
     with doing("opening the server"):
-        from adapterhub.serving.http.server import HttpServer, open_service
+        from adapterhub.serving.http.lifecycle import HttpServer, open_service
 
         service = open_service(options)
     if check:
@@ -166,7 +166,7 @@ def command(adapters: tuple[str, ...], file: str | None, check: bool, **given: A
 
 
 def _serve_on_ray(options: ServeOptions) -> None:
-    from adapterhub.serving.http.server import HttpServer
+    from adapterhub.serving.http.lifecycle import HttpServer
     from adapterhub.serving.ray_front import open_replicas
 
     with doing("starting replicas"):
@@ -181,7 +181,7 @@ def _check(service: Service) -> None:
     Raises:
         ServingError: some adapters cannot be served.
     """
-    from adapterhub.serving.http.server import check_all
+    from adapterhub.serving.http.lifecycle import check_all
 
     try:
         with doing("loading adapters"):

@@ -45,14 +45,14 @@ from adapterhub.serving.adapter_cache import ModelUse
 from adapterhub.serving.engine import ServingEngine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import METRICS_TYPE
-from adapterhub.serving.http.request import Call, RequestLimits, Service
-from adapterhub.serving.http.server import (
+from adapterhub.serving.http.lifecycle import (
     load_and_warm,
     make_app,
     open_service,
     open_tokens,
     served_endpoints,
 )
+from adapterhub.serving.http.request import Call, RequestLimits, Service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.errors import NotReadyError
 from adapterhub.web.frame import SECURE_HEADERS, Endpoint

@@ -29,8 +29,8 @@ from adapterhub.ray_cluster import import_ray
 from adapterhub.serving import Engine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import operations
+from adapterhub.serving.http.lifecycle import ENDPOINTS, HttpServer, make_app, open_service
 from adapterhub.serving.http.request import Service
-from adapterhub.serving.http.server import ENDPOINTS, HttpServer, make_app, open_service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.web.frame import Endpoint
 from tests.kit import tiny_models

@@ -23,7 +23,7 @@ from adapterhub.backbones.find import remember_folder
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.files.native import Saved
 from adapterhub.ray_cluster import connect_ray, import_serve
-from adapterhub.serving.http.server import HttpServer
+from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import open_replicas
 from adapterhub.web.tokens import TokenFile

@@ -15,8 +15,8 @@ from starlette.responses import StreamingResponse
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
 from adapterhub.serving.http.access import AllowedAdapters
+from adapterhub.serving.http.lifecycle import HttpServer, served_endpoints
 from adapterhub.serving.http.request import RequestLimits, Service
-from adapterhub.serving.http.server import HttpServer, served_endpoints
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import (
     ForwardedTokens,

@@ -14,8 +14,8 @@ from adapterhub.inference.open import AdapterSource
 from adapterhub.serving import Engine
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.admin import operations
+from adapterhub.serving.http.lifecycle import ENDPOINTS, served_endpoints
 from adapterhub.serving.http.request import Service
-from adapterhub.serving.http.server import ENDPOINTS, served_endpoints
 from adapterhub.serving.options import ServeOptions, read_serve_options
 from adapterhub.web.tokens import TokenFile
 from tests.kit.server import EXAMPLES, TEXTS, running, write_adapter

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from requests import Session, get, request
 
 from adapterhub.serving import Engine
-from adapterhub.serving.http.server import ENDPOINTS
+from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.tasks import TASKS, parse_task
 from tests.kit.selection import ALL
 from tests.kit.server import (

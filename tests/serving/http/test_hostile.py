@@ -201,7 +201,7 @@ def test_no_text_and_no_token_is_logged(url, tokens, caplog, monkeypatch):
         def fail(*args, **more):
             raise KeyError(marked)
 
-        monkeypatch.setattr("adapterhub.serving.http.server.rendered", fail)
+        monkeypatch.setattr("adapterhub.serving.http.lifecycle.rendered", fail)
         assert ask(url, "/v1/predict", body, headers).status == 500
     logged = caplog.text + "".join(str(record.__dict__) for record in caplog.records)
     assert "KeyError" in caplog.text

@@ -8,7 +8,7 @@ from requests import get, post
 import adapterhub as ah
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
-from adapterhub.serving.http.server import HttpServer
+from adapterhub.serving.http.lifecycle import HttpServer
 from adapterhub.serving.options import ServeOptions
 from tests.kit.server import (
     TEXTS,

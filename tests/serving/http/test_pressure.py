@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from adapterhub.errors import DataError
 from adapterhub.serving import Engine
 from adapterhub.serving.http import request as services
+from adapterhub.serving.http.lifecycle import ENDPOINTS
 from adapterhub.serving.http.request import RequestLimits
-from adapterhub.serving.http.server import ENDPOINTS
 from adapterhub.serving.shared_backbone import ClassModel, SharedBody
 from tests.kit.server import TEXTS, TaskExample, busy, running, service_of, started, write_adapter
 from tests.kit.web_servers import ask, predict

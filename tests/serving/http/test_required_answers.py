@@ -20,7 +20,7 @@ import adapterhub as ah
 from adapterhub.inference.open import AdapterSource
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
-from adapterhub.serving.http import server as http_server
+from adapterhub.serving.http import lifecycle as http_server
 from adapterhub.serving.http.access import AllowedAdapters
 from adapterhub.serving.http.request import RequestLimits, Service
 from adapterhub.serving.shared_backbone import SharedBody

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from adapterhub.serving.http import try_page
 from adapterhub.serving.http.admin import operations
-from adapterhub.serving.http.server import ENDPOINTS, make_app
+from adapterhub.serving.http.lifecycle import ENDPOINTS, make_app
 from adapterhub.web.tokens import TokenFile
 from tests.kit.server import BACKBONE, TEXTS, expected_answers, running, service_of
 from tests.kit.web_servers import (

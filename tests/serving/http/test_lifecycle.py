@@ -16,8 +16,8 @@ from starlette.responses import StreamingResponse
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, ConfigError, NotPublishedError
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.serving.http import server as http_server
-from adapterhub.serving.http.server import HttpServer, check_all, open_service
+from adapterhub.serving.http import lifecycle as http_server
+from adapterhub.serving.http.lifecycle import HttpServer, check_all, open_service
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web import connections
