@@ -10,7 +10,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECO
 # method on one decoder and one encoder-decoder.
 FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_imports.py \
 	tests/test_pins.py tests/test_project.py tests/test_public_api.py tests/test_rooms.py \
-	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
+	tests/anatomy/test_families.py tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_cells.py
 
 .PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger timm oldest newest bench-speed check lint types venv clean

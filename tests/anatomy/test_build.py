@@ -1,16 +1,21 @@
-"""Applying a row to a model: layer lists, alternative paths, and rows that do not fit."""
+"""A row applied to a model: hosts, alternative paths, the residual stream, sizes."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
+import every_type
 import pytest
+import sweep_cells
+import torch
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.build import build_anatomy
 from adapterhub.errors import BackboneError
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 def test_a_decoder_without_an_encoder_has_no_cross_attention():
@@ -67,3 +72,118 @@ def test_a_row_that_does_not_fit_is_refused():
     with pytest.raises(BackboneError, match=r"bert row .* does not fit") as error:
         build_anatomy(tiny_models.usual_model("bert"), row)
     assert "nowhere.layer" in error.value.expected
+
+
+# A config option decides in BLOOM; in GPT-J one norm serves two sublayers.
+UNKNOWN = {("bloom", "attn"), ("bloom", "ffn"), ("gptj", "ffn"), ("xlnet", "attn")}
+PARALLEL = {"gpt_neox": {"use_parallel_residual": False}, "falcon": {"parallel_attn": False}}
+POST = ("bert", "roberta", "distilbert", "albert", "electra", "bart", "plbart", "openai-gpt")
+PRE = ("gpt2", "llama", "t5", "mbart", "m2m_100", "pegasus", "modernbert", "olmo2")
+
+
+def recorded(model, paths):
+    """Record the first inputs and outputs of modules in one forward pass."""
+    inputs, outputs = {}, {}
+
+    def record(path):
+        def hook(module, args, output):
+            inputs.setdefault(path, args[0])
+            outputs.setdefault(path, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    handles = [model.get_submodule(path).register_forward_hook(record(path)) for path in paths]
+    batch = tiny_models.batch()
+    with torch.no_grad():
+        model(**batch, **tiny_models.decoder_inputs(model, batch))
+    for handle in handles:
+        handle.remove()
+    return inputs, outputs
+
+
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
+def test_the_block_is_what_the_layer_continues_with(architecture):
+    model = tiny_models.usual_model(
+        architecture, **tiny_models.NO_DROPOUT, **PARALLEL.get(architecture, {})
+    )
+    anatomy = ah.anatomy_of(model)
+    sublayers = [site for site in anatomy.sites.values() if site.kind == "sublayer"]
+    unknown = {(architecture, site.role) for site in sublayers if site.stream is None}
+    assert unknown <= UNKNOWN
+    connected = [site for site in sublayers if site.stream]
+    if not connected or architecture == "gptj":
+        return
+    paths = {p for site in connected for p in (site.host, site.input_host, *site.stream) if p}
+    inputs, outputs = recorded(model, paths)
+    for site, following in zip(connected, [*connected[1:], None], strict=True):
+        input_host, norm, postnorm = site.stream
+        residual = inputs[input_host or site.host]
+        total = residual + (outputs[postnorm] if postnorm else outputs[site.host])
+        if norm:
+            torch.testing.assert_close(total, inputs[norm], atol=1e-5, rtol=1e-5)
+            total = outputs[norm]
+        if following and (following.stack, following.layer) == (site.stack, site.layer):
+            residual = inputs[following.stream.input_host or following.host]
+            torch.testing.assert_close(total, residual.view_as(total), atol=1e-5, rtol=1e-5)
+
+
+def test_pre_norm_and_post_norm_differ():
+    for architectures, post in ((POST, True), (PRE, False)):
+        for architecture in architectures:
+            assert architecture in FAMILIES
+            anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+            streams = {site.stream for site in anatomy.sites.values() if site.kind == "sublayer"}
+            assert all((stream.norm is not None) == post for stream in streams)
+
+
+def test_a_config_option_of_opt_moves_its_norms():
+    pre, post = (
+        ah.anatomy_of(tiny_models.usual_model("opt", do_layer_norm_before=flag)).sites[
+            "decoder.0.ffn"
+        ]
+        for flag in (True, False)
+    )
+    assert pre.stream.norm is None
+    assert post.stream.norm.endswith("final_layer_norm")
+
+
+@cache
+def tiny(model_type):
+    """Return the model of a type, which each test leaves as it was."""
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    return every_type.build(model_type, auto, tiny=True)
+
+
+def test_a_mixer_has_the_hidden_size_though_attention_reads_more():
+    """The attention of Zamba 2 reads the embeddings too, and is twice as wide."""
+    sites = ah.anatomy_of(tiny("zamba2")).sites
+    mixers = [site for site in sites.values() if site.role == "mixer"]
+    assert len(mixers) == 6
+    assert {(site.d_in, site.d_out) for site in mixers} == {(32, 32)}
+    assert {site.d_in for site in sites.values() if site.role == "attn.q"} == {64}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stack"), [("deepseek_v4", "decoder"), ("speech_to_text", "decoder")]
+)
+def test_no_virtual_tokens_where_token_ids_are_read(model_type, stack):
+    sites = ah.anatomy_of(tiny(model_type)).sites
+    assert any(name.startswith(f"{stack}.0.attn.") for name in sites)
+    assert f"{stack}.embed" not in sites
+
+
+@pytest.mark.parametrize(
+    ("model_type", "method", "outcome"),
+    [
+        ("zamba2", "pfeiffer", "ok"),
+        ("deepseek_v4", "lora", "ok"),
+        ("deepseek_v4", "prompt", "refused: "),
+        ("speech_to_text", "prompt", "refused: "),
+        ("higgs_audio_v2", "prompt", "ok"),
+        ("pocket_tts", "prompt", "ok"),
+    ],
+)
+def test_cells_of_the_sweep_that_failed(model_type, method, outcome):
+    model = tiny(model_type)
+    found = sweep_cells.cell(model, method, sweep_cells.inputs_for(model))
+    assert found.startswith(outcome), found

@@ -1,17 +1,24 @@
 """Every model type of transformers: a method works, or is refused with an error of adapterhub.
 
-By default a few types whose structure is irregular; all that can be built with
-ADAPTERHUB_MATRIX=full.
+By default a few types whose structure is irregular, and two of each popular kind; all that can be
+built with ADAPTERHUB_MATRIX=full. What a cell checks is in scripts/sweep_cells.py: gradients, the
+cache, saving, loading, detaching.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 
 import every_type
 import pytest
+import shrink
+import sweep_cells
+import tiny_overrides
 import torch
+from tiny_overrides import OVERRIDES
+from transformers import CONFIG_MAPPING
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, anatomy_of
@@ -214,3 +221,133 @@ def test_a_recurrence_next_to_attention_is_no_fused_projection():
 def test_biases_that_select_experts_are_no_bias_terms():
     with pytest.raises(SiteError, match="this afmoe backbone has none"):
         ah.attach(build("afmoe", "AutoModelForCausalLM"), "bitfit")
+
+
+POPULAR_METHODS = ("lora", "pfeiffer", "ia3", "prefix")
+VISION_LANGUAGE = (
+    "gemma3",
+    "qwen2_vl",
+    "idefics3",
+    "internvl",
+    "llava",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "smolvlm",
+)
+EXPERTS = (
+    "gpt_oss",
+    "mixtral",
+    "deepseek_v3",
+    "glm4_moe",
+    "llama4_text",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+)
+REFUSED: dict[tuple[str, str], str] = {}  # (type, method) -> the reason
+POPULAR = (
+    VISION_LANGUAGE + EXPERTS if tiny_models.FULL_MATRIX else VISION_LANGUAGE[:2] + EXPERTS[:2]
+)
+
+
+# By default, each type gets one or two of the methods.
+POPULAR_CELLS = list(itertools.product(POPULAR, POPULAR_METHODS))
+POPULAR_CELLS = POPULAR_CELLS if tiny_models.FULL_MATRIX else cases_of(POPULAR_CELLS, 3)
+
+
+@pytest.mark.parametrize("model_type", POPULAR)
+def test_methods_on_a_popular_type(model_type):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
+    inputs = sweep_cells.inputs_for(model)
+    methods = [method for cell, method in POPULAR_CELLS if cell == model_type]
+    assert methods
+    for method in methods:
+        found = sweep_cells.cell(model, method, inputs)
+        reason = REFUSED.get((model_type, method))
+        assert found == (f"refused: {reason}" if reason else "ok"), method
+
+
+def test_there_are_eight_of_each_kind():
+    assert len(set(VISION_LANGUAGE)) == len(set(EXPERTS)) == 8
+    assert {t for t, _ in REFUSED} <= {*VISION_LANGUAGE, *EXPERTS}
+
+
+# One of each kind: a class to choose, an option that is missing, sizes that depend on each other.
+SOME_OVERRIDDEN = (
+    "bamba",
+    "deepseek_v3",
+    "deit",
+    "lfm2_moe",
+    "mamba2",
+    "moonshine_streaming",
+    "swinv2",
+    "zamba",
+)
+RUNS_WITHOUT = {"clipseg"}  # but reads the first token of a text alone
+OVERRIDDEN = (
+    tuple(sorted(OVERRIDES.keys() - RUNS_WITHOUT)) if tiny_models.FULL_MATRIX else SOME_OVERRIDDEN
+)
+
+
+def tiny(model_type):
+    return every_type.build(
+        model_type, every_type.autos(model_type, every_type.ADAPTED)[0], tiny=True
+    )
+
+
+def states(model_type):
+    """Return whether a type is built, and whether its model runs."""
+    model = tiny(model_type)
+    return model is not None, model is not None and sweep_cells.inputs_for(model) is not None
+
+
+@pytest.mark.parametrize("model_type", OVERRIDDEN)
+def test_an_entry_of_the_table_makes_a_type_small_and_is_needed(model_type, monkeypatch):
+    with_entry = states(model_type)
+    assert with_entry[0]
+    monkeypatch.setattr(shrink, "OVERRIDES", {})
+    assert states(model_type) < with_entry
+
+
+def test_the_table_has_types_of_transformers_only():
+    assert set(OVERRIDES) <= set(CONFIG_MAPPING)
+    assert list(OVERRIDES) == sorted(OVERRIDES)
+    assert tiny_overrides.OVERRIDES is shrink.OVERRIDES
+
+
+def test_types_that_people_use_are_small(subtests):
+    for model_type in ["gemma3n_text", "hubert", "qwen3_next", "segformer", "zamba2"]:
+        with subtests.test(model_type=model_type):
+            assert (
+                sum(p.numel() for p in tiny(model_type).parameters()) < every_type.MOST_PARAMETERS
+            )
+
+
+def test_a_list_becomes_short_or_small_by_its_name(subtests):
+    cases = [
+        ("conv_dim", [512] * 7, [64] * 7),
+        ("hidden_sizes", [32, 64, 160, 256], [4, 8, 20, 32]),
+        ("depths", [2, 2, 6, 2], [2, 2, 2, 2]),
+        ("layer_types", ["full"] * 40, ["full"] * shrink.MOST_LAYERS),
+        ("layer_types", ["full"] * 3, None),
+        ("image_size", [224, 224], None),
+    ]
+    for name, values, small in cases:
+        with subtests.test(name=name):
+            assert shrink._shorter(name, values) == ({} if small is None else {name: small})
+
+
+def test_layers_that_differ_still_differ():
+    layers = {"05": {"head_dim": 512}, "11": {"head_dim": 512}}
+    assert shrink._fewer(layers) == {5: {"head_dim": 16}}
+
+
+def test_options_of_a_part_are_merged():
+    options = {"text_config": {"hidden_size": 32}, "depth": 6}
+    own = {"text_config": {"head_dim": 8}, "depth": 2}
+    assert shrink._merged(options, own) == {
+        "text_config": {"hidden_size": 32, "head_dim": 8},
+        "depth": 2,
+    }
+    assert options["text_config"] == {"hidden_size": 32}

@@ -1,12 +1,42 @@
-"""Projections and their sizes."""
+"""What a forward computes, from its source: projections, attention, calls, experts."""
 
 from __future__ import annotations
 
+import every_type
+import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoModel, ReformerConfig
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
+from transformers.models.falcon.modeling_falcon import FalconLinear
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.projections import in_features, is_projection, out_features
+import adapterhub as ah
+from adapterhub.anatomy.projections import (
+    HeldWeight,
+    attends,
+    call_order,
+    expert_modules,
+    expert_weights,
+    in_features,
+    is_called_whole,
+    is_projection,
+    multiplies_otherwise,
+    out_features,
+    own_methods,
+    reads_token_ids,
+    returns_tuple,
+    reversible_stack,
+    router_path,
+    router_weight,
+)
+from adapterhub.anatomy.sites import names_a_role
+from adapterhub.errors import SiteError
+from tests.kit import tiny_models
+from tests.kit.own_models import TRANSPOSED, TYPES, expert_model, holders
 
 
 class Packed(nn.Module):
@@ -33,3 +63,376 @@ def test_a_bare_weight_is_read_as_input_by_output():
 def test_other_modules_are_not_projections():
     for module in (nn.LayerNorm(3), nn.Embedding(3, 5), nn.Dropout(), nn.Conv1d(3, 5, 1)):
         assert not is_projection(module)
+
+
+class OneOfTwo(nn.Module):
+    """One softmax on each path."""
+
+    def forward(self, q, k, v, fused=False):
+        if fused:
+            return F.scaled_dot_product_attention(q, k, v)
+        return F.softmax(q @ k, dim=-1) @ v
+
+
+class OneInEachBranch(nn.Module):
+    def forward(self, q, k, v, bias=None):
+        if bias is None:
+            weights = torch.softmax(torch.matmul(q, k), -1)
+        else:
+            weights = nn.Softmax(dim=-1)(torch.matmul(q, k) + bias)
+        return torch.matmul(weights, v)
+
+
+class InItsMethods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.normalize = nn.Softmax(dim=-1)
+
+    def forward(self, q, k, v):
+        return self.weighed(q, k).matmul(v)
+
+    def weighed(self, q, k):
+        return self.normalize(q.matmul(k))
+
+
+class TwoBehindEachOther(nn.Module):
+    def forward(self, q, k, v):
+        if q.ndim == 3:
+            q = F.softmax(q, -1)
+        return F.softmax(q @ k, -1) @ v
+
+
+class InALoop(nn.Module):
+    def forward(self, q, k, v):
+        for _ in range(2):
+            q = F.softmax(q @ k, -1) @ v
+        return q
+
+
+class ByEinsum(nn.Module):
+    def forward(self, q, k, v):
+        scores = torch.einsum("qd,kd->qk", q, k)
+        return torch.einsum("qk,kd->qd", F.softmax(scores, -1), v)
+
+
+class NoSoftmax(nn.Module):
+    def forward(self, q, k, v):
+        return (q @ k) @ v
+
+
+def test_one_softmax_of_products_on_each_path(subtests):
+    cases = [
+        (OneOfTwo(), "torch"),
+        (OneInEachBranch(), "torch"),
+        (InItsMethods(), "torch"),
+        (TwoBehindEachOther(), None),
+        (InALoop(), None),
+        (ByEinsum(), None),
+        (NoSoftmax(), None),
+        (nn.Linear(2, 2), None),
+    ]
+    for module, found in cases:
+        with subtests.test(module=module):
+            assert attends(module) == found
+
+
+def test_attention_of_transformers(subtests):
+    cases = [
+        ("llama", "layers.0.self_attn", "interface"),
+        ("bert", "encoder.layer.0.attention.self", "interface"),
+        ("falcon", "h.0.self_attention", "torch"),
+        ("bloom", "h.0.self_attention", "torch"),
+        ("deberta-v2", "encoder.layer.0.attention.self", "torch"),
+        ("codegen", "h.0.attn", "torch"),
+        ("convbert", "encoder.layer.0.attention.self", None),
+        ("longformer", "encoder.layer.0.attention.self", None),
+        ("nystromformer", "encoder.layer.0.attention.self", None),
+        ("llama", "layers.0.mlp", None),
+    ]
+    for model_type, path, found in cases:
+        with subtests.test(model_type=model_type):
+            model = every_type.build(model_type, "AutoModel", tiny=True)
+            assert attends(model.get_submodule(path)) == found
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in ("after", "first", "second", "unused", "last"):
+            self.add_module(name, nn.Linear(2, 2))
+
+    def forward(self, x):
+        x = x + self.second(self.first(x))
+        if x.ndim > 2:
+            x = self.after(x)
+        return self._rest(x, self.last)
+
+    def _rest(self, x, module):
+        return module(self.first(x)), x
+
+
+def test_modules_are_listed_in_the_order_of_their_first_use():
+    """Arguments come before the call, methods are followed, modules may be passed on."""
+    assert call_order(Layer()) == ("first", "second", "after", "last")
+    assert call_order(nn.Linear(2, 2)) == ()
+
+
+def test_a_forward_that_is_replaced_is_read_again(monkeypatch):
+    """A class is read once, for a model is read for each attachment."""
+    assert call_order(Layer())[0] == "first"
+    monkeypatch.setattr(Layer, "forward", lambda self, x: x)
+    assert call_order(Layer()) == ()
+
+
+def test_a_method_that_is_passed_on_is_followed():
+    """BERT's feed-forward runs in chunks of the sequence."""
+    config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    layer = transformers.BertModel(config).encoder.layer[0]
+    assert call_order(layer) == ("attention", "intermediate", "output")
+
+
+def test_an_annotation_or_else_the_return_statements_show_a_tuple():
+    class Annotated(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.other(x)
+
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    class One(nn.Module):
+        def forward(self, x) -> torch.Tensor:
+            return x
+
+    assert returns_tuple(Annotated())
+    assert returns_tuple(Pair())
+    assert not returns_tuple(One())
+    assert not returns_tuple(nn.Linear(2, 2))
+    assert not returns_tuple(nn.ModuleList())
+
+
+def test_the_methods_of_a_class_are_its_own_and_those_it_inherits():
+    class Base(nn.Module):
+        def forward(self, x):
+            return self.helper(x)
+
+    class Derived(Base):
+        def helper(self, x):
+            return x
+
+    assert [each.name for each in own_methods(Derived())] == ["helper", "forward"]
+    assert own_methods(nn.Module()) == []
+
+
+def test_a_linear_of_a_model_may_compute_another_product():
+    """DeepSeek-V4 multiplies groups of features by blocks of the weight; Llama 4 routes after."""
+    grouped = DeepseekV4GroupedLinear(4, 6, n_groups=2)
+    assert multiplies_otherwise(grouped)
+    assert not is_projection(grouped)
+    config = CONFIG_MAPPING["llama4_text"](hidden_size=8, num_local_experts=2)
+    assert not multiplies_otherwise(Llama4Router(config))
+    assert not multiplies_otherwise(FalconLinear(4, 6))  # x @ self.weight.T
+    assert not multiplies_otherwise(nn.Linear(4, 6))
+    assert is_projection(nn.Linear(4, 6))
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens, self.positions = nn.Embedding(4, 2), nn.Embedding(4, 2)
+
+    def forward(self, input_ids=None, inputs_embeds=None, position_ids=None):
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        return inputs_embeds + self.positions(input_ids, position_ids)
+
+
+class StackOfIds(Stack):
+    def forward(self, input_ids=None, inputs_embeds=None):
+        inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return inputs_embeds + self.positions(input_ids)
+
+
+class LayerOfIds(nn.Module):
+    def forward(self, x, input_ids=None):
+        return x
+
+
+def test_a_stack_may_need_token_ids_beside_embeddings():
+    plain = nn.Linear(2, 2)
+    assert not reads_token_ids(Stack(), plain)
+    assert reads_token_ids(StackOfIds(), plain)
+    assert reads_token_ids(Stack(), LayerOfIds())
+
+
+class Tower(nn.Module):
+    """A stack, which `whole` calls, and of which `parts` calls the children alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.layer = nn.Embedding(4, 2), nn.Linear(2, 2)
+
+    def forward(self, ids):
+        return self.layer(self.embeddings(ids))
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower = Tower()
+
+    def forward(self, ids):
+        return self.tower(ids) + self.tower.embeddings(ids)
+
+
+class InParts(Whole):
+    def forward(self, ids):
+        return self.tower.layer(self.tower.embeddings(ids))
+
+
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids):
+        return self.inner(ids)
+
+
+@pytest.mark.parametrize("kind", [Whole, InParts])
+def test_a_stack_of_which_parts_alone_are_called_is_not_called_whole(kind):
+    assert is_called_whole(kind(), "tower") == (kind is Whole)
+    assert is_called_whole(Around(kind()), "inner.tower") == (kind is Whole)
+    assert is_called_whole(Around(kind()), "inner")
+    assert is_called_whole(kind(), "")
+
+
+def test_bridge_tower_takes_no_prompt_as_it_calls_parts_of_its_text_model():
+    model = every_type.build("bridgetower", "AutoModel", tiny=True)
+    with pytest.raises(SiteError):
+        ah.attach(model, "prompt")
+
+
+class Stacked(nn.Module):
+    def __init__(self, **shapes):
+        super().__init__()
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.zeros(shape)))
+
+
+def test_experts_and_routers_are_sites(subtests):
+    for model_type in TYPES:
+        with subtests.test(model_type=model_type):
+            model = expert_model(model_type)
+            anatomy = ah.anatomy_of(model)
+            held = [site for site in anatomy.sites.values() if site.kind == "weight"]
+            experts = [site for site in held if site.held.experts]
+            modules = list(holders(model))
+            assert len(experts) == 2 * len(modules) > 0
+            assert {site.role for site in experts} <= {
+                f"ffn.experts.{n}" for n in ("gate_up", "up", "down")
+            }
+            for site in experts:
+                parameter = model.get_submodule(site.host).get_parameter(site.held.parameter)
+                assert site.held.transposed == (model_type in TRANSPOSED)
+                sizes = (site.d_in, site.d_out) if site.held.transposed else (site.d_out, site.d_in)
+                assert parameter.shape == (site.held.experts, *sizes)
+                width = site.d_out if site.role.endswith("down") else site.d_in
+                assert width == model.config.hidden_size
+            routers = [site for site in anatomy.sites.values() if site.role == "ffn.router"]
+            assert len(routers) == len(modules)
+            assert {(s.d_in, s.d_out) for s in routers} == {
+                (model.config.hidden_size, experts[0].held.experts)
+            }
+
+
+def test_there_are_twelve_types_of_all_forms():
+    assert len(set(TYPES)) == 12
+    assert set(TRANSPOSED) < set(TYPES)
+
+
+def test_sizes_tell_whether_matrices_are_transposed():
+    plain = Stacked(gate_up_proj=(4, 12, 8), down_proj=(4, 8, 6))
+    turned = Stacked(gate_up_proj=(4, 8, 12), down_proj=(4, 6, 8))
+    for module, transposed in ((plain, False), (turned, True)):
+        weights = expert_weights(module)
+        assert weights == {
+            "gate_up": HeldWeight("gate_up_proj", 4, transposed),
+            "down": HeldWeight("down_proj", 4, transposed),
+        }
+        assert weights["gate_up"].sizes(module) == (8, 12)
+        assert weights["down"].sizes(module) == (6, 8)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"gate_up_proj": (4, 12, 8)},  # no output
+        {"gate_up_proj": (4, 12, 8), "down_proj": (3, 8, 6)},
+        {"gate_up_proj": (12, 8), "down_proj": (8, 6)},
+        {"weight": (4, 8, 6)},
+    ],
+)
+def test_other_modules_hold_no_experts(shapes):
+    assert expert_weights(Stacked(**shapes)) == {}
+
+
+def test_codes_of_a_quantization_are_no_experts():
+    module = Stacked()
+    for name, shape in (("gate_up_proj", (4, 12, 8)), ("down_proj", (4, 8, 6))):
+        codes = torch.zeros(shape, dtype=torch.uint8)
+        setattr(module, name, nn.Parameter(codes, requires_grad=False))
+    assert expert_weights(module) == {}
+
+
+def test_a_router_is_beside_the_experts_and_has_an_output_for_each():
+    layer = nn.Module()
+    layer.mlp = nn.Module()
+    layer.mlp.experts = Stacked(gate_up_proj=(4, 12, 8), down_proj=(4, 8, 6))
+    layer.mlp.shared_expert_gate = nn.Linear(8, 4)
+    assert expert_modules(layer) == ["mlp.experts"]
+    assert router_path(layer, "mlp.experts") is None
+    layer.mlp.gate = Stacked(weight=(5, 8))
+    assert router_path(layer, "mlp.experts") is None
+    layer.mlp.gate = Stacked(weight=(4, 8))
+    assert router_path(layer, "mlp.experts") == "mlp.gate"
+    assert router_weight(layer.mlp.gate) == HeldWeight("weight")
+    assert router_weight(nn.Linear(8, 4)) is None  # a projection: hooks change its output
+
+
+def test_roles_of_experts_are_roles_elsewhere_too():
+    assert names_a_role("ffn.experts.down")
+    assert names_a_role("decoder.3.ffn.router")
+    assert not names_a_role("ffn.experts.side")
+
+
+TINY = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "attention_head_size": 8,
+    "feed_forward_size": 24,
+    "axial_pos_embds": False,
+    "local_attn_chunk_length": 3,
+    "lsh_attn_chunk_length": 3,
+}
+
+
+@pytest.mark.parametrize("kinds", [["local", "local"], ["lsh", "local", "lsh"]])
+def test_reformer_computes_its_layers_in_a_function(kinds: list[str]) -> None:
+    model = AutoModel.from_config(ReformerConfig(**TINY, attn_layers=kinds))
+    assert reversible_stack(model, "encoder.layers.0") is model.encoder
+
+
+def test_its_layers_return_two_streams_which_are_not_mixed() -> None:
+    model = AutoModel.from_config(ReformerConfig(**TINY, attn_layers=["local", "lsh"]))
+    with pytest.raises(SiteError, match="scalar-mix does not fit a reformer backbone"):
+        ah.attach(model, "scalar-mix")
+
+
+def test_layers_of_other_architectures_are_ordinary() -> None:
+    for architecture in tiny_models.ARCHITECTURES:
+        model = tiny_models.model(architecture, "features")
+        layers = [paths[0] for paths in ah.anatomy_of(model).layers.values()]
+        assert layers, architecture
+        assert not any(reversible_stack(model, layer) for layer in layers), architecture

@@ -1,14 +1,29 @@
-"""Sites: their inputs and outputs on every architecture, and how they are selected."""
+"""Sites: their inputs and outputs on every architecture, and how they are selected and grouped."""
 
 from __future__ import annotations
 
+import every_type
 import pytest
 import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.sites import FeatureSlice, names_a_role
+from adapterhub.anatomy import FAMILIES
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.sites import (
+    FeatureSlice,
+    dropped_modules,
+    layer_groups,
+    layer_numbers,
+    names_a_role,
+    number_ranges,
+    sites_option,
+)
 from adapterhub.errors import SiteError
-from tests.kit import tiny_models
+from tests.kit import media, tiny_models
 from tests.kit.selection import long_table
 
 
@@ -186,3 +201,222 @@ def test_every_use_of_a_tied_parameter_has_a_path():
     once, uses = anatomy.parameters(), anatomy.parameters(every_use=True)
     assert uses.keys() - once.keys() == {"lm_head.weight"}
     assert uses["lm_head.weight"] is once["transformer.wte.weight"]
+
+
+T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
+
+
+def test_the_shortest_exact_patterns_are_used(subtests):
+    cases = [
+        (lambda s: s.role == "attn.q", ["attn.q"]),
+        (lambda s: s.role in ("attn.q", "attn.v"), ["attn.q", "attn.v"]),
+        (lambda s: s.role == "attn.q" and s.stack == "decoder", ["decoder.attn.q"]),
+        (lambda s: s.id == "decoder.0.attn.q", ["decoder.0.attn.q"]),
+        (lambda s: False, []),
+    ]
+    for names, option in cases:
+        with subtests.test(names=names):
+            assert sites_option(T5, [site for site in T5.sites.values() if names(site)]) == option
+
+
+@given(st.sets(st.sampled_from(sorted(T5.sites)), min_size=1))
+def test_the_patterns_select_exactly_the_sites(ids):
+    patterns = sites_option(T5, [T5.sites[i] for i in ids])
+    assert {site.id for site in T5.select(patterns)} == ids
+
+
+def test_a_selection_of_six_layers(subtests):
+    cases = [
+        ("all", [0, 1, 2, 3, 4, 5]),
+        ("top 2", [4, 5]),
+        ("top 9", [0, 1, 2, 3, 4, 5]),
+        ("first 2", [0, 1]),
+        ("first 0", []),
+        ("1..3", [1, 2, 3]),
+        (" 4 ", [4]),
+        (5, [5]),
+        ((0, 5), [0, 5]),
+    ]
+    for layers, numbers in cases:
+        with subtests.test(layers=layers):
+            assert sorted(layer_numbers(layers, 6)) == numbers
+
+
+def test_a_bad_selection_is_refused(subtests):
+    cases = [
+        ("0..6", "'0..6' do not exist"),
+        ("0..999999999", "do not exist"),
+        ((0, 6, -1), r"\[-1, 6\] do not exist"),
+        ("6", r"\[6\] do not exist"),
+        ("last", "cannot parse layers 'last'"),
+        ("top ten", "cannot parse"),
+        ("", "cannot parse"),
+    ]
+    for layers, problem in cases:
+        with subtests.test(layers=layers):
+            with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
+                layer_numbers(layers, 6)
+            assert "top 4" in error.value.expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0..2, 5, 7..8"), ({2, 1, 0}, "0..2")],
+)
+def test_numbers_are_written_with_ranges(numbers, text):
+    assert number_ranges(numbers) == text
+
+
+def groups_of(model_type):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    return layer_groups(ah.anatomy_of(every_type.build(model_type, auto)))
+
+
+def test_equal_layers_are_one_group():
+    (group,) = groups_of("llama")
+    assert group.layers == tuple(range(6))
+    assert group.found[:3] == ("attn", "attn.k", "attn.kv")
+    assert group.missing == group.other_weights == ()
+
+
+def test_layers_of_two_kinds_are_two_groups():
+    mixers, attention = groups_of("qwen3_next")
+    assert attention.layers == (3,)
+    assert mixers.layers == (0, 1, 2, 4, 5)
+    assert "attn.kv" in attention.found
+    assert "mixer" in {role.partition(".")[0] for role in mixers.found}
+    assert attention.experts == mixers.experts == 512
+    assert {"ffn.experts.gate_up", "ffn.experts.down", "ffn.router"} <= {*attention.found}
+    assert not [path for path in attention.other_weights if "experts." in path or "gate" in path]
+
+
+def test_biases_of_experts_are_other_weights():
+    (group,) = groups_of("gpt_oss")
+    assert group.experts
+    assert group.other_weights == (
+        "mlp.experts.gate_up_proj_bias",
+        "mlp.experts.down_proj_bias",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "missing"),
+    [
+        ("persimmon", ("q, k and v in attn.qkv",)),
+        ("nystromformer", ("keys and values in attn",)),
+        ("rembert", ()),
+        ("mamba", ("a feed-forward network",)),
+    ],
+)
+def test_what_was_not_found_is_said(model_type, missing):
+    (group,) = groups_of(model_type)
+    assert group.missing == missing
+
+
+def test_every_layer_is_in_one_group(subtests):
+    for architecture in tiny_models.CORE:
+        with subtests.test(architecture):
+            check_groups(architecture)
+
+
+def check_groups(architecture):
+    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+    groups = layer_groups(anatomy)
+    for stack in FAMILIES[architecture].stacks:
+        numbers = [n for group in groups if group.stack == stack.name for n in group.layers]
+        assert sorted(numbers) == list(range(anatomy.depth(stack.name)))
+    sites = {(s.stack, s.layer, s.role) for s in anatomy.sites.values() if s.layer is not None}
+    assert sites == {(g.stack, n, role) for g in groups for n in g.layers for role in g.found}
+
+
+def llava(read, layers=3):
+    words = 40
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            **{**media.VISION, "num_hidden_layers": layers}, projection_dim=32
+        ),
+        text_config=transformers.LlamaConfig(**media.TEXT, vocab_size=words),
+        image_token_index=5,
+        vision_feature_layer=read,
+    )
+    return transformers.LlavaForConditionalGeneration(config).eval()
+
+
+def test_what_gets_no_gradient_is_dropped(subtests):
+    for read, first in [(-2, 2), (-3, 1), (1, 1), ([-3, -2], 2), (-1, None), ([0, 3], None)]:
+        with subtests.test(read=read):
+            model = llava(read)
+            dropped = dropped_modules(anatomy_of(model))
+            tower = "model.vision_tower"
+            expected = [f"{tower}.encoder.layers.{i}" for i in range(first, 3)] if first else []
+            assert list(dropped[: len(expected)]) == expected
+            ids = torch.tensor([[7, *[5] * 16, 8]])
+            pixels = torch.randn(1, 3, 16, 16)
+            model(input_ids=ids, pixel_values=pixels, labels=ids).loss.backward()
+            without = {n for n, p in model.named_parameters() if p.grad is None}
+            inside = {
+                n
+                for n, _ in model.named_parameters()
+                if n.startswith(tuple(f"{d}." for d in dropped))
+            }
+            assert inside <= without
+            if first:
+                assert without - inside == set()
+
+
+@pytest.mark.parametrize("method", ["lora", "pfeiffer", "ia3", "prefix", "full", "norms", "bitfit"])
+def test_methods_train_only_what_is_read(method):
+    model = llava(-2)
+    adapter = ah.attach(model, method, name="one")
+    dropped = tuple(f"{path}." for path in dropped_modules(anatomy_of(model)))
+    assert not any(f"{p.site.host}.".startswith(dropped) for p in adapter.placed)
+    ids, pixels = torch.tensor([[7, *[5] * 16, 8]]), torch.randn(1, 3, 16, 16)
+    model(input_ids=ids, pixel_values=pixels, labels=ids).loss.backward()
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert trained
+    assert [n for n, p in trained.items() if p.grad is None] == []
+
+
+def test_other_models_read_all():
+    assert dropped_modules(anatomy_of(transformers.BertModel(transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        vocab_size=20)))) == ()  # fmt: skip
+
+
+def test_every_depth_occurs_and_every_parameter_has_one(subtests):
+    for architecture in tiny_models.MATRIX:
+        with subtests.test(architecture=architecture):
+            anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+            above = anatomy.layers_above()
+            assert above.keys() == anatomy.parameters().keys()
+            assert set(above.values()) == set(range(anatomy.layer_count() + 1))
+
+
+def test_the_decoder_is_above_the_encoder():
+    anatomy = ah.anatomy_of(tiny_models.usual_model("bart"))
+    above = anatomy.layers_above()
+    assert anatomy.layer_count() == 4
+    depths = [
+        above[f"model.{stack}.layers.{n}.fc1.weight"]
+        for stack in ("encoder", "decoder")
+        for n in (0, 1)
+    ]
+    assert depths == [3, 2, 1, 0]
+    assert above["model.shared.weight"] == 4
+
+
+def test_a_pooler_is_at_the_top():
+    above = ah.anatomy_of(tiny_models.model("bert", "features")).layers_above()
+    assert above["pooler.dense.weight"] == above["encoder.layer.1.output.dense.weight"] == 0
+
+
+def test_packed_weights_are_refused():
+    model = tiny_models.model("llama", "features")
+    anatomy = ah.anatomy_of(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            del module.weight
+    with pytest.raises(SiteError, match="cannot train whole layers") as error:
+        anatomy.layers_above()
+    assert error.value.offenders[0] == "layers.0.self_attn.q_proj"
+    assert error.value.offenders[-1] == "and 11 more"

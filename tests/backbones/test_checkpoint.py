@@ -1,17 +1,46 @@
-"""Reading a checkpoint's tensors from disk."""
+"""A checkpoint's tensors: read from disk, named as in files, digested, and remembered."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import threading
+from functools import partial
 
+import every_type
 import pytest
 import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from adapterhub.backbones.checkpoint import opened_tensors, take_runs, weight_files
+from adapterhub.backbones import checkpoint
+from adapterhub.backbones.checkpoint import (
+    HEAD_PART,
+    RUN,
+    RUNS,
+    Digests,
+    TensorReader,
+    chunks,
+    combined,
+    digest_table,
+    form_of,
+    in_checkpoint_form,
+    load_torch_file,
+    named_tensors,
+    opened_tensors,
+    reader_of,
+    remembered,
+    sample_of,
+    take_runs,
+    weight_files,
+)
 from adapterhub.errors import BackboneError
 from tests.kit import tiny_models
+from tests.kit.selection import long_table
 
 
 def stored_tensors(folder):
@@ -98,3 +127,263 @@ def test_a_tensor_with_fewer_bytes_than_its_shape_is_refused(tmp_path):
     stored = next(tensors)
     with pytest.raises(BackboneError, match="shorter than its shape"):
         stored.read([(0, 4)])
+
+
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
+def test_the_files_have_these_names_and_values(architecture, tmp_path):
+    model = tiny_models.usual_model(architecture)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    form = form_of(model.config)
+    names = form.names(stored)
+    found = {
+        name: tensor
+        for layer in in_checkpoint_form(named_tensors(model), form)
+        for name, tensor in layer
+    }
+    assert names.keys() == stored.keys(), "each is of the base model or of a head"
+    assert form.embedding in names.values()
+    for name, new in names.items():
+        assert torch.equal(found[new], stored[name]), name
+    assert sum(not new.startswith(HEAD_PART) for new in names.values()) > 10
+
+
+def test_fused_experts_are_split():
+    model = tiny_models.model("mixtral", "features")
+    (fused,) = {tensor.ndim for n, tensor in named_tensors(model).items() if "experts.down" in n}
+    layers = list(in_checkpoint_form(named_tensors(model), form_of(model.config)))
+    experts = [(n, t) for layer in layers for n, t in layer if ".experts." in n]
+    assert fused == 3
+    assert len(experts) == 2 * 4 * 3
+    assert all(tensor.ndim == 2 for _, tensor in experts)
+    assert len(layers) > 2
+
+
+def test_the_prefix_is_the_one_of_most_names():
+    form = form_of(tiny_models.model("llama", "features").config)
+    names = form.names(
+        ["model.norm.weight", "model.layers.0.input_layernorm.weight", "lm_head.weight",
+         "model.layers.0.self_attn.rotary_emb.inv_freq", "score.norm.weight",
+         "model.layers.1.mlp.up_proj.qweight"]
+    )  # fmt: skip
+    assert names == {
+        "model.norm.weight": "norm.weight",
+        "model.layers.0.input_layernorm.weight": "layers.0.input_layernorm.weight",
+        "lm_head.weight": "head.lm_head.weight",
+        "score.norm.weight": "head.score.norm.weight",
+        "model.layers.1.mlp.up_proj.qweight": "layers.1.mlp.up_proj.qweight",
+    }
+
+
+def test_a_configuration_without_a_model_is_refused():
+    with pytest.raises(BackboneError, match="cannot build"):
+        form_of(transformers.BertConfig(hidden_size=30, num_attention_heads=4))
+
+
+@pytest.mark.parametrize("model_type", ["cosmos3_omni", "emu3", "qianfan_ocr"])
+def test_the_base_model_has_its_own_names_whatever_a_task_model_writes(model_type):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
+    form = form_of(model.config)
+    assert form.prefix_in_memory(named_tensors(model)) == "model."
+    assert form.prefix_in_memory(named_tensors(model.base_model)) == ""
+    layers = in_checkpoint_form(named_tensors(model), form)
+    names = {name for layer in layers for name, _ in layer}
+    assert form.embedding in names
+    assert sum(not name.startswith(HEAD_PART) for name in names) > 10
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
+def test_tensors_of_both_formats_are_read_from_disk_and_from_memory(tmp_path, new):
+    tied = torch.arange(6.0).reshape(2, 3)
+    tensors = {"a": tied, "b": tied, "c": torch.ones(2, dtype=torch.bfloat16), "d": tied.T}
+    torch.save(tensors, tmp_path / "x.bin", _use_new_zipfile_serialization=new)
+    for source in (tmp_path / "x.bin", io.BytesIO((tmp_path / "x.bin").read_bytes())):
+        read = load_torch_file(source)
+        assert read.keys() == tensors.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"a": torch.zeros(1).expand(10**12)}, "more values than are stored"),
+        ({"a": torch.zeros(1).expand(4)}, "more values than are stored"),
+        ({"a": torch.eye(2).to_sparse()}, "not a plain tensor"),
+        ({"a": 3}, "not a mapping"),
+        ([torch.ones(2)], "not a mapping"),
+        ({1: torch.ones(2)}, "not a mapping"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_plain_tensor_is_refused(tmp_path, value, words):
+    torch.save(value, tmp_path / "x.bin")
+    with pytest.raises(ValueError, match=words):
+        load_torch_file(tmp_path / "x.bin")
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        load_torch_file(tmp_path / "x.bin")
+
+
+def digests_of(tensor, sampled=False):
+    (digests,) = digest_table([reader_of("a", tensor)], sampled=sampled).values()
+    return digests
+
+
+@given(seed=st.integers(0, 2**31), scale=st.floats(1e-6, 1e4))
+def test_copies_share_a_digest(seed, scale):
+    values = torch.randn(999, generator=torch.Generator().manual_seed(seed)) * scale
+    original = digests_of(values)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        copy = values.to(dtype)
+        assert original.same(digests_of(copy)), dtype
+        assert original.same(digests_of(copy.float())), dtype
+    assert not original.same(digests_of(values * 1.02))
+
+
+@given(rows=st.integers(1, 3_000), width=st.integers(1, 300), pad=st.sampled_from([8, 64, 128]))
+def test_padding_does_not_change_a_sample(rows, width, pad):
+    padded = -(-rows // pad) * pad
+    samples = [
+        sample_of(TensorReader("a", (n, width), None, is_table=True)) for n in (rows, padded)
+    ]
+    assert rows > pad or samples[0] == samples[1][: len(samples[0])]
+    if rows > pad:
+        assert samples[0] == samples[1]
+
+
+@pytest.mark.parametrize("numel", [1, RUN * RUNS, RUN * RUNS + 1, 10**9])
+def test_a_sample_is_within_its_tensor(numel):
+    runs = sample_of(TensorReader("a", (numel,), None))
+    assert runs[0][0] == 0
+    assert sum(runs[-1]) == numel
+    assert sum(count for _, count in runs) <= RUN * RUNS
+
+
+def test_chunks_cover_every_value_once(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_CHUNK", 7)
+    runs = list(chunks(TensorReader("a", (5, 9), None)))
+    covered = [i for start, count in runs for i in range(start, start + count)]
+    assert covered == list(range(45))
+
+
+def test_threads_change_nothing(monkeypatch):
+    readers = [reader_of(str(i), torch.randn(60, 70)) for i in range(20)]
+    expected = digest_table(readers, sampled=False)
+    monkeypatch.setattr(checkpoint, "_CHUNK", 100)
+    assert digest_table(readers, sampled=False) == expected
+    assert len(expected) == 20
+
+
+def test_threads_run_nothing_of_torch(monkeypatch):
+    """New threads that enter torch's parallel code set up its pool, which failed now and then."""
+    monkeypatch.setattr(checkpoint, "_CHUNK", 100)
+    of_torch, hashing = set(), set()
+    rounded, update = checkpoint._rounded, checkpoint._Strands._update
+
+    def note(values):
+        of_torch.add(threading.get_ident())
+        return rounded(values)
+
+    def note_hashing(strands, parts):
+        hashing.add(threading.get_ident())
+        assert all(type(part) is bytes for part in parts)
+        update(strands, parts)
+
+    def read(runs, tensor):
+        of_torch.add(threading.get_ident())
+        return torch.cat([tensor.flatten()[a : a + n] for a, n in runs])
+
+    monkeypatch.setattr(checkpoint, "_rounded", note)
+    monkeypatch.setattr(checkpoint._Strands, "_update", note_hashing)
+    tensors = [torch.randn(30, 40) for _ in range(20)]
+    readers = [
+        TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)
+    ]
+    digest_table(readers, sampled=False)
+    assert of_torch == {threading.get_ident()}
+    assert hashing
+    assert threading.get_ident() not in hashing
+
+
+def test_integers_are_digested_as_bytes():
+    codes = torch.arange(9, dtype=torch.uint8)
+    assert digests_of(codes) == Digests(digests_of(codes).half, digests_of(codes).values)
+    assert digests_of(codes) != digests_of(codes.flip(0))
+
+
+def test_names_and_shapes_count():
+    values = torch.arange(6.0)
+    tables = [
+        digest_table([reader_of(name, values.reshape(shape))], sampled=False)
+        for name, shape in (("a", (6,)), ("b", (6,)), ("a", (2, 3)))
+    ]
+    assert len({combined(table) for table in tables}) == 3
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(checkpoint, "TICK", 0)
+    return tmp_path / "cache" / "adapterhub" / "weights"
+
+
+@pytest.fixture
+def count(tmp_path, cache):
+    """Return a function that says how often a result was computed."""
+    file, calls = tmp_path / "a", []
+    file.write_bytes(b"one")
+
+    def run(key="k"):
+        remembered([file], key, lambda: calls.append(1) or file.read_text())
+        return len(calls)
+
+    run.file = file
+    return run
+
+
+def test_a_result_is_computed_once(count):
+    assert [count(), count(), count("other key"), count()] == [1, 1, 2, 2]
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(count, monkeypatch):
+    """Another change may follow within the same tick of the clock."""
+    monkeypatch.setattr(checkpoint, "TICK", 2_000_000_000)
+    assert [count(), count()] == [1, 2]
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(count):
+    assert count() == 1
+    times = os.stat(count.file)
+    count.file.write_bytes(b"two")
+    os.utime(count.file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert count() == 2
+
+
+def test_another_file_under_the_same_name_is_seen(count, tmp_path):
+    assert count() == 1
+    (tmp_path / "b").write_bytes(b"one")
+    os.replace(tmp_path / "b", count.file)
+    assert count() == 2
+
+
+def test_a_file_that_changes_meanwhile_is_not_remembered(tmp_path, cache):
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    assert remembered([file], "k", lambda: file.write_bytes(b"other") and "stale") == "stale"
+    assert remembered([file], "k", lambda: "fresh") == "fresh"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff"])
+def test_a_damaged_or_unwritable_cache_does_no_harm(count, cache, damage):
+    assert count() == 1
+    (path,) = cache.iterdir()
+    path.write_bytes(damage)
+    assert count() == 2
+    assert count() == 2
+    path.unlink()
+    cache.rmdir()
+    cache.write_text("in the way")
+    assert count() == 3

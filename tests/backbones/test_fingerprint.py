@@ -1,7 +1,6 @@
 """The identity of a backbone: the same for its files and for every way to load them.
 
-tests/attacks/test_other_backbones.py has what it accepts and refuses on every architecture.
-"""
+tests/attacks/test_other_backbones.py has what it accepts and refuses on every architecture."""
 
 from __future__ import annotations
 
@@ -14,14 +13,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state, new_state
-from adapterhub.backbones import checkpoint
+from adapterhub.backbones import checkpoint, fingerprint
 from adapterhub.backbones.checkpoint import named_tensors
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
     Vocabulary,
+    config_differences,
+    function_config,
     identity_of_files,
     identity_of_model,
 )
@@ -253,3 +255,130 @@ def test_attached_adapters_do_not_change_the_identity():
     for method in ("full", "mam", "dora"):
         ah.attach(model, method, name=method)
         assert find_state(model).identity() == before, method
+
+
+@long_table("architecture", tiny_models.ARCHITECTURES, 4)
+def test_it_is_the_same_in_files_and_for_every_task(architecture, tmp_path):
+    model = tiny_models.usual_model(architecture)
+    expected = function_config(model.config)
+    assert json.loads(json.dumps(expected)) == expected
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoConfig.from_pretrained(tmp_path, num_labels=7)
+    assert function_config(loaded) == expected
+    base = tiny_models.model(architecture, "features", **tiny_models.NO_DROPOUT)
+    assert config_differences(expected, function_config(base.config)) == []
+    assert not {"vocab_size", "pad_token_id", "use_cache"} & expected.keys()
+    assert len(expected) > 4
+
+
+def test_only_fields_that_both_have_are_compared():
+    before = {"a": 1, "rope": {"theta": 1.0, "type": "default"}, "old": 3}
+    now = {"a": 2, "rope": {"theta": 2.0, "factor": 8}, "new": 4}
+    assert config_differences(before, now) == [
+        "a: 2, trained with 1",
+        "rope.theta: 2.0, trained with 1.0",
+    ]
+
+
+def test_the_length_of_a_dynamic_rope_counts():
+    plain = transformers.LlamaConfig(max_position_embeddings=64)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    dynamic = transformers.LlamaConfig(max_position_embeddings=64, rope_parameters=rope)
+    assert "max_position_embeddings" not in function_config(plain)
+    assert function_config(dynamic)["max_position_embeddings"] == 64
+
+
+def test_options_that_differ_between_layers_count():
+    config = transformers.CONFIG_MAPPING["gemma4_text"]()
+    assert function_config(config)["head_dim"] == 256
+    assert function_config(config)["per_layer_config"]["05"] == {"head_dim": 512}
+
+
+def test_nested_configurations_count():
+    config = transformers.LlavaConfig()
+    config.text_config.rms_norm_eps = 0.5
+    assert function_config(config)["text_config"]["rms_norm_eps"] == 0.5
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """List whether each reading of a model in memory was a sample."""
+    readings = []
+    original = fingerprint.LoadedBackbone._digests
+
+    def counted(self, *, sampled):
+        readings.append(sampled)
+        return original(self, sampled=sampled)
+
+    monkeypatch.setattr(fingerprint.LoadedBackbone, "_digests", counted)
+    return readings
+
+
+def weight(model):
+    return model.bert.encoder.layer[0].output.dense.weight
+
+
+def _in_place(model):
+    with torch.no_grad():
+        weight(model)[1, 2] += 1
+
+
+def _through_data(model):
+    weight(model).data[1, 2] += 1
+
+
+def _through_numpy(model):
+    weight(model).detach().numpy()[1, 2] += 1
+
+
+def _other_data(model):
+    weight(model).data = weight(model).detach() * 2
+
+
+def _other_parameter(model):
+    model.bert.encoder.layer[0].output.dense.weight = nn.Parameter(weight(model).detach() * 2)
+
+
+def _rows_moved(model):
+    weight(model).data.copy_(weight(model).detach().roll(1, 0).clone())
+
+
+def _columns_moved(model):
+    weight(model).data.copy_(weight(model).detach().roll(1, 1).clone())
+
+
+CHANGES = [_in_place, _through_data, _through_numpy, _other_data, _other_parameter, _rows_moved,
+           _columns_moved]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_has_another_identity(change, read):
+    model = tiny_models.usual_model("bert")
+    before = new_state(model).identity()
+    assert len(read) == 2
+    assert new_state(model).identity() == before
+    assert len(read) == 2, "read once"
+    change(model)
+    after = new_state(model).identity()
+    assert after.parts["body"] != before.parts["body"]
+    assert len(read) == 4
+
+
+def test_a_second_load_reads_no_values(read, tmp_path):
+    model = tiny_models.usual_model("bert")
+    ah.attach(model, "lora", name="a").save(tmp_path / "a")
+    ah.load(model, tmp_path / "a", name="b")
+    count = len(read)
+    ah.load(model, tmp_path / "a", name="c")
+    assert len(read) == count
+    weight(model).data.mul_(2)
+    with pytest.raises(ah.AdapterhubError, match="different backbone"):
+        ah.load(model, tmp_path / "a", name="d")
+
+
+def test_large_models_and_other_tensors_are_read_each_time(read, monkeypatch):
+    model = tiny_models.usual_model("bert")
+    monkeypatch.setattr(fingerprint, "SMALL", 0)
+    for _ in range(2):
+        new_state(model).identity()
+    assert read == [True, True]

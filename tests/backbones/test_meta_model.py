@@ -1,12 +1,16 @@
-"""A skeleton of a module: modules and sizes, without values, and apart from the original."""
+"""Models without values, and stand-ins with random ones."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertModel
 
 import adapterhub as ah
-from adapterhub.backbones.meta_model import skeleton
+from adapterhub.backbones.meta_model import skeleton, stand_in
 from tests.kit import tiny_models
 from tests.kit.own_models import Everything
 
@@ -53,3 +57,49 @@ def test_a_quantized_projection_is_a_plain_one():
     assert isinstance(host, nn.Linear)
     assert (host.weight.shape, host.bias) == ((4, 6), None)
     assert host.weight.is_meta
+
+
+def test_a_stand_in_takes_almost_no_memory():
+    size = {"hidden_size": 1024, "intermediate_size": 8192, "vocab_size": 100_000}
+    with torch.device("meta"):
+        model = BertModel(BertConfig(num_hidden_layers=2, num_attention_heads=8, **size))
+    made = stand_in(model)
+    parameters = list(made.parameters())
+    assert sum(p.numel() for p in parameters) > 140_000_000
+    assert sum(p.untyped_storage().nbytes() for p in parameters) < 2_000_000
+    assert torch.linalg.matrix_rank(made.encoder.layer[0].attention.self.query.weight) == 1024
+
+
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_a_stand_in_computes(architecture):
+    model = tiny_models.usual_model(architecture)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    made, again = stand_in(model), stand_in(model.to("meta"))
+    assert {name: parameter.shape for name, parameter in made.named_parameters()} == shapes
+    buffers = dict(tiny_models.usual_model(architecture).named_buffers())
+    for name, buffer in made.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name], equal_nan=True)
+    inputs = tiny_models.batch()
+    inputs |= tiny_models.decoder_inputs(made, inputs)
+    with torch.no_grad():
+        logits, repeated = made(**inputs).logits, again(**inputs).logits
+    assert torch.equal(logits, repeated)
+    assert logits.isfinite().all()
+    assert logits.std() > 0.01
+
+
+def is_whole(model):
+    return not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_models_made_at_the_same_time_have_their_weights(backbones):
+    """Without the lock some had parameters without values, and so had all that came later."""
+    folder, other = str(backbones("bert")), tiny_models.language_model("llama")
+
+    def load(task):
+        return ah.load_backbone(folder, task=task)[0] if task else stand_in(other)
+
+    with ThreadPoolExecutor(6) as pool:
+        models = list(pool.map(load, ["masked-lm", None, "features"] * 8))
+    assert all(map(is_whole, models))
+    assert is_whole(ah.load_backbone(folder, task="masked-lm")[0])

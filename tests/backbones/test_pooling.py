@@ -1,4 +1,4 @@
-"""The pooling that sentence-transformers recorded for a backbone."""
+"""The pooling and the length that sentence-transformers recorded for a backbone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.pooling import check_pooling, trained_pooling
+from adapterhub.backbones.pooling import check_pooling, trained_length, trained_pooling
 from adapterhub.errors import ConfigError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -132,3 +132,15 @@ def test_a_name_is_checked() -> None:
     with pytest.raises(ConfigError, match="pooling") as error:
         check_pooling("avg")
     assert "mean" in str(error.value)
+
+
+def test_that_of_the_packaged_sentence_encoder():
+    folder, _ = find_backbone("sentence-transformers/all-MiniLM-L6-v2")
+    assert trained_length(folder) == 256
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"max_seq_length": "9"}', "[" * 9999])
+def test_none_without_a_record(text, tmp_path):
+    if text is not None:
+        (tmp_path / "sentence_bert_config.json").write_text(text)
+    assert trained_length(tmp_path) is None

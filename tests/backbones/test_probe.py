@@ -1,4 +1,4 @@
-"""The probe: a small batch, and a model's outputs on it."""
+"""The probe: a small batch, a model's outputs on it, and whether they depend on later tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers import AutoModelForCausalLM
 
+import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
-from adapterhub.backbones.probe import ROWS, TOKENS, picture_batch, probe, probe_batch
+from adapterhub.backbones.probe import (
+    ROWS,
+    TOKENS,
+    picture_batch,
+    probe,
+    probe_batch,
+    reads_ahead,
+    shifts_labels,
+)
 from adapterhub.backbones.processor import sound_inputs
+from adapterhub.backbones.task_models import TASK_MODELS
+from adapterhub.errors import BackboneError
+from adapterhub.loop.engine import model_loss
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import read
+from adapterhub.tasks.common.batches import corrected_loss
+from adapterhub.training.run import run
 from tests.kit import media, tiny_models
+from tests.kit.data import word_tokenizer
+from tests.kit.selection import long_table
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
@@ -91,3 +110,126 @@ def test_a_model_of_pictures_with_text_is_probed_with_both(backbones):
         model.model.visual.blocks[0].mlp.fc1.weight += 0.1
     assert not torch.equal(probe(model)["logits"], before)
     assert picture_batch(tiny_models.usual_model("bert")) == {}
+
+
+CONFIGS = {a: tiny_models.usual_model(a).config for a in tiny_models.MATRIX}
+CAUSAL = [a for a in CONFIGS if TASK_MODELS["causal-lm"].classes_for(CONFIGS[a])]
+DECODERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
+ENCODERS = ["bert", "roberta", "electra", "xlnet"]
+
+
+def test_the_architectures_are_covered():
+    assert len(CAUSAL) > (25 if tiny_models.FULL_MATRIX else 5)
+    assert any(a in DECODERS for a in CAUSAL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_decoders_do_not_read_ahead(dtype, subtests):
+    for architecture in sorted({*CAUSAL, *ENCODERS}):
+        with subtests.test(architecture):
+            model = tiny_models.model(architecture, "causal-lm").to(dtype)
+            assert reads_ahead(model) == (architecture not in DECODERS)
+
+
+EVERY = sorted({*tiny_models.DECODERS, "bart", "mbart", "plbart", "pegasus", *ENCODERS} - {"xlnet"})
+NOT_SHIFTED = {"bart", "mbart", "plbart", "pegasus"}
+
+
+@long_table("architecture", EVERY, 4)
+def test_the_loss_compares_each_token_with_the_one_after_it(architecture):
+    """On every architecture with a causal head, by hand, with and without an adapter."""
+    extra = {"is_decoder": True} if architecture in ENCODERS else {}
+    model = tiny_models.model(architecture, "causal-lm", **extra)
+    batch = tiny_models.batch()
+    labels = batch["input_ids"].clone()
+    labels[:, :2] = -100
+    assert shifts_labels(model) == (architecture not in NOT_SHIFTED)
+    for adapted in (False, True):
+        if adapted:
+            tiny_models.scramble(ah.attach(model, "lora"))
+        loss = corrected_loss(model, "causal-lm") or model_loss
+        with torch.no_grad():
+            output = model(**batch, labels=labels)
+        wanted = -torch.stack(
+            [
+                output.logits[row, position - 1].log_softmax(-1)[labels[row, position]]
+                for row in range(3)
+                for position in range(2, 9)
+            ]
+        ).mean()
+        torch.testing.assert_close(loss(output, {"labels": labels}), wanted)
+
+
+@long_table("architecture", EVERY, 4)
+def test_the_logits_of_a_token_do_not_depend_on_later_ones(architecture):
+    extra = {"is_decoder": True} if architecture in ENCODERS else {}
+    model = tiny_models.model(architecture, "causal-lm", **extra)
+    tiny_models.scramble(ah.attach(model, "lora"))
+    batch = tiny_models.batch()
+    changed = batch["input_ids"].clone()
+    changed[:, 5:] = changed[:, 5:].flip(1)
+    with torch.no_grad():
+        before, after = (
+            model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+            for ids in (batch["input_ids"], changed)
+        )
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_a_decoder_of_an_encoder_decoder_learns_the_next_token(tmp_path):
+    """The order of the words is fixed, so a model that learns from it predicts each of them."""
+    tiny_models.model("bart", "causal-lm").save_pretrained(tmp_path / "bart")
+    word_tokenizer("<s>", "</s>").save_pretrained(tmp_path / "bart")
+    text = "the movie was very good\n"
+    (tmp_path / "a.txt").write_text(text * 32)
+    flags = {
+        "backbone": str(tmp_path / "bart"), "method": "lora(rank=16)",
+        "task": "causal-lm(data=text)",
+        "data": {"train": str(tmp_path / "a.txt"), "eval": str(tmp_path / "a.txt")},
+        "train": {"epochs": 60, "learning_rate": 0.02, "report": False},
+        "output": str(tmp_path / "run"),
+    }  # fmt: skip
+    outcome = run(read(flags=flags), Reporter())
+    assert outcome.metrics["loss"] < 1.0
+    model, tokenizer = ah.load_backbone(str(tmp_path / "bart"), task="causal-lm")
+    ah.load(model, outcome.folder)
+    prompt = tokenizer("the movie", return_tensors="pt")["input_ids"][:, :-1]
+    generated = model.generate(prompt, max_new_tokens=3, do_sample=False)
+    assert tokenizer.decode(generated[0], skip_special_tokens=True) == text.strip()
+
+
+def test_an_encoder_that_is_configured_as_a_decoder_does_not_read_ahead():
+    assert not reads_ahead(tiny_models.model("bert", "causal-lm", is_decoder=True))
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_a_backbone_that_reads_ahead_is_refused(architecture, tmp_path):
+    tiny_models.model(architecture, "causal-lm").save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(
+        BackboneError, match="attends to the tokens that it should predict"
+    ) as error:
+        ah.load_backbone(str(tmp_path), task="causal-lm")
+    assert "--task masked-lm" in error.value.hint
+
+
+KINDS = [("gpt2", "masked-lm"), ("llama", "seq2seq"), ("bert", "seq2seq"), ("t5", "masked-lm"),
+         ("t5", "causal-lm"), ("xglm", "classification")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "task"), KINDS)
+def test_a_kind_that_an_architecture_lacks_is_refused(architecture, task, tmp_path):
+    tiny_models.usual_model(architecture).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match=f"which has no model for {task}") as error:
+        ah.load_backbone(str(tmp_path), task=task, labels=["a", "b"])
+    assert error.value.expected.startswith("one of features")
+    assert len(str(error.value)) < 500
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_models.model("gpt2", "causal-lm").train()
+    assert isinstance(model, AutoModelForCausalLM._model_mapping[type(model.config)])
+    reads_ahead(model)
+    assert all(module.training for module in model.modules())

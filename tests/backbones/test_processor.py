@@ -1,25 +1,39 @@
-"""The processor of a backbone, and its identity."""
+"""Processors and tokenizers of backbones: identity, pictures, sounds, added tokens."""
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import json
 
 import pytest
 import transformers
 from PIL import Image
+from tokenizers import AddedToken, NormalizedString, PreTokenizedString
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.processor import (
+    PictureTextProcessor,
+    TokenizerSnapshot,
+    check_removable,
+    for_pictures,
     frame_counts,
     heard_seconds,
+    image_placeholder,
+    learns_suffix,
+    picture_inputs,
     processor_identity,
+    remove_added_tokens,
     sampling_rate,
+    snapshot_of,
     sound_inputs,
     tokenizer_of,
 )
-from adapterhub.errors import ConfigError
+from adapterhub.errors import AttachError, BackboneError, ConfigError, MismatchError
 from tests.kit import media, tiny_models
+from tests.kit.compare import differences, observed_tokenizer
 from tests.kit.data import word_tokenizer
 
 
@@ -123,3 +137,207 @@ def test_the_settings_of_a_feature_extractor_are_its_identity():
 def test_new_tokens_need_a_tokenizer(backbones):
     with pytest.raises(ConfigError, match="reads no text: <new>"):
         load_processor(str(backbones("vit")), "image-classification", new_tokens=["<new>"])
+
+
+TASK = "image-text-to-text"
+
+
+@pytest.mark.parametrize("name", sorted(media.SAVED))
+def test_a_processor_of_each_layout_loads(name, backbones):
+    folder = backbones(f"vlm-{name}")
+    processor = PictureTextProcessor.from_pretrained(folder)
+    assert type(processor.image_processor).__name__.endswith("Pil")
+    placeholder = image_placeholder(processor)
+    made = picture_inputs(processor, [[Image.new("RGB", (16, 16))]], [f"{placeholder}what?"])
+    assert made["input_ids"].shape[1] > 4
+    assert "pixel_values" in made
+    assert learns_suffix(processor) == (name == "paligemma")
+
+
+def test_what_is_saved_is_loaded_again(backbones, tmp_path):
+    first = PictureTextProcessor.from_pretrained(backbones("vlm-qwen2_vl"))
+    first.save_pretrained(tmp_path)
+    again = PictureTextProcessor.from_pretrained(tmp_path)
+    assert type(again).__mro__[1] is transformers.Qwen2VLProcessor
+    assert again.chat_template == first.chat_template
+    assert again.image_processor.to_dict() == first.image_processor.to_dict()
+
+
+def test_the_class_is_named_by_old_files_or_by_the_type_of_model(backbones, tmp_path):
+    folder = tmp_path / "old"
+    for source in backbones("vlm-llava").iterdir():
+        folder.mkdir(exist_ok=True)
+        (folder / source.name).write_bytes(source.read_bytes())
+    joined = json.loads((folder / "processor_config.json").read_text())
+    (folder / "processor_config.json").unlink()
+    (folder / "preprocessor_config.json").write_text(json.dumps(joined["image_processor"]))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer.pop("processor_class", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    processor = PictureTextProcessor.from_pretrained(folder)
+    assert isinstance(processor, transformers.LlavaProcessor)
+
+
+def test_the_identity_is_that_of_the_image_processor(backbones):
+    model, processor = load_backbone(str(backbones("vlm-llava")), task=TASK)
+    identity = processor_identity(Backbone.of(model).processor)
+    assert identity is not None
+    alone = load_processor(str(backbones("vlm-llava")), TASK)
+    assert alone.image_processor.to_dict() == processor.image_processor.to_dict()
+    processor.image_processor.image_mean = [0.1, 0.2, 0.3]
+    Backbone.of(model).processor = processor
+    assert processor_identity(Backbone.of(model).processor) != identity
+
+
+def test_a_backbone_of_text_has_no_such_model(backbones):
+    with pytest.raises(BackboneError, match="no model for image-text-to-text"):
+        load_backbone(str(backbones("bert")), task=TASK)
+    with pytest.raises(BackboneError, match="no processor for images with text"):
+        PictureTextProcessor.from_pretrained(backbones("bert"))
+
+
+def test_a_tokenizer_has_no_placeholder():
+    words = media.picture_tokenizer({"image_token": "<image>"})
+    assert image_placeholder(words) is None
+    assert image_placeholder(None) is None
+
+
+def test_parts_for_videos_are_left_out():
+    own = for_pictures(transformers.Qwen2VLProcessor)
+    assert own.get_attributes() == ["image_processor", "tokenizer"]
+    assert own.video_processor is None
+    assert "video_processor" in transformers.Qwen2VLProcessor.get_attributes()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="is installed")
+def test_a_class_that_needs_torchvision_is_told(tmp_path):
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "PixtralProcessor"}')
+    transformers.LlavaConfig().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="PixtralProcessor of transformers needs torchvision"):
+        PictureTextProcessor.from_pretrained(tmp_path)
+
+
+def snapshot(tokenizer=None):
+    tokenizer = tokenizer or word_tokenizer()
+    return TokenizerSnapshot(tokenizer, len(tokenizer))
+
+
+def test_the_identity_ignores_added_tokens_padding_and_chat_template():
+    first = snapshot()
+    identity = first.identity()
+    assert len(identity) == 64
+    first.tokenizer.add_tokens(["<new>"])
+    first.tokenizer.pad_token = "</s>"
+    first.tokenizer.chat_template = "{{ messages }}"
+    assert first.identity() == identity
+    assert snapshot().identity() == identity
+
+
+def test_the_identity_depends_on_special_tokens_and_on_the_encoding():
+    identity = snapshot().identity()
+    other = word_tokenizer()
+    other.mask_token = "<unk>"
+    assert snapshot(other).identity() != identity
+    lower = word_tokenizer()
+    from tokenizers import normalizers
+
+    lower.backend_tokenizer.normalizer = normalizers.Replace("d", "the ")
+    assert snapshot(lower).identity() != identity, "its vocabulary is the same, its encoding is not"
+
+
+def test_added_tokens_are_listed_by_id():
+    value = snapshot()
+    assert value.new_tokens() == []
+    value.tokenizer.add_tokens(["<one>", "<two>"])
+    assert [(i, str(t)) for i, t in value.new_tokens()] == [
+        (value.size, "<one>"), (value.size + 1, "<two>")
+    ]  # fmt: skip
+
+
+def test_tokens_are_added_with_their_ids():
+    value = snapshot()
+    tokens = [(value.size, AddedToken("<one>")), (value.size + 1, AddedToken("<two>"))]
+    value.add(tokens)
+    value.add(tokens)  # they exist already
+    assert value.tokenizer.convert_tokens_to_ids(["<one>", "<two>"]) == [value.size, value.size + 1]
+
+
+@pytest.mark.parametrize("before", [["<other>"], ["<two>", "<one>"]])
+def test_tokens_that_would_get_other_ids_are_refused(before):
+    value = snapshot()
+    value.tokenizer.add_tokens(before)
+    size = len(value.tokenizer)
+    with pytest.raises(MismatchError, match="different ids") as error:
+        value.add([(value.size, AddedToken("<one>")), (value.size + 1, AddedToken("<two>"))])
+    assert len(error.value.offenders) == 2
+    assert len(value.tokenizer) == size, "nothing is added"
+
+
+def test_a_model_has_one_snapshot_per_tokenizer():
+    model, tokenizer = tiny_models.model("bert"), word_tokenizer()
+    backbone = Backbone.of(model)
+    assert backbone.tokenizer is None
+    first = backbone.tokenizer = snapshot_of(backbone, tokenizer, len(tokenizer))
+    tokenizer.add_tokens(["<new>"])
+    assert snapshot_of(backbone, tokenizer, len(tokenizer)) is first
+    assert Backbone.of(copy.deepcopy(model)).tokenizer is first, (
+        "a copied model uses the tokenizer too"
+    )
+    assert snapshot_of(backbone, word_tokenizer(), 5) is not first
+    with pytest.raises(AttachError, match="str is not a tokenizer"):
+        snapshot_of(backbone, "bert", 5)
+
+
+def test_the_default_of_several_chat_templates_is_used():
+    value = snapshot()
+    value.tokenizer.chat_template = {"default": "a", "tools": "b"}
+    assert value.chat_template() == "a"
+    value.tokenizer.chat_template = None
+    assert value.chat_template() is None
+
+
+TOKENS = [
+    AddedToken("<one>", special=True),
+    AddedToken("<on", normalized=False, lstrip=True),
+    AddedToken("words of two", single_word=True),
+    "movies",
+]
+CONTENTS = [str(token) for token in TOKENS]
+
+
+@pytest.mark.parametrize("make", [word_tokenizer, transformers.ByT5Tokenizer])
+def test_tokens_leave_no_trace(make):
+    tokenizer = make()
+    tokenizer.add_tokens(["<mine>", "<o"])
+    before = observed_tokenizer(tokenizer)
+    check_removable(tokenizer)
+    tokenizer.add_tokens(TOKENS)
+    assert differences(before, observed_tokenizer(tokenizer))
+    remove_added_tokens(tokenizer, CONTENTS)
+    assert not differences(before, observed_tokenizer(tokenizer))
+    tokenizer.add_tokens(TOKENS)
+    assert tokenizer.convert_tokens_to_ids("<one>") == before["size"]
+
+
+def test_long_tokens_of_a_python_tokenizer_are_removed():
+    tokenizer = transformers.ByT5Tokenizer()
+    before = json.dumps(tokenizer.tokens_trie.data)
+    tokenizer.add_tokens([long := "x" * 5000, long + "y"])
+    remove_added_tokens(tokenizer, [long + "y"])
+    assert long in tokenizer.get_vocab()
+    remove_added_tokens(tokenizer, [long])
+    assert json.dumps(tokenizer.tokens_trie.data) == before
+
+
+def test_a_backend_that_cannot_be_written_is_refused():
+    class Letters:
+        def pre_tokenize(self, text: PreTokenizedString) -> None:
+            text.split(lambda i, part: [part])
+
+        def split(self, text: NormalizedString) -> list[NormalizedString]:
+            return [text]
+
+    tokenizer = word_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Letters())
+    with pytest.raises(MismatchError, match="could not be removed"):
+        check_removable(tokenizer)

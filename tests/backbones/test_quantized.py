@@ -1,18 +1,46 @@
-"""Quantization schemes: names, checks before loading, stored configurations."""
+"""Quantized backbones: what is decoded, trained on and refused, and how layers are tried."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
+import adapterhub as ah
 from adapterhub.anatomy.backbone import quantization_kind
 from adapterhub.backbones import quantized
 from adapterhub.backbones.checkpoint import stored_quantization
-from adapterhub.backbones.quantized import QUANTIZATIONS, loading_options, remaining_quantization
+from adapterhub.backbones.quantized import (
+    QUANTIZATIONS,
+    blocks_gradients,
+    bytes_of,
+    can_requantize,
+    computes_with,
+    dequantized,
+    drop_saved_input,
+    has_own_code,
+    keep_4bit_layout,
+    loading_options,
+    prepare_quantized,
+    remaining_quantization,
+    requantized,
+    row_scales,
+    size_of,
+)
 from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
-from adapterhub.errors import ConfigError
+from adapterhub.errors import AttachError, BackboneError, ConfigError
+from adapterhub.patch import Patch
+from tests.kit import own_models, tiny_models
+from tests.kit.data import word_tokenizer
+from tests.kit.own_models import float8_layer
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
@@ -87,3 +115,370 @@ def test_a_library_that_is_not_installed_is_named(kind, tmp_path, monkeypatch):
 def test_options_are_unchanged_without_quantization(tmp_path):
     options = {"dtype": torch.float32, "num_labels": 2}
     assert loading_options(None, checkpoint(tmp_path, None), options, None) is options
+
+
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def four_bit_experts(folder):
+    """Save a tiny gpt-oss with its experts in MXFP4: 32 values of 4 bits share an exponent."""
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=tiny_models.VOCAB, num_local_experts=4,
+        num_experts_per_tok=2, sliding_window=16,
+    )  # fmt: skip
+    transformers.GptOssForCausalLM(config).save_pretrained(folder)
+    word_tokenizer("<s>", "").save_pretrained(folder)
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith(EXPERTS):
+            experts, rows, columns = tensor.shape
+            size = experts, columns, rows // 32
+            tensors[f"{name}_blocks"] = torch.randint(0, 256, (*size, 16), dtype=torch.uint8)
+            tensors[f"{name}_scales"] = torch.randint(118, 122, size, dtype=torch.uint8)
+        else:
+            tensors[name] = tensor.to(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    stored["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
+    (folder / "config.json").write_text(json.dumps(stored), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("quantize", [None, "dequantize"])
+def test_experts_in_mxfp4_train_when_they_are_decoded(dtype, quantize, tmp_path):
+    folder = four_bit_experts(tmp_path / "gpt-oss")
+    options = {"task": "causal-lm", "dtype": dtype, "quantize": quantize}
+    model, _ = ah.load_backbone(str(folder), **options)
+    assert len({p.dtype for p in model.parameters()}) == 1
+    adapter = ah.attach(model, {"lora": {"sites": ["attn.q", "ffn.experts.*"]}})
+    tiny_models.scramble(adapter)
+    logits = model(**tiny_models.batch()).logits
+    logits.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in adapter.parameters())
+    manifest = adapter.save(tmp_path / "a")
+    assert (manifest.backbone.fingerprint, manifest.backbone.quantization) == (
+        ah.fingerprint(folder), None)  # fmt: skip
+    other, _ = ah.load_backbone(str(folder), **options)
+    ah.load(other, tmp_path / "a")
+    assert torch.equal(other(**tiny_models.batch()).logits, logits)
+
+
+def test_a_decoded_model_that_was_changed_is_not_that_of_the_files(tmp_path):
+    """Codes are not compared with decoded values; all other tensors are."""
+    folder = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "a")
+    model, _ = ah.load_backbone(str(folder), task="causal-lm")
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    assert ah.attach(model, "lora").manifest().backbone.fingerprint != ah.fingerprint(folder)
+
+
+@pytest.mark.parametrize(("method", "said"), [
+    (None, "plain is not quantized"),
+    ("gptq", "plain is quantized by gptq"),
+    ("fp8", ""), ("mxfp4", ""), ("compressed-tensors", ""),
+])  # fmt: skip
+def test_what_transformers_cannot_decode_is_refused(method, said, tmp_path):
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    config = {"quantization_config": {"quant_method": method}} if method else {}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if not said:
+        assert remaining_quantization("dequantize", folder) == "dequantize"
+        return
+    with pytest.raises(ConfigError, match=said) as error:
+        remaining_quantization("dequantize", folder)
+    assert "fp8, mxfp4" in error.value.expected
+
+
+def quantized_by(method, tmp_path):
+    folder = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "coded")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
+
+
+def test_an_unknown_quantization_is_refused_and_not_read_as_weights(tmp_path):
+    """transformers warns, and loads the codes of the checkpoint as values."""
+    folder = quantized_by("of-next-year", tmp_path)
+    with pytest.raises(ConfigError, match=r"of-next-year, which transformers .* cannot load"):
+        ah.load_backbone(folder, task="causal-lm")
+
+
+@pytest.mark.parametrize("method", ["aqlm", "vptq", "quanto"])
+def test_a_missing_library_is_named(method, tmp_path):
+    with pytest.raises(BackboneError, match=f"(?i){method}.*pip install"):
+        ah.load_backbone(quantized_by(method, tmp_path), task="causal-lm")
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "vptq"])
+def test_kernels_without_gradients_are_refused(kind):
+    model = tiny_models.model("llama", "causal-lm")
+    model.hf_quantizer = SimpleNamespace(is_trainable=True)
+    model.config.quantization_config = {"quant_method": kind}
+    ah.attach(model, "lora").detach()
+    model.hf_quantizer = SimpleNamespace(is_trainable=False)
+    with pytest.raises(AttachError, match=f"layers in {kind}") as error:
+        ah.attach(model, "lora")
+    assert ("dequantize" in error.value.hint) == (kind == "mxfp4")
+
+
+def test_a_layer_that_cuts_gradients_is_refused():
+    """compressed-tensors rounds activations so, while transformers says that it trains."""
+    model = tiny_models.model("llama", "causal-lm")
+    layer = model.model.layers[1].self_attn.k_proj
+    layer.forward = lambda x: torch.nn.functional.linear(x.detach(), layer.weight)
+    model.requires_grad_(False)
+    model.config.quantization_config = {"quant_method": "compressed-tensors"}
+    for method in ("lora", "norms"):
+        with pytest.raises(AttachError, match="no gradient passes") as error:
+            ah.attach(model, method)
+        assert error.value.offenders == ("model.layers.1.self_attn.k_proj",)
+        assert "dequantize" in error.value.hint
+    del layer.forward
+    ah.attach(model, "lora")
+
+
+class FourBit(nn.Linear):
+    """A layer that may repack its weight, unless told otherwise."""
+
+    def __init__(self, packed):
+        super().__init__(4, 4)
+        self.weight.quant_state = SimpleNamespace(packing_format_for_cpu=packed)
+        self.support_avx512bf16_for_cpu = True
+        self.unpacked = False
+
+    def state_dict(self, *args, **options):
+        self.unpacked = True
+        return super().state_dict(*args, **options)
+
+
+class EightBit(nn.Linear):
+    """A layer with one scale per row."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.weight.SCB = torch.ones(4)
+
+
+def test_only_layers_that_can_repack_are_changed():
+    model = nn.Sequential(FourBit(packed=True), nn.Linear(4, 4), FourBit(packed=False))
+    keep_4bit_layout(model, patch := Patch())
+    assert len(patch.undoing) == 2
+    assert [model[0].unpacked, model[2].unpacked] == [True, False]
+    assert not model[0].support_avx512bf16_for_cpu
+    keep_4bit_layout(model, patch)
+    assert len(patch.undoing) == 2, "a second call changes nothing"
+
+
+def test_restoring_undoes_preparing():
+    model = nn.Sequential(FourBit(packed=False), EightBit(), nn.Linear(4, 4))
+    patch = Patch()
+    for _ in range(2):
+        prepare_quantized(model, patch)
+        assert not model[0].support_avx512bf16_for_cpu
+        assert len(model[1]._forward_hooks) == 1
+        made = len(patch.undoing)
+        prepare_quantized(model, patch)
+        assert len(patch.undoing) == made, "a second call changes nothing"
+        patch.undo()
+        assert model[0].support_avx512bf16_for_cpu
+        assert not model[1]._forward_hooks
+
+
+class SavesInput(torch.autograd.Function):
+    """Keeps its input in attributes of the node, as bitsandbytes does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.tensors, ctx.A = (x, x), x
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert ctx.tensors == (None, None)
+        assert ctx.A is None
+        return 2 * gradient
+
+
+def test_the_saved_input_is_freed_and_gradients_still_flow():
+    x = torch.ones(3, requires_grad=True)
+    y = SavesInput.apply(x)
+    drop_saved_input(nn.Identity(), (x,), y)
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    drop_saved_input(nn.Identity(), (x,), torch.ones(3))  # no gradient: nothing to do
+
+
+KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
+
+
+def quantized_layer(kind, backbone):
+    model, _ = ah.load_backbone(str(backbone), quantize=kind)
+    return model.encoder.layer[0].attention.self.query
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_decoded_weight_is_the_one_the_layer_computes_with(kind, backbone):
+    layer = quantized_layer(kind, backbone)
+    matrix = dequantized(layer).float()
+    x = torch.randn(5, layer.in_features, dtype=torch.bfloat16)
+    y = layer(x).float()
+    expected = x.float() @ matrix.T + layer.bias.float()
+    # The layer computes in bf16, int8 with activations rounded to 8 bits.
+    assert (y - expected).norm() / expected.norm() < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encoding_a_decoded_weight_returns_the_same_weight(kind, backbone):
+    layer = quantized_layer(kind, backbone)
+    matrix = dequantized(layer)
+    assert can_requantize(layer)
+    weight, attributes = requantized(layer, matrix)
+    assert type(weight) is type(layer.weight) or type(weight.data) is type(layer.weight.data)
+    layer.weight = weight
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    difference = (dequantized(layer).float() - matrix.float()).norm() / matrix.float().norm()
+    assert difference < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_bytes_of_a_quantized_weight(kind, backbone):
+    layer = quantized_layer(kind, backbone)
+    values = layer.in_features * layer.out_features
+    assert size_of(layer.weight) == values
+    assert values / 2 < bytes_of(layer.weight) < 4 * values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_plain_tensor_has_the_bytes_of_its_dtype(dtype):
+    tensor = torch.zeros(3, 5, dtype=dtype)
+    assert size_of(tensor) == 15
+    assert bytes_of(tensor) == 15 * dtype.itemsize
+
+
+def test_a_plain_layer_is_not_decoded():
+    layer = nn.Linear(3, 5)
+    assert dequantized(layer) is None
+    assert row_scales(layer) is None
+    assert not can_requantize(layer)
+
+
+def test_int8_rows_are_scaled_by_their_scale():
+    layer = nn.Linear(2, 3)
+    layer.weight = nn.Parameter(
+        torch.tensor([[127, 0], [-127, 1], [64, 2]], dtype=torch.int8), False
+    )
+    layer.weight.SCB = torch.tensor([1.0, 2.0, 127.0])
+    assert row_scales(layer) is layer.weight.SCB
+    expected = torch.tensor([[1, 0], [-2, 2 / 127], [64, 2]])
+    torch.testing.assert_close(dequantized(layer), expected)
+
+
+@pytest.mark.parametrize("block", [(16, 8), (16, 16), (7, 5), (48, 32)])
+def test_blocks_of_fp8_are_scaled_by_their_scale(block):
+    """Also blocks that do not divide the matrix."""
+    linear = nn.Linear(30, 44)
+    with torch.no_grad():
+        linear.weight[:20].mul_(100)  # other scales
+    found = dequantized(float8_layer(linear, block))
+    assert found.shape == linear.weight.shape
+    assert ((found - linear.weight).abs() <= 0.07 * linear.weight.abs() + 1e-4).all()
+    assert not can_requantize(float8_layer(linear, block))
+
+
+class Own(nn.Linear):
+    """A linear layer with a factor, a rounding of its inputs, and a cut."""
+
+    def __init__(self, factor: float = 1.0, levels: float = 0.0, cut: bool = False) -> None:
+        super().__init__(16, 24)
+        self.factor, self.levels, self.cut = factor, levels, cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.levels:
+            x = (x * self.levels).round() / self.levels
+        return F.linear(x.detach() if self.cut else x, self.factor * self.weight, self.bias)
+
+
+class Many(nn.Linear):
+    """A layer that returns a tuple."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return super().forward(x), None
+
+
+def test_only_other_code_is_tried():
+    plain = nn.Linear(4, 4)
+    assert not has_own_code(plain)
+    assert not has_own_code(Conv1D(4, 4))
+    assert has_own_code(Own())
+    plain.forward = lambda x: x
+    assert has_own_code(plain)
+    plain._hf_hook = object()  # accelerate replaces `forward` to load weights
+    assert not has_own_code(plain)
+
+
+@pytest.mark.parametrize(("layer", "expected"), [
+    (Own(), True),
+    (Own(levels=16.0), True),  # 8 bits of activations
+    (Own(levels=1.0), False),
+    (Own(factor=1.2), False),
+    (Own(factor=float("nan")), False),
+    (Many(16, 24), False),
+])  # fmt: skip
+def test_a_layer_computes_with_its_weight_up_to_rounding(layer, expected):
+    assert computes_with(layer, layer.weight, torch.float32) is expected
+
+
+def test_a_weight_of_another_shape_is_not_that_of_the_layer():
+    layer = Own()
+    assert not computes_with(layer, torch.randn(24, 8), torch.float32)
+
+
+def test_hooks_are_not_called_and_random_numbers_are_not_drawn():
+    layer = Own()
+    layer.register_forward_hook(lambda *_: pytest.fail("a hook was called"))
+    before = torch.get_rng_state()
+    assert computes_with(layer, layer.weight, torch.float32)
+    assert not blocks_gradients(layer, 16, layer.weight)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("layer", "expected"), [
+    (Own(), False), (Own(cut=True), True), (Many(16, 24), False),
+    (Own(levels=4.0), True),  # the gradient of a rounding is zero
+])  # fmt: skip
+def test_a_layer_that_cuts_gradients_is_found(layer, expected):
+    layer.requires_grad_(False)
+    with torch.no_grad():
+        assert blocks_gradients(layer, 16, layer.weight) is expected
+
+
+class NoBackward(torch.autograd.Function):
+    """A product whose kernel has no backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError
+
+
+def test_a_kernel_without_a_backward_pass_is_found():
+    layer = nn.Linear(16, 24)
+    layer.forward = lambda x: NoBackward.apply(x, layer.weight)
+    assert computes_with(layer, layer.weight, torch.float32) is False  # the bias is missing
+    assert blocks_gradients(layer, 16, layer.weight)
+
+
+def test_a_layer_without_a_kernel_here_is_left_to_the_model():
+    layer = nn.Linear(16, 24)
+    layer.forward = lambda x: torch.ops.not_there.kernel(x)
+    assert not blocks_gradients(layer, 16, layer.weight)
+    assert not computes_with(layer, layer.weight, torch.float32)

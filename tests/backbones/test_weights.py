@@ -1,10 +1,17 @@
-"""Reading weights, however they are stored."""
+"""Reading the weight and bias of a projection, however they are stored."""
 
 from __future__ import annotations
 
+import importlib
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+import transformers
 from torch import nn
+from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
@@ -19,9 +26,11 @@ from adapterhub.anatomy.backbone import (
     whole,
 )
 from adapterhub.anatomy.sites import FeatureSlice
-from adapterhub.backbones.weights import as_stored, read_bias, read_weight
+from adapterhub.backbones.weights import as_stored, read_bias, read_weight, reread_weight
 from adapterhub.errors import SiteError
 from tests.kit import tiny_models
+from tests.kit.own_models import float8_kernel
+from tests.kit.tiny_adapters import PROJECTIONS
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])
@@ -117,3 +126,121 @@ def test_the_device_of_a_module():
     assert device_of(nn.Linear(2, 2)) == torch.device("cpu")
     assert device_of(nn.Sequential(nn.ReLU(), nn.Linear(2, 2, device="meta"))).type == "meta"
     assert device_of(nn.ReLU()) is None
+
+
+def test_weights_are_read_as_they_compute():
+    for architecture in PROJECTIONS:
+        model = tiny_models.model(architecture)
+        for site in ah.anatomy_of(model).sites.values():
+            if site.kind == "linear":
+                host = model.get_submodule(site.host)
+                x = torch.randn(2, site.d_in)
+                y = host(x) if site.part is None else site.part.read(host(x))
+                weight, bias = read_weight(host, site.part), read_bias(host, site.part)
+                assert weight.dtype == torch.float32
+                assert weight.shape == (site.d_out, site.d_in)
+                torch.testing.assert_close(F.linear(x, weight, bias), y, atol=1e-5, rtol=1e-5)
+
+
+def test_a_weight_that_cannot_be_read_is_refused():
+    with pytest.raises(SiteError, match="LayerNorm cannot be read"):
+        read_weight(torch.nn.LayerNorm(4))
+
+
+ROUTER = SimpleNamespace(hidden_size=32, num_local_experts=8, num_experts_per_tok=2,
+                         router_jitter_noise=0.0, input_jitter_noise=0.0)  # fmt: skip
+# By the class of transformers: how to build one with 32 inputs, and whether its weight is read;
+# None: where this torch has a kernel for a CPU.
+SUBCLASSES = {
+    "models.falcon.modeling_falcon.FalconLinear": (lambda c: c(32, 48), True),
+    "models.esm.modeling_esmfold.EsmFoldLinear": (lambda c: c(32, 48), True),
+    "models.idefics.modeling_idefics.IdeficsDecoupledLinear": (lambda c: c(32, 48, 4), False),
+    "models.deepseek_v4.modeling_deepseek_v4.DeepseekV4GroupedLinear": (
+        lambda c: c(16, 48, n_groups=2), False),
+    "models.llama4.modeling_llama4.Llama4Router": (lambda c: c(ROUTER), False),
+    "models.phimoe.modeling_phimoe.PhimoeTopKRouter": (lambda c: c(ROUTER), False),
+    "integrations.finegrained_fp8.FP8Linear": (lambda c: c(32, 48, (16, 16)), True),
+    "integrations.finegrained_fp8.FP8GroupedLinear": (
+        lambda c: c(16, 48, n_groups=2, block_size=(16, 16)), False),
+    "integrations.fbgemm_fp8.FbgemmFp8Linear": (lambda c: c(32, 48, bias=False), None),
+    "integrations.compressed_tensors.CompressedTensorsFP8Linear": (lambda c: c(32, 48), None),
+    "integrations.bitnet.AutoBitLinear": (lambda c: c(32, 48), False),
+    "integrations.metal_quantization.MetalLinear": (lambda c: c(128, 48), False),
+    "integrations.gemma_quant.QuantizedLinear": (lambda c: c(32, 48), False),
+}  # fmt: skip
+
+
+def subclasses_in_source() -> set[str]:
+    """List the classes of transformers that change how nn.Linear or another one computes."""
+    root = Path(transformers.__file__).parent
+    pattern = r"^class (\w+)\((?:\w+\.)*(?:Linear|FP8Linear|Conv1D)\):"
+    return {
+        f"{'.'.join(file.relative_to(root).with_suffix('').parts)}.{name}"
+        for file in (*root.glob("models/*/modeling_*.py"), *root.glob("integrations/*.py"))
+        for name in re.findall(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
+def weight_or_refusal(layer: nn.Module) -> tuple[torch.Tensor | None, str]:
+    try:
+        return read_weight(layer), ""
+    except SiteError as error:
+        return None, str(error)
+
+
+def test_every_kind_of_linear_layer_is_listed():
+    assert subclasses_in_source() <= SUBCLASSES.keys()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@torch.compiler.set_stance("force_eager")  # BitNet's
+@pytest.mark.parametrize("path", SUBCLASSES)
+def test_a_layer_with_its_own_code_is_read_as_it_computes_or_refused(path, monkeypatch):
+    module, _, name = path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(f"transformers.{module}"), name)
+    except (ImportError, AttributeError):
+        pytest.skip(f"this transformers has no {path}")
+    float8_kernel(monkeypatch)
+    build, is_read = SUBCLASSES[path]
+    torch.manual_seed(0)
+    layer = build(cls)
+    for parameter in layer.parameters():
+        if parameter.is_floating_point():
+            parameter.data = torch.randn(parameter.shape).to(parameter.dtype)
+    if hasattr(layer, "online_quant"):  # BitNet
+        layer.weight_scale.fill_(0.25)
+    weight, refusal = weight_or_refusal(layer)
+    if weight is None:
+        assert not is_read, refusal
+        assert f"{name} cannot be read" in refusal
+        return
+    assert is_read is not False
+    x = torch.randn(3, 32)
+    y = layer(x)
+    rounding = 0.1 if is_read is None else 1e-4
+    assert (F.linear(x, weight, layer.bias) - y).norm() < rounding * y.norm()
+
+
+def test_codes_without_a_scale_are_refused():
+    layer = nn.Linear(8, 8, bias=False)
+    layer.weight = nn.Parameter(layer.weight.data.to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(SiteError, match="Linear cannot be read"):
+        read_weight(layer)
+
+
+def test_a_layer_whose_forward_was_replaced_is_refused():
+    layer = nn.Linear(8, 8)
+    weight = layer.weight.detach()
+    layer.forward = lambda x: F.linear(x, 2 * weight, layer.bias)
+    with pytest.raises(SiteError, match="cannot be read"):
+        read_weight(layer)
+    layer.forward = lambda x: F.linear(x, weight, layer.bias)
+    assert torch.equal(read_weight(layer), weight)
+
+
+def test_a_forward_pass_reads_without_trying():
+    """The try waits for a value, which a CUDA graph and a compiled layer cannot."""
+    layer = nn.Linear(8, 8)
+    layer.forward = lambda x: pytest.fail("the layer was called")
+    assert torch.equal(reread_weight(layer), layer.weight)

@@ -12,7 +12,7 @@ from adapterhub.tasks.common.batches import IGNORED, next_token_loss
 from tests.kit import tiny_models
 from tests.kit.tiny_models import MATRIX
 
-# Their own loss compares each token with the logits at itself: tests/backbones/test_causality.py.
+# Their own loss compares each token with the logits at itself: tests/backbones/test_probe.py.
 UNSHIFTED = ("bart", "mbart", "plbart", "pegasus", "xlnet")
 
 

@@ -1,20 +1,29 @@
-"""Attention modules: by the names and the sizes of their projections."""
+"""Roles of projections: attention by names and sizes, layouts of fused ones, and all others."""
 
 from __future__ import annotations
 
 import every_type
 import pytest
+import torch
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.anatomy import FAMILIES
+from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.discovery import roles as discovery_roles
 from adapterhub.anatomy.discovery.roles import (
     attention_group,
     attention_modules,
     attention_sites,
     attention_sublayers,
+    further_sites,
+    fused_layout,
+    kind_of,
+    mixer_of,
+    own_name,
 )
 from adapterhub.anatomy.projections import latent_sizes
+from tests.kit.selection import long_table
 
 
 def module(**projections):
@@ -125,3 +134,240 @@ def test_a_layer_may_be_an_attention_itself():
     site = anatomy.sites["encoder.0.attn.kv"]
     assert site.host == anatomy.layers["encoder"][0]
     assert (site.d_out, site.d_values) == (site.d_in, None)
+
+
+class NewConvMixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.in_proj, self.out_proj = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.out_proj(self.in_proj(x))
+
+
+class NewMLP(NewConvMixer):
+    pass
+
+
+class NewConvLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.feed_forward = NewConvMixer(), NewMLP()
+        self.moe = nn.ModuleDict({"experts": nn.ModuleList([NewMLP()]), "gate": nn.Linear(4, 2)})
+        self.side = nn.Linear(4, 4)
+
+
+PATHS = (
+    "conv.in_proj",
+    "conv.out_proj",
+    "feed_forward.in_proj",
+    "moe.experts.0.in_proj",
+    "moe.gate",
+    "side",
+)
+
+
+def test_each_projection_has_a_role_by_the_module_around_it_but_those_of_experts():
+    assert further_sites(NewConvLayer(), PATHS, {"attn.o": "conv.out_proj"}) == {
+        "mixer.in_proj": "conv.in_proj",
+        "ffn.in_proj": "feed_forward.in_proj",
+        "moe.gate": "moe.gate",
+        "other.side": "side",
+    }
+
+
+def test_equal_names_and_names_that_are_taken_get_longer():
+    layer = nn.ModuleDict({"a": NewMLP(), "b": NewMLP()})
+    paths = ("a.in_proj", "b.in_proj")
+    found = further_sites(nn.ModuleDict({"mlp": layer}), [f"mlp.{p}" for p in paths], {})
+    assert found == {"ffn.a_in_proj": "mlp.a.in_proj", "ffn.b_in_proj": "mlp.b.in_proj"}
+    one = further_sites(nn.ModuleDict({"mlp": NewMLP()}), ["mlp.in_proj"], {"ffn.in_proj": "x"})
+    assert one == {"ffn.mlp_in_proj": "mlp.in_proj"}
+
+
+def test_the_innermost_module_decides(subtests):
+    for path, kind in list(
+        zip(PATHS, ("mixer", "mixer", "ffn", "ffn", "moe", "other"), strict=True)
+    ):
+        with subtests.test(path=path):
+            assert kind_of(NewConvLayer(), path) == kind
+
+
+def test_what_a_class_shares_with_its_layer_says_nothing():
+    assert own_name(NewMLP(), NewConvLayer()) == "MLP"
+    assert own_name(NewConvMixer(), NewConvLayer()) == "Mixer"
+    assert own_name(NewMLP(), NewMLP()) == "NewMLP"
+
+
+def test_a_mixer_is_the_module_that_has_all_its_projections():
+    layer = NewConvLayer()
+    assert mixer_of(layer, {"mixer.in": "conv.in_proj", "mixer.out": "conv.out_proj"}) == "conv"
+    assert mixer_of(layer, {"mixer.in": "conv.in_proj", "mixer.out": "side"}) is None
+    assert mixer_of(layer, {"ffn.up": "feed_forward.in_proj"}) is None
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.heads = nn.Linear(4, 12), 2
+
+
+class Blocks(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 3, self.heads, -1).permute(1, 0, 2, 3).unbind(0)
+        return q, k, v
+
+
+class Chunks(Attention):
+    def forward(self, x):
+        mixed = self.qkv(x)
+        if self.heads:
+            mixed = mixed.clamp(min=-1)
+        query, key, value = mixed.chunk(3, dim=2)
+        return query, key, value
+
+
+class Heads(Attention):
+    def forward(self, x):
+        mixed = self.qkv(x).view(2, self.heads, 3, -1)
+        query, key, value = mixed.unbind(-2)
+        return query, key, value
+
+
+class WideHeads(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, self.heads, 3 * 2).transpose(1, 2).split(2, dim=-1)
+        return q, k, v
+
+
+class OtherOrder(Attention):
+    def forward(self, x):
+        query, value, key = self.qkv(x).chunk(3, dim=-1)
+        return query, key, value
+
+
+class Shape(Attention):
+    def forward(self, x):
+        shape = (2, self.heads, 3, -1)
+        query, key, value = self.qkv(x).view(shape).unbind(-2)
+        return query, key, value
+
+
+class Both(Attention):
+    def forward(self, x):
+        if self.heads:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            q, k, v = self.qkv(x).view(2, self.heads, 3, -1).unbind(-2)
+        return q, k, v
+
+
+class AfterAnotherProjection(Attention):
+    def forward(self, x):
+        q, k, v = nn.functional.relu(self.qkv(x)[::2]).chunk(3, dim=-1)
+        return q, k, v
+
+
+def test_the_layout_is_read_where_the_output_is_split(subtests):
+    cases = [
+        (Blocks, "blocks"),
+        (Chunks, "blocks"),
+        (Heads, "heads"),
+        (WideHeads, "heads"),
+        (OtherOrder, "whole"),
+        (Shape, "whole"),
+        (Both, "whole"),
+        (AfterAnotherProjection, "whole"),
+        (Attention, "whole"),
+    ]
+    for attention, layout in cases:
+        with subtests.test(attention=attention):
+            assert fused_layout(attention(), "qkv") == layout
+            assert fused_layout(attention(), "other") == "whole"
+
+
+FUSED = [a for a, row in FAMILIES.items() if "attn.qkv" in row.stacks[0].sites]
+
+
+def test_what_is_read_is_what_the_row_says(subtests):
+    for architecture in FUSED:
+        with subtests.test(architecture=architecture):
+            model = every_type.build(architecture, every_type.autos(architecture)[0])
+            (stack,) = discover(model).stacks
+            said = FAMILIES[architecture].stacks[0].fused.get("attn.qkv", "blocks")
+            assert stack.fused["attn.qkv"] in (said, "whole")
+
+
+TOWERS = (
+    "blip", "blip-2", "exaone4_5", "florence2", "glm4v", "glm_ocr", "got_ocr2", "instructblip",
+    "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "sam", "unlimited_ocr",
+)  # fmt: skip
+
+
+@long_table("model_type", TOWERS, 3)
+def test_the_parts_of_a_vision_tower_are_sites(model_type):
+    model = every_type.build(model_type, every_type.autos(model_type, every_type.ADAPTED)[0])
+    sites = ah.anatomy_of(model).sites
+    assert {"vision.0.attn.q", "vision.0.attn.k", "vision.0.attn.v"} <= sites.keys()
+
+
+PIXELS = {
+    "qwen2_vl": ({"embed_dim": 32, "hidden_size": 32, "num_heads": 4, "depth": 2}, 1176),
+    "qwen2_5_vl": (
+        {
+            "hidden_size": 32, "num_heads": 4, "depth": 2, "intermediate_size": 48,
+            "out_hidden_size": 32,
+        },
+        1176,
+    ),
+    "qwen3_vl": (
+        {
+            "hidden_size": 32, "num_heads": 4, "depth": 2, "intermediate_size": 48,
+            "out_hidden_size": 32, "deepstack_visual_indexes": [0],
+        },
+        1536,
+    ),
+}  # fmt: skip
+
+
+def tower(model_type):
+    """Build a tiny vision tower and the pixels of two pictures for it."""
+    sizes, pixels = PIXELS[model_type]
+    whole = every_type.build(model_type, "AutoModel")
+    config = type(whole.config.vision_config)(**sizes)
+    torch.manual_seed(0)
+    model = type(whole.visual)._from_config(config).eval()
+    grid = torch.tensor([[1, 4, 4], [1, 2, 4]])
+    return model, {"hidden_states": torch.randn(24, pixels), "grid_thw": grid}
+
+
+@pytest.mark.parametrize("model_type", PIXELS)
+def test_value_features_are_those_attention_uses(model_type):
+    model, inputs = tower(model_type)
+    site = next(s for i, s in ah.anatomy_of(model).sites.items() if i.endswith("0.attn.v"))
+    output = site.host.replace("qkv", "proj")
+    seen = []
+    model.get_submodule(site.host).register_forward_hook(
+        lambda _, args, y: site.part.write(y, torch.zeros_like(site.part.read(y)))
+    )
+    model.get_submodule(output).register_forward_hook(lambda _, args, y: seen.append(args[0]))
+    with torch.no_grad():
+        model(**inputs)
+    assert seen[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "ia3"])
+@pytest.mark.parametrize("model_type", PIXELS)
+def test_a_method_of_parts_works_on_a_vision_tower(model_type, method):
+    model, inputs = tower(model_type)
+    with torch.no_grad():
+        before = model(**inputs)[0]
+    adapter = ah.attach(model, method)
+    for parameter in adapter.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    output = model(**inputs)[0]
+    assert not torch.allclose(output, before, atol=1e-4)
+    output.pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in adapter.parameters())
+    adapter.detach()
+    assert torch.equal(model(**inputs)[0], before)

@@ -1,4 +1,4 @@
-"""Structural discovery: compared with the rows, on architectures without one, and when it fails."""
+"""A discovered row: its stacks and their names, and methods on architectures without a row."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import copy
 import itertools
 from dataclasses import replace
 
+import every_type
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers import AutoConfig
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family
 from adapterhub.anatomy.build import build_anatomy
 from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.discovery.row import discovered_stack, layer_lists, named
+from adapterhub.anatomy.family import Stack
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
@@ -239,3 +243,196 @@ def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(architecture
         assert not torch.allclose(logits(model, **labelled(model)), before, atol=1e-4), method
         adapter.detach()
         assert torch.equal(logits(model, **labelled(model)), before)
+
+
+def test_stacks_are_named_after_what_they_read(subtests):
+    cases = [
+        ([("decoder", "layers")], True, ["decoder"]),
+        ([("encoder", "text_model.layers")], True, ["encoder"]),
+        ([("encoder", "encoder.layers"), ("decoder", "decoder.layers")], False,
+         ["encoder", "decoder"]),
+        ([("encoder", "visual.blocks"), ("decoder", "language_model.layers")], True,
+         ["vision", "language"]),
+        ([("encoder", "vision_model.layers"), ("encoder", "text_model.layers")], True,
+         ["vision", "language"]),
+        ([("encoder", "image_a.layers"), ("encoder", "image_b.layers")], False,
+         ["vision", "vision2"]),
+        ([("encoder", "audio_tower.layers"), ("decoder", "layers")], True, ["audio", "decoder"]),
+    ]  # fmt: skip
+    for stacks, by_input, names in cases:
+        with subtests.test(stacks=stacks):
+            found = named([Stack(name, path, {}) for name, path in stacks], by_input)
+            assert [stack.name for stack in found] == names
+            assert [stack.layers for stack in found] == [path for _, path in stacks]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "stack"),
+    [
+        # In none of transformers' lists of language models, or in the other one.
+        ("qwen3_vl_text", _PLAIN | {"head_dim": 8}, "decoder"),
+        ("granite_docling_text", _PLAIN, "decoder"),
+        ("bert-generation", _PLAIN, "encoder"),
+        ("bert-generation", _PLAIN | {"is_decoder": True}, "decoder"),
+        ("roberta-prelayernorm", _PLAIN, "encoder"),
+        ("roberta-prelayernorm", _PLAIN | {"is_decoder": True}, "decoder"),
+    ],
+)
+def test_a_stack_with_causal_attention_is_a_decoder(model_type, options, stack):
+    tokens = {"vocab_size": tiny_models.VOCAB, "pad_token_id": 1, "bos_token_id": 3}
+    config = AutoConfig.for_model(model_type, **options, **tokens, eos_token_id=2)
+    model = transformers.AutoModel.from_config(config).eval()
+    assert [found.name for found in ah.anatomy_of(model).family.stacks] == [stack]
+    ids = tiny_models.batch()["input_ids"]
+    changed = ids.clone()
+    changed[:, 5:] = 7
+    with torch.no_grad():
+        first, second = (model(input_ids=i).last_hidden_state[:, :5] for i in (ids, changed))
+    assert torch.allclose(first, second, atol=1e-5) == (stack == "decoder")
+
+
+def test_a_stack_inside_a_model_has_its_root():
+    model = every_type.build("bart", "AutoModel")
+    layers = list(model.decoder.layers)
+    stack = discovered_stack(model, "decoder.layers", layers, alone=False)
+    assert (stack.name, stack.root, stack.own) == ("decoder", "decoder", {})
+    assert stack.sites["cross.q"] == "encoder_attn.q_proj"
+
+
+def test_layers_with_other_paths_for_a_role_are_kept_apart():
+    model = every_type.build("bert", "AutoModel")
+    layers = list(model.encoder.layer)
+    layers[1].intermediate.dense = nn.Identity()
+    stack = discovered_stack(model, "encoder.layer", layers, alone=True)
+    assert stack.sites["ffn.up"] == "intermediate.dense"
+    assert {n: "ffn.up" in sites for n, sites in stack.own.items()} == {1: False}
+
+
+# Vision and sound encoders whose stages have sizes of their own, and layers that change the size.
+STAGES = (
+    "convnext",
+    "cvt",
+    "focalnet",
+    "fun_asr_nano_encoder",
+    "hiera",
+    "segformer",
+    "swin",
+    "swinv2",
+)
+
+
+def auto_model(model_type):
+    return every_type.build(model_type, "AutoModel", tiny=True)
+
+
+@long_table("model_type", STAGES, 3)
+def test_each_layer_of_stages_is_found_by_its_own_size(model_type):
+    model = auto_model(model_type)
+    anatomy = ah.anatomy_of(model)
+    roles = [site.role for site in anatomy.sites.values()]
+    depth = anatomy.depth("encoder")
+    assert [roles.count(role) for role in ("ffn", "ffn.up", "ffn.down")] == [depth] * 3
+    attends = "attn.q" in roles
+    assert roles.count("attn") == roles.count("attn.o") == (depth if attends else 0)
+    sizes = {site.d_out for site in anatomy.sites.values() if site.role == "ffn"}
+    assert len(sizes) > (model_type != "fun_asr_nano_encoder"), "stages of several sizes"
+    for method in ("lora", "pfeiffer", "houlsby", "scaled-parallel"):
+        adapter = ah.attach(model, method)
+        assert {placed.site.layer for placed in adapter.placed} == set(range(depth))
+        adapter.detach()
+
+
+@pytest.mark.parametrize("model_type", ["moshi", "moonshine", "modernbert-decoder"])
+def test_a_fused_projection_with_another_name_has_no_parts(model_type):
+    """Which half is the gate is not known; networks have an input and an output all the same."""
+    model = auto_model(model_type)
+    decoder = [s for s in ah.anatomy_of(model).sites.values() if s.stack == "decoder"]
+    roles = {site.role for site in decoder}
+    assert {"ffn", "ffn.gate_up", "ffn.down"} <= roles
+    assert not {"ffn.up", "ffn.gate"} & roles
+    (width,) = {site.d_in for site in decoder if site.role == "ffn.gate_up"}
+    assert {(s.d_in, s.d_out) for s in decoder if s.role == "ffn"} == {(width, width)}
+
+
+def test_networks_stand_in_for_attention_only_where_there_is_none():
+    """FNet has none; XLNet's is of parameters, which are no projections."""
+    adapter = ah.attach(every_type.build("fnet", "AutoModel", tiny=True), "lora")
+    assert {placed.site.role for placed in adapter.placed} == {"ffn.up", "ffn.down"}
+    with pytest.raises(SiteError, match="no such site"):
+        ah.attach(every_type.build("xlnet", "AutoModel", tiny=True), "lora")
+
+
+def test_the_lists_of_a_model(subtests):
+    cases = [
+        ("bert", ["encoder.layer"]),
+        ("bart", ["encoder.layers", "decoder.layers"]),
+        ("albert", ["encoder.albert_layer_groups.*.albert_layers"]),
+        ("clip", ["text_model.encoder.layers", "vision_model.encoder.layers"]),
+        ("qwen3_next", ["layers"]),  # attention in some
+        ("mamba", ["layers"]),  # attention in none
+    ]
+    for model_type, paths in cases:
+        with subtests.test(model_type=model_type):
+            found = layer_lists(every_type.build(model_type, "AutoModel"))
+            assert [path for path, _ in found] == paths
+            assert all(layers for _, layers in found)
+
+
+def test_a_model_without_lists_has_no_layers():
+    assert layer_lists(nn.Sequential(nn.Linear(2, 2))) == []
+
+
+def test_layers_of_convolutions_are_layers_where_there_are_no_others():
+    layers = nn.ModuleList([nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)])
+    assert layer_lists(nn.ModuleDict({"stages": layers})) == [("stages", list(layers))]
+    alone = nn.ModuleDict({"stages": layers, "blocks": nn.ModuleList(map(feed_forward, "ab"))})
+    assert [path for path, _ in layer_lists(alone)] == ["blocks"]
+
+
+def test_a_list_with_a_place_for_a_module_that_is_missing_is_no_list_of_layers():
+    layers = nn.ModuleList(map(feed_forward, "ab"))
+    gaps = nn.ModuleList([feed_forward("a"), None])
+    found = layer_lists(nn.ModuleDict({"layers": layers, "convolutions": gaps}))
+    assert [path for path, _ in found] == ["layers"]
+
+
+def test_a_shorter_list_beside_layers_with_attention_belongs_to_them():
+    blocks = nn.ModuleList([attention(n) for n in "abc"])
+    tower = {"blocks": blocks, "others": nn.ModuleList(map(feed_forward, "ab"))}
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
+    tower["others"] = nn.ModuleList(map(feed_forward, "abc"))
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks", "others"]
+    tower["others"] = nn.ModuleDict({"mergers": tower["others"]})
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
+    del tower["blocks"]  # of networks alone
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["others.mergers"]
+
+
+def test_a_sequence_of_layers_with_attention_is_a_list():
+    layers = nn.Sequential(attention("a"), attention("b"))
+    model = nn.ModuleDict({"blocks": layers, "head": nn.Sequential(*map(feed_forward, "ab"))})
+    assert layer_lists(model) == [("blocks", list(layers))]
+    mixed = nn.Sequential(attention("a"), nn.ReLU())
+    assert layer_lists(nn.ModuleDict({"blocks": mixed})) == []
+
+
+def test_the_layers_of_stages_are_layers():
+    """Where each stage has some; else the stages are."""
+
+    def stage(**lists):
+        return nn.ModuleDict({n: nn.ModuleList(map(feed_forward, m)) for n, m in lists.items()})
+
+    stages = nn.ModuleList([stage(layers="a"), stage(layers="ab")])
+    ((path, layers),) = layer_lists(nn.ModuleDict({"stages": stages}))
+    assert path == "stages.*.layers"
+    assert layers == [*stages[0]["layers"], *stages[1]["layers"]]
+    stages = nn.ModuleList([stage(layers="a"), stage(parts="ab")])
+    assert [path for path, _ in layer_lists(nn.ModuleDict({"stages": stages}))] == ["stages"]
+
+
+def attention(_):
+    return nn.ModuleDict({f"{name}_proj": nn.Linear(4, 4) for name in "qkvo"})
+
+
+def feed_forward(_):
+    return nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))

@@ -1,0 +1,201 @@
+"""The modules of a backbone: base classes, paths, positions, tokens, and no adapters."""
+
+from __future__ import annotations
+
+import every_type
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, BertConfig, PreTrainedConfig
+
+import adapterhub as ah
+from adapterhub.anatomy import anatomy_of
+from adapterhub.anatomy.backbone import (
+    Backbone,
+    base_classes,
+    first_existing,
+    has_path,
+    layer_paths,
+    new_base_model,
+    own_modules,
+    padding_table,
+    position_module,
+    slots_in,
+    token_table,
+)
+from tests.kit import tiny_models
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("bert", "BertModel"),
+        ("funnel", "FunnelModel"),  # two classes
+        ("pop2piano", "Pop2PianoForConditionalGeneration"),  # a class of a task only
+        ("encoder-decoder", "EncoderDecoderModel"),
+    ],
+)
+def test_the_base_model_of_a_type(model_type, name):
+    model = every_type.build(
+        model_type, every_type.autos(model_type, every_type.ADAPTED)[0], tiny=True
+    )
+    with torch.device("meta"):
+        assert type(new_base_model(model.config)).__name__ == name
+
+
+def test_a_type_without_classes_has_no_base_model():
+    class OtherConfig(PreTrainedConfig):
+        model_type = "other"
+
+    assert base_classes(OtherConfig()) == ()
+    with pytest.raises(ValueError, match="no auto class of transformers has a OtherConfig"):
+        new_base_model(OtherConfig())
+    assert len(base_classes(BertConfig())) == 1
+
+
+def test_a_base_model_with_a_module_for_its_layers_has_no_task_head():
+    model = every_type.build("dinov3_vit", "AutoModel", tiny=True)
+    assert model.base_model is not model
+    anatomy = anatomy_of(model)
+    assert anatomy.head() == {}
+    assert any(path.startswith("embeddings.") for path in anatomy.parameters())
+    assert isinstance(model.config, CONFIG_MAPPING["dinov3_vit"])
+
+
+def test_layers_of_nested_lists_are_numbered_across_them():
+    base = nn.Module()
+    base.groups = nn.ModuleList([nn.Module(), nn.Module()])
+    for group in base.groups:
+        group.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    assert layer_paths(base, "groups.*.layers") == [
+        "groups.0.layers.0", "groups.0.layers.1", "groups.1.layers.0", "groups.1.layers.1"
+    ]  # fmt: skip
+    assert layer_paths(base, "encoder.layers") == []
+
+
+def test_the_first_path_that_exists_is_taken():
+    layer = nn.ModuleDict({"up": nn.Linear(1, 1), "down": nn.Linear(1, 1)})
+    assert first_existing(layer, "gate|up|down") == "up"
+    assert first_existing(layer, "gate") is None
+    assert has_path(layer, "up>down")
+    assert not has_path(layer, "up>gate")
+
+
+def test_modules_are_those_without_adapters():
+    for architecture in ("bert", "albert", "t5"):
+        model = tiny_models.usual_model(architecture)
+        before = list(model.named_modules())
+        assert own_modules(model) == before
+        assert own_modules(model, every_use=True) == list(
+            model.named_modules(remove_duplicate=False)
+        )
+        for name in "ab":
+            ah.attach(model, "lora", name=name)
+        heads = set(dict(before)) & {"classifier", "classification_head"}
+        assert [path for path, _ in own_modules(model)] == [path for path, _ in before], heads
+
+
+def test_slots_are_listed_without_what_they_hold():
+    model = tiny_models.usual_model("bert")
+    assert not list(slots_in(model))
+    ah.attach(model, "lora", name="a")
+    slots = list(slots_in(model))
+    assert len(slots) == 4
+    ah.attach(model, "lora", name="b")
+    assert list(slots_in(model)) == slots
+
+
+def root_of(architecture):
+    model = tiny_models.usual_model(architecture)
+    return model.base_model
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama", "gpt2"])
+def test_a_stack_that_takes_position_ids(architecture):
+    root = root_of(architecture)
+    assert position_module(root) is root
+
+
+def test_a_table_of_positions_that_takes_them():
+    encoder = root_of("bart").encoder
+    assert position_module(encoder) is encoder.embed_positions
+
+
+def test_a_stack_without_position_inputs():
+    assert position_module(root_of("t5").encoder) is None
+    assert position_module(nn.Linear(1, 1)) is None
+
+
+def test_a_table_that_counts_from_padding():
+    encoder = root_of("m2m_100").encoder
+    assert padding_table(encoder) is encoder.embed_positions
+    for architecture in ("bart", "roberta", "llama"):
+        assert not any(map(padding_table, root_of(architecture).modules()))
+
+
+def test_the_table_of_a_model_of_text():
+    model = tiny_models.model("bert")
+    assert token_table(model) is model.bert.embeddings.word_embeddings
+
+
+def test_a_model_that_cannot_name_its_table_has_none():
+    """transformers raises NotImplementedError for models of sound."""
+    config = transformers.Wav2Vec2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    assert token_table(transformers.Wav2Vec2Model(config)) is None
+    assert token_table(nn.Linear(1, 1)) is None
+
+
+def test_a_module_with_a_table_of_its_own():
+    """FSMT's encoder is not a model of transformers."""
+    module = nn.Module()
+    module.embed_tokens = nn.Embedding(2, 2)
+    assert token_table(module) is module.embed_tokens
+
+
+def test_the_table_has_one_row_per_token():
+    for architecture in tiny_models.MATRIX:
+        table = Backbone.of(tiny_models.usual_model(architecture)).token_embedding
+        assert table is not None
+        assert table.shape[0] == tiny_models.VOCAB, architecture
+
+
+def test_a_model_without_tokens_has_no_table():
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    model = transformers.ViTModel(config)
+    assert Backbone.of(model).token_embedding is None
+    Backbone.of(model).remember_vocabulary_size()
+    assert Backbone.of(model).checkpoint_vocabulary_size() is None
+
+
+def test_resizing_does_not_change_the_size_of_the_checkpoint(backbone):
+    loaded, _ = ah.load_backbone(str(backbone))
+    by_transformers = transformers.AutoModel.from_pretrained(backbone)
+    for model in (loaded, by_transformers):
+        size = Backbone.of(model).token_embedding.shape[0]
+        model.resize_token_embeddings(size + 3)
+        assert Backbone.of(model).token_embedding.shape[0] == size + 3
+        assert Backbone.of(model).checkpoint_vocabulary_size() == size
+
+
+def test_a_model_that_was_never_on_disk_has_no_checkpoint():
+    model = tiny_models.model("bert", "features")
+    assert Backbone.of(model).checkpoint_vocabulary_size() is None
+    Backbone.of(model).remember_vocabulary_size()
+    assert Backbone.of(model).checkpoint_vocabulary_size() == tiny_models.VOCAB
+    # A table that is no matrix of its own is not used.
+    model.set_input_embeddings(nn.Identity())
+    assert Backbone.of(model).token_embedding is None
+    assert torch.is_tensor(next(model.parameters()))
+
+
+def test_the_modules_with_a_row_for_each_token():
+    model = tiny_models.model("t5", "seq2seq", tie_word_embeddings=True)
+    paths = {module: path for path, module in model.named_modules()}
+    found = {f"{paths[module]}.{name}" for module, name in Backbone.of(model).token_tables()}
+    stacks = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    assert found == stacks | {"shared.weight", "lm_head.weight"}
+    assert len(Backbone.of(tiny_models.model("bert")).token_tables()) == 1
