@@ -378,61 +378,39 @@ def test_the_lists_of_a_model(subtests):
             assert all(layers for _, layers in found)
 
 
-def test_a_model_without_lists_has_no_layers():
-    assert layer_lists(nn.Sequential(nn.Linear(2, 2))) == []
+A = nn.ModuleDict({f"{name}_proj": nn.Linear(4, 4) for name in "qkvo"})  # attention
+F, C = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2)), nn.Conv2d(2, 2, 1)
 
 
-def test_layers_of_convolutions_are_layers_where_there_are_no_others():
-    layers = nn.ModuleList([nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)])
-    assert layer_lists(nn.ModuleDict({"stages": layers})) == [("stages", list(layers))]
-    alone = nn.ModuleDict({"stages": layers, "blocks": nn.ModuleList(map(feed_forward, "ab"))})
-    assert [path for path, _ in layer_lists(alone)] == ["blocks"]
+def built(parts):
+    """Build lists and mappings of modules; each mention of a module is a copy of it."""
+    if isinstance(parts, list):
+        return nn.ModuleList(map(built, parts))
+    if isinstance(parts, dict):
+        return nn.ModuleDict({name: built(part) for name, part in parts.items()})
+    return copy.deepcopy(parts)
 
 
-def test_a_list_with_a_place_for_a_module_that_is_missing_is_no_list_of_layers():
-    layers = nn.ModuleList(map(feed_forward, "ab"))
-    gaps = nn.ModuleList([feed_forward("a"), None])
-    found = layer_lists(nn.ModuleDict({"layers": layers, "convolutions": gaps}))
-    assert [path for path, _ in found] == ["layers"]
-
-
-def test_a_shorter_list_beside_layers_with_attention_belongs_to_them():
-    blocks = nn.ModuleList([attention(n) for n in "abc"])
-    tower = {"blocks": blocks, "others": nn.ModuleList(map(feed_forward, "ab"))}
-    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
-    tower["others"] = nn.ModuleList(map(feed_forward, "abc"))
-    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks", "others"]
-    tower["others"] = nn.ModuleDict({"mergers": tower["others"]})
-    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
-    del tower["blocks"]  # of networks alone
-    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["others.mergers"]
-
-
-def test_a_sequence_of_layers_with_attention_is_a_list():
-    layers = nn.Sequential(attention("a"), attention("b"))
-    model = nn.ModuleDict({"blocks": layers, "head": nn.Sequential(*map(feed_forward, "ab"))})
-    assert layer_lists(model) == [("blocks", list(layers))]
-    mixed = nn.Sequential(attention("a"), nn.ReLU())
-    assert layer_lists(nn.ModuleDict({"blocks": mixed})) == []
-
-
-def test_the_layers_of_stages_are_layers():
-    """Where each stage has some; else the stages are."""
-
-    def stage(**lists):
-        return nn.ModuleDict({n: nn.ModuleList(map(feed_forward, m)) for n, m in lists.items()})
-
-    stages = nn.ModuleList([stage(layers="a"), stage(layers="ab")])
-    ((path, layers),) = layer_lists(nn.ModuleDict({"stages": stages}))
-    assert path == "stages.*.layers"
-    assert layers == [*stages[0]["layers"], *stages[1]["layers"]]
-    stages = nn.ModuleList([stage(layers="a"), stage(parts="ab")])
-    assert [path for path, _ in layer_lists(nn.ModuleDict({"stages": stages}))] == ["stages"]
-
-
-def attention(_):
-    return nn.ModuleDict({f"{name}_proj": nn.Linear(4, 4) for name in "qkvo"})
-
-
-def feed_forward(_):
-    return nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+@pytest.mark.parametrize(
+    ("parts", "lists"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), {}),
+        # Convolutions, where there are no other layers; and no list in which a module is missing.
+        ({"stages": [C, C]}, {"stages": 2}),
+        ({"stages": [C, C], "blocks": [F, F]}, {"blocks": 2}),
+        ({"layers": [F, F], "convolutions": [F, None]}, {"layers": 2}),
+        # A shorter or deeper list next to layers with attention belongs to them.
+        ({"blocks": [A] * 3, "others": [F] * 2}, {"blocks": 3}),
+        ({"blocks": [A] * 3, "others": [F] * 3}, {"blocks": 3, "others": 3}),
+        ({"blocks": [A] * 3, "others": {"mergers": [F] * 3}}, {"blocks": 3}),
+        ({"others": {"mergers": [F] * 3}}, {"others.mergers": 3}),
+        # A sequence is a list if each module attends.
+        ({"blocks": nn.Sequential(A, A), "head": nn.Sequential(F, F)}, {"blocks": 2}),
+        ({"blocks": nn.Sequential(A, nn.ReLU())}, {}),
+        # The layers of stages, where each stage has some; else the stages.
+        ({"stages": [{"layers": [F]}, {"layers": [F, F]}]}, {"stages.*.layers": 3}),
+        ({"stages": [{"layers": [F]}, {"parts": [F, F]}]}, {"stages": 2}),
+    ],
+)
+def test_the_layers_of_a_model_of_lists(parts, lists):
+    assert {path: len(layers) for path, layers in layer_lists(built(parts))} == lists
