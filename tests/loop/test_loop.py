@@ -337,9 +337,7 @@ def test_losses_read_late_give_the_same_bytes(
 def test_a_metric_that_is_not_a_number_is_no_reason_to_refuse(tmp_path: Path) -> None:
     values = iter([0.9, 0.5])
     result = fit(
-        tmp_path,
-        evaluate=lambda: {"accuracy": next(values), "auc": math.nan},
-        metric="accuracy",
+        tmp_path, evaluate=lambda: {"accuracy": next(values), "auc": math.nan}, metric="accuracy"
     )
     assert result.best_step == 3
     assert fit(tmp_path, metric="accuracy", resume=True).best_step == 3

@@ -92,9 +92,7 @@ def test_error_rates_by_hand() -> None:
     """Two of five words, and of 17 characters with spaces: one other letter, four left out."""
     references = ["the cat sat", "It is!"]
     found = ["the bat", "it is"]
-    assert transcription_metrics(references, found) == pytest.approx(
-        {"wer": 2 / 5, "cer": 5 / 16},
-    )
+    assert transcription_metrics(references, found) == pytest.approx({"wer": 2 / 5, "cer": 5 / 16})
     exact = transcription_metrics(references, found, exact=True)
     assert exact == pytest.approx({"wer": 4 / 5, "cer": 7 / 17})
     assert transcription_metrics(["a b"], ["a b c d e"])["wer"] == 1.5, "it may be above 1"

@@ -57,9 +57,7 @@ def test_a_query_does_not_find_itself():
 
 def test_the_metrics_are_those_of_sentence_transformers():
     pytest.importorskip("sentence_transformers")
-    from sentence_transformers.sentence_transformer.evaluation import (
-        InformationRetrievalEvaluator,
-    )
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     random = np.random.default_rng(3)
     names = [f"p {i}" for i in range(40)]
@@ -67,8 +65,7 @@ def test_the_metrics_are_those_of_sentence_transformers():
     queries, passages = vectors(25, 5, "q"), vectors(40, 6, "p")
     found = nearest_passages(queries, passages, relevant)
     metrics = ranking_metrics(
-        [found[q].ranked for q in relevant],
-        [[1.0] * len(texts) for texts in relevant.values()],
+        [found[q].ranked for q in relevant], [[1.0] * len(texts) for texts in relevant.values()]
     )
     texts = {name: name for name in (*queries, *passages)}
     peer = InformationRetrievalEvaluator(

@@ -25,12 +25,7 @@ from tests.kit.task_cases import CASES
 ANSWERED = [
     {"question": "what", "context": "so it was", "answers": {"text": ["so"], "answer_start": [0]}}
 ] * 25
-MEDIA = {
-    "image-classification",
-    "audio-classification",
-    "speech-recognition",
-    "image-text-to-text",
-}
+MEDIA = {"image-classification", "audio-classification", "speech-recognition", "image-text-to-text"}
 CLASSES = parse_task("classification")
 
 

@@ -207,9 +207,7 @@ def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe: Recipe, w
     assert f"{name} " in page
 
 
-def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(
-    recipe: Recipe,
-) -> None:
+def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(recipe: Recipe) -> None:
     from adapterhub.loop.engine import NotFinite
 
     wild = with_words(recipe, train__learning_rate=1e30, train__head_learning_rate=1e30)

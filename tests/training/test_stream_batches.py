@@ -50,11 +50,7 @@ def texts(prepared: PreparedRun, batch: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("task", "words"),
-    [
-        ("classification", ()),
-        ("masked-lm", ("data.label=null",)),
-    ],
+    ("task", "words"), [("classification", ()), ("masked-lm", ("data.label=null",))]
 )
 def test_a_place_that_was_saved_gives_the_same_batches(
     backbone: Path, tmp_path: Path, shards: str, task: str, words: tuple[str, ...]
