@@ -1,15 +1,22 @@
-"""The processes of a run: which one writes, its device, and launchers that are refused."""
+"""The processes of a run: which one writes, divided evaluations, launchers and stop signals."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.loop import processes
 from adapterhub.loop.processes import (
     any_process,
+    catch_stop_signals,
+    divided_evaluation,
     everyone_s,
     from_main,
     is_main,
@@ -20,6 +27,8 @@ from adapterhub.loop.processes import (
     wait_for_everyone,
     without_launcher_sharding,
 )
+from adapterhub.tasks.common.batches import in_step, results
+from tests.kit.runs import Data, Ticks, final_bytes, fit
 
 
 def test_only_rank_0_is_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,3 +86,58 @@ def test_what_torchrun_says_of_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_single_process_waits_for_nobody() -> None:
     wait_for_everyone()
+
+
+def test_a_single_process_computes_all_batches() -> None:
+    with divided_evaluation(sharded=True):
+        assert results(range(3), str) == ["0", "1", "2"]
+        assert not in_step()
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_process_of_several_computes_its_own(sharded, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(processes, "join_processes", lambda: None)
+    monkeypatch.setattr(processes, "everyone_s", lambda own: [["other's 0", "other's 2"], own])
+    with divided_evaluation(sharded=sharded):
+        assert in_step() == sharded
+        assert results(range(3), str) == ["other's 0", "1", "other's 2"]
+    assert not in_step()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_state_and_the_error_names_resume(tmp_path: Path, number: int) -> None:
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    fit(tmp_path / "whole")
+    with pytest.raises(TrainingError, match="after step 4 of 6") as error:
+        fit(tmp_path / "cut", data=Data(Ticks(10, number)))
+    assert "--resume" in str(error.value)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    data = Data()
+    fit(tmp_path / "cut", data=data, resume=True)
+    assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
+    assert (data.collated, data.epochs) == (5, [1]), "skipped batches were collated"
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    def evaluate() -> Mapping[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"loss": 0.0}
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, evaluate=evaluate)
+
+
+def test_a_thread_without_signal_handlers_trains_all_the_same() -> None:
+    requested: list[bool] = []
+
+    def work() -> None:
+        with catch_stop_signals() as stop:
+            requested.append(stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert requested == [False]

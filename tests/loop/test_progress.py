@@ -1,13 +1,83 @@
-"""The progress of a run, and its round trip through a checkpoint."""
+"""The progress of a run and its clock: what counts as training, and the speed between reports."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import subprocess
+import sys
 
 import pytest
+import torch
 
-from adapterhub.loop.loop import RunProgress
+from adapterhub.loop import loop as clock
+from adapterhub.loop.loop import RunClock, RunProgress, peak_memory
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second passes between two readings of the clock."""
+    readings = itertools.count()
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(readings)))
+
+
+def test_time_is_training_or_other_work() -> None:
+    progress = RunProgress()
+    run_clock = RunClock(progress, CPU)
+    run_clock.add_training()
+    run_clock.add_other()
+    run_clock.add_other()
+    assert (progress.train_seconds, progress.other_seconds) == (1.0, 2.0)
+
+
+def test_speed_is_measured_since_the_last_report() -> None:
+    progress = RunProgress(examples=100, train_seconds=50.0)
+    run_clock = RunClock(progress, CPU)
+    progress.examples += 8
+    assert run_clock.timing().examples_per_second == 8.0
+    run_clock.restart_speed()
+    progress.examples += 6
+    timing = run_clock.timing()
+    assert timing.examples_per_second == 6.0
+    assert timing.seconds == 52.0
+
+
+def test_the_peak_memory_never_falls() -> None:
+    progress = RunProgress(peak_memory=1 << 60)
+    assert RunClock(progress, CPU).timing().peak_memory == 1 << 60
+    assert 1_000_000 < peak_memory(CPU) < 1 << 50
+
+
+LARGE = 3 << 29
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[int, int, int]:
+    """What a process has before and after it holds 256 MiB, and its peak; its parent is large."""
+    code = (  # a process of its own, which gives nothing back meanwhile
+        "import torch; from adapterhub.loop.loop import *; before = process_memory();"
+        "held = torch.ones(256 << 20, dtype=torch.uint8); after = process_memory();"
+        "print(before, after, peak_memory(torch.device('cpu')))"
+    )
+    held = torch.ones(LARGE, dtype=torch.uint8)
+    found = subprocess.check_output([sys.executable, "-c", code]).split()
+    assert len(held) == LARGE, "it was held meanwhile"
+    before, after, peak = map(int, found)
+    return before, after, peak
+
+
+@pytest.mark.apart
+def test_the_memory_of_the_process_grows_with_what_it_holds(measured: tuple[int, ...]) -> None:
+    before, after, peak = measured
+    assert before + (128 << 20) < after <= 1.1 * peak
+
+
+@pytest.mark.apart
+def test_the_peak_of_a_large_parent_process_is_not_counted(measured: tuple[int, ...]) -> None:
+    assert 1 << 20 < measured[-1] < LARGE
 
 
 def test_steps_advance_through_epochs() -> None:

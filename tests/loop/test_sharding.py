@@ -1,7 +1,8 @@
-"""Sharded models: what is sharded, what stays whole, and gradients clipped over both."""
+"""Sharded models: what is sharded and what stays whole, clipped gradients, and their files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,17 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import is_sharded, local, shared_like, with_whole_parameters
 from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine, LazyBatches
-from adapterhub.loop.sharding import clip_gradients, shard, share_state
+from adapterhub.loop.sharding import (
+    clip_gradients,
+    described,
+    has_shards,
+    join_training,
+    read_shards,
+    shard,
+    share_state,
+    split_training,
+    write_shards,
+)
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods.common.site_module import SharedModule
 from adapterhub.recipe.recipe import RunOptions
@@ -122,3 +133,88 @@ def test_weights_whose_scales_cannot_be_sharded_are_refused() -> None:
     with pytest.raises(ConfigError, match="int8, whose weights cannot be sharded") as error:
         shard(adapter)
     assert "nf4" in error.value.expected
+
+
+TENSORS = {
+    "tensors/layer.0.weight": torch.arange(15.0).view(5, 3),
+    "tensors/bias": torch.arange(3.0),
+    "tensors/half": torch.ones(2, 2, dtype=torch.bfloat16),
+    "optimizer/0/step": torch.tensor(7.0),
+}
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """Return the mesh of a process group with this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(tensors, mesh):
+    return {n: distribute_tensor(t, mesh, [Shard(0)]) if t.ndim else t for n, t in tensors.items()}
+
+
+def test_shards_are_read_whole_and_in_parts(tmp_path: Path, mesh) -> None:
+    written = write_shards(tmp_path, sharded(TENSORS, mesh))
+    assert [path.parent for path in written] == [tmp_path]
+    assert has_shards(tmp_path)
+    assert {n: (t.shape, t.dtype) for n, t in described(tmp_path).items()} == {
+        n: (t.shape, t.dtype) for n, t in TENSORS.items()
+    }
+    whole = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    read_shards(tmp_path, whole)
+    parts = sharded({name: torch.zeros_like(t) for name, t in TENSORS.items()}, mesh)
+    read_shards(tmp_path, parts)
+    for name, tensor in TENSORS.items():
+        assert torch.equal(whole[name], tensor)
+        part = parts[name].full_tensor() if tensor.ndim else parts[name]
+        assert torch.equal(part, tensor)
+
+
+def test_shards_are_read_without_a_process_group(tmp_path: Path, mesh) -> None:
+    write_shards(tmp_path, sharded(TENSORS, mesh))
+    dist.destroy_process_group()
+    whole = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    read_shards(tmp_path, whole)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in TENSORS.items())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_a_missing_tensor_is_an_error(tmp_path: Path, mesh) -> None:
+    write_shards(tmp_path, sharded(TENSORS, mesh))
+    with pytest.raises(ValueError, match="other"):
+        read_shards(tmp_path, {"other": torch.zeros(1)})
+
+
+def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path, mesh) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_shards(tmp_path / "file", sharded(TENSORS, mesh))
+
+
+def test_the_state_of_an_optimizer_is_split_and_joined(tmp_path: Path, mesh) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(4, 2)), torch.nn.Parameter(torch.ones(3))]
+    optimizer = torch.optim.AdamW(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()
+    training = {"engine": {"optimizer": optimizer.state_dict(), "scheduler": {"last": 1}}, "n": 2}
+    rest, tensors = split_training(training)
+    assert rest is not None
+    assert not any(rest["engine"]["optimizer"]["state"].values())
+    assert sorted(tensors)[:3] == ["optimizer/0/exp_avg", "optimizer/0/exp_avg_sq",
+                                   "optimizer/0/step"]  # fmt: skip
+    write_shards(tmp_path, tensors)
+    joined = join_training(rest, tmp_path, parameters)
+    assert joined["n"] == 2
+    state = joined["engine"]["optimizer"]["state"]
+    for number, values in training["engine"]["optimizer"]["state"].items():
+        assert values.keys() == state[number].keys()
+        assert all(torch.equal(state[number][name], value) for name, value in values.items())
+
+
+def test_a_checkpoint_without_an_optimizer_has_nothing_to_split() -> None:
+    assert split_training(None) == (None, {})

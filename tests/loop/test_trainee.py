@@ -1,24 +1,89 @@
-"""An adapter as a trainee: parameter groups, stages and training mode."""
+"""An adapter as a trainee: parameter groups, training mode, and stages such as unfreezing."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.errors import ConfigError
+from adapterhub.loop import checkpoint, trainee
+from adapterhub.loop.engine import Engine, LazyBatches, batch_order
+from adapterhub.loop.loop import TrainingResult, TrainingSession, train
+from adapterhub.loop.report import Reporter
 from adapterhub.loop.trainee import HEAD_LEARNING_RATE, AdapterTrainee
-from adapterhub.methods import METHODS
-from adapterhub.recipe.recipe import TrainOptions
+from adapterhub.methods import METHODS, StageSchedule
+from adapterhub.recipe.recipe import RunOptions, TrainOptions
 from tests.kit import tiny_models
+from tests.kit.selection import cases_of
 
+EXAMPLES, BATCH, EPOCHS = 8, 2, 5
+STEPS = EXAMPLES // BATCH
+RATE, DECAY = 1e-3, 2.6
 LAYERS = ("encoder.2.", "encoder.1.", "encoder.0.", "backbone.embeddings")
+OPTIONS: dict[str, Any] = {
+    "epochs": EPOCHS,
+    "batch_size": BATCH,
+    "learning_rate": RATE,
+    "schedule": "slanted",
+    "tensorboard": False,
+}
 
 
 def attached(method: Any = "unfreeze", layers: int = 3) -> Adapter:
+    torch.manual_seed(0)
     return ah.attach(
         tiny_models.model("bert", num_hidden_layers=layers, **tiny_models.NO_DROPOUT), method
+    )
+
+
+def batches(epoch: int, event: Callable[[], None] = lambda: None) -> LazyBatches:
+    inputs = tiny_models.batch(EXAMPLES, 6)
+    labels = inputs["input_ids"][:, 0] % 3
+
+    def collate(rows: list[int]) -> dict[str, torch.Tensor]:
+        event()
+        return {name: value[rows] for name, value in inputs.items()} | {"labels": labels[rows]}
+
+    return LazyBatches(batch_order([6] * EXAMPLES, BATCH, epoch, 0, True), collate)
+
+
+def fit(
+    output: Path,
+    adapter: Adapter,
+    scores: Sequence[float] = (),
+    event: Callable[[], None] = lambda: None,
+    resume: bool = False,
+    **options: Any,
+) -> TrainingResult:
+    """Train; as in a real run, the score of an evaluation depends on the progress."""
+    values = scores or [0.1 * n for n in range(1, 100)]
+
+    def evaluate() -> dict[str, float]:
+        event()
+        done = checkpoint_steps(output)
+        return {"accuracy": values[done]}
+
+    session = TrainingSession(
+        Engine(AdapterTrainee(adapter), RunOptions(**OPTIONS | options)),
+        lambda epoch: batches(epoch, event), evaluate, output=output, seed=0,
+        main_metric="accuracy", resume=resume, run={}, reporter=Reporter(),
+    )  # fmt: skip
+    return train(session)
+
+
+def checkpoint_steps(output: Path) -> int:
+    """The number of evaluations in the last checkpoint."""
+    last = checkpoint.folder_of(output, "last")
+    return (
+        len(checkpoint.load_checkpoint(last).progress["history"]) if checkpoint.exists(last) else 0
     )
 
 
@@ -26,6 +91,279 @@ def depth(name: str) -> int:
     """How many layers are above a tensor of the three-layer BERT."""
     below = [n for n, prefix in enumerate(LAYERS) if name.startswith(prefix)]
     return below[0] if below else 0
+
+
+class Watch:
+    """For each step: the learning rate that each tensor had, and the tensors that moved."""
+
+    def __init__(self, adapter: Adapter, patch: pytest.MonkeyPatch) -> None:
+        self.rates: list[dict[str, float]] = []
+        self.moved: list[set[str]] = []
+        original_step = Engine.step
+
+        def step(engine: Engine, *args: Any) -> Generator[Any, None, Any]:
+            before = {name: t.detach().clone() for name, t in adapter.tensors().items()}
+            names = {id(t): name for name, t in adapter.tensors().items()}
+            self.rates.append(
+                {names[id(p)]: g["lr"] for g in engine.optimizer.param_groups for p in g["params"]}
+            )
+            examples = yield from original_step(engine, *args)
+            now = adapter.tensors()
+            self.moved.append({name for name in now if not torch.equal(now[name], before[name])})
+            return examples
+
+        patch.setattr(Engine, "step", step)
+
+
+def equation_3(t: int, total: int, cut_frac: float = 0.1, ratio: int = 32) -> float:
+    """eta_t / eta_max as the paper prints it."""
+    cut = math.floor(total * cut_frac)
+    p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+    return (1 + p * (ratio - 1)) / ratio
+
+
+def test_the_rates_of_each_step_are_equations_1_to_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached()
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter)
+    total = EPOCHS * STEPS
+    assert (len(watch.rates), math.floor(total * 0.1)) == (20, 2)
+    names = [name for name in adapter.tensors() if not name.startswith("head.")]
+    assert {depth(name) for name in names} == {0, 1, 2, 3}
+    for t, rates in enumerate(watch.rates):
+        assert rates.keys() == adapter.tensors().keys(), "all are in the optimizer at every step"
+        for name in names:
+            eta = RATE / DECAY ** depth(name) * equation_3(t, total)
+            assert rates[name] == pytest.approx(eta, rel=1e-9), (t, name)
+
+
+def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached()
+    original = {name: t.detach().clone() for name, t in adapter.tensors().items()}
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter, weight_decay=0.1)
+    lowest = [max(depth(name) for name in moved) for moved in watch.moved]
+    assert lowest == [min(step // STEPS, 3) for step in range(EPOCHS * STEPS)]
+    for step, moved in enumerate(watch.moved):
+        stage = min(step // STEPS, 3)
+        expected = {name for name in original if depth(name) <= stage}
+        # What is above the top layer, and the head, trains from the first step.
+        assert any(name.startswith("head.") for name in expected)
+        assert moved == expected, step
+    assert all(t.requires_grad for t in adapter.tensors().values())
+    trainee.enter_stage(adapter, 0, [])
+    assert not adapter.tensors()["encoder.0.attn.q.unfreeze.weight"].requires_grad
+    trainee.unfreeze_all(adapter)
+    assert all(t.requires_grad for t in adapter.tensors().values())
+
+
+def test_every_and_size_set_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = attached("unfreeze(every=2, size=2)")
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter)
+    lowest = [max(depth(name) for name in moved) for moved in watch.moved[::STEPS]]
+    assert lowest == [1, 1, 2, 2, 3]
+    rates = {depth(name): rate for name, rate in watch.rates[2].items() if "unfreeze" in name}
+    assert rates == pytest.approx({0: RATE, 1: RATE, 2: RATE / 2.6, 3: RATE / 2.6**2})
+
+
+def test_equal_stages_divide_the_steps_of_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached("unfreeze(every=equal)")
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter, max_steps=10)  # two and a half epochs, four stages
+    lowest = [max(depth(name) for name in moved) for moved in watch.moved]
+    assert lowest == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_every_equal_stage_begins_if_there_are_as_many_steps() -> None:
+    adapter = attached("unfreeze(every=equal)")
+    for steps in range(1, 40):
+        begun = []
+        for step in range(steps):
+            trainee.enter_stage(adapter, 0, [], step / steps)
+            trained = [name for name, t in adapter.tensors().items() if t.requires_grad]
+            begun.append(max(map(depth, trained)))
+        lengths = [begun.count(stage) for stage in range(4)]
+        assert begun == sorted(begun), steps
+        assert steps < 4 or max(lengths) - min(lengths) <= 1, steps
+
+
+SCORES = (0.5, 0.4, 0.6, 0.6, 0.1)
+
+
+def test_on_plateau_the_next_layer_joins_after_an_evaluation_that_is_not_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached("unfreeze(every=plateau)")
+    watch = Watch(adapter, monkeypatch)
+    result = fit(tmp_path, adapter, SCORES)
+    assert [record["accuracy"] for record in result.history] == list(SCORES)
+    assert [max(map(depth, moved)) for moved in watch.moved[::STEPS]] == [0, 0, 1, 1, 2]
+
+
+def test_a_plateau_in_the_middle_of_an_epoch_counts_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached("unfreeze(every=plateau, patience=2)")
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter, (0.5, 0.4, 0.3, 0.2, 0.1, 0.6), eval_every=1, max_steps=6)
+    assert [max(map(depth, moved)) for moved in watch.moved] == [0, 0, 0, 1, 1, 2]
+
+
+class Stopped(Exception):
+    """Simulates a kill: no code of the package handles it."""
+
+
+@pytest.mark.parametrize("method", ["unfreeze", "unfreeze(every=plateau)", "staged, lora"])
+def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, method: str) -> None:
+    options: dict[str, Any] = {"eval_every": 2, "save_every": 1, "max_steps": 10}
+    scores = (0.5, 0.4, 0.6, 0.6, 0.1)
+
+    def run(name: str, at: int, resume: bool) -> int:
+        count = 0
+
+        def event() -> None:
+            nonlocal count
+            if count == at:
+                raise Stopped
+            count += 1
+
+        fit(tmp_path / name, attached(method), scores, event, resume, **options)
+        return count
+
+    def final(name: str) -> dict[str, bytes]:
+        tensors = checkpoint.load_checkpoint(tmp_path / name / "checkpoints" / "last").tensors
+        return {key: value.numpy().tobytes() for key, value in tensors.items()}
+
+    total = run("whole", -1, False)
+    assert total == 15
+    for at in cases_of(range(1, total, 3), 2):
+        with pytest.raises(Stopped):
+            run(f"at{at}", at, False)
+        run(f"at{at}", -1, True)
+        assert final(f"at{at}") == final("whole"), f"stopped at event {at}"
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
+    results = []
+    for on in (False, True):
+        adapter = attached()
+        fit(tmp_path / str(on), adapter, gradient_checkpointing=on, max_steps=10)
+        results.append({name: t.detach().clone() for name, t in adapter.tensors().items()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize(
+    ("stage_schedule", "expected"),
+    [
+        (None, [0, 0, 0, 0, 0, 0]),
+        (StageSchedule(1), [0, 1, 2, 3, 4, 5]),
+        (StageSchedule(2), [0, 0, 1, 1, 2, 2]),
+        (StageSchedule(None, 1), [0, 0, 1, 1, 2, 3]),
+        (StageSchedule(None, 2), [0, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_the_stage_of_each_epoch(stage_schedule: StageSchedule | None, expected: list[int]) -> None:
+    values = [0.5, math.nan, 0.6, 0.6, 0.6]
+    improved = [
+        each.improved for each in trainee.standings([(v, 1.0) for v in values], lower=False)
+    ]
+    assert improved == [True, False, True, False, False]
+    assert [
+        trainee.stage(stage_schedule, epoch, improved[:epoch]) for epoch in range(6)
+    ] == expected
+
+
+def test_the_layers_of_an_encoder_decoder_count_through() -> None:
+    adapter = ah.attach(tiny_models.model("t5"), "unfreeze")
+    names_by_stage: dict[int, set[str]] = {}
+    for changed in adapter.changed:
+        names_by_stage.setdefault(changed.stage, set()).add(".".join(changed.name.split(".")[:2]))
+    assert [names_by_stage[stage] for stage in range(5)] == [
+        {"decoder.1", "backbone.encoder", "backbone.decoder"},  # with the final norms
+        {"decoder.0"},
+        {"encoder.1"},
+        {"encoder.0"},
+        {"backbone.shared"},
+    ]
+
+
+def stage_names(method: str) -> dict[int, set[str]]:
+    adapter = attached(method)
+    names_by_stage: dict[int, set[str]] = {}
+    for changed in adapter.changed:
+        names_by_stage.setdefault(changed.stage, set()).add(changed.name.replace(".staged", ""))
+    return names_by_stage
+
+
+def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
+    names_by_stage = stage_names("staged")
+    assert sorted(names_by_stage) == [0, 1, 2]
+    first, second, third = (names_by_stage[stage] for stage in range(3))
+    assert {depth(name) for name in first} == {0, 1}
+    assert any(name.startswith("backbone.pooler") for name in first)
+    assert second == {
+        f"{place}.{tensor}"
+        for place in ("encoder.0.attn.norm", "encoder.0.ffn.norm", "backbone.embeddings.LayerNorm")
+        for tensor in ("weight", "bias")
+    }
+    assert {depth(name) for name in third} == {2, 3}
+    staged = {name for names in (first, second, third) for name in names}
+    assert len(staged) == len(attached("full").changed)
+
+
+def test_staged_takes_any_groups_in_any_order() -> None:
+    names_by_stage = stage_names(
+        "staged(groups=['head', 'embeddings + *.attn.q.*', 'norms', 'top 1'])"
+    )
+    assert sorted(names_by_stage) == [1, 2, 3], (
+        "no backbone parameter trains while the head is alone"
+    )
+    assert all("embeddings" in name or ".attn.q." in name for name in names_by_stage[1])
+    assert {re.sub(r"\d", "N", name) for name in names_by_stage[2]} == {
+        f"encoder.N.{role}.norm.{tensor}"
+        for role in ("attn", "ffn")
+        for tensor in ("weight", "bias")
+    }
+    assert {depth(name) for name in names_by_stage[3]} == {0}
+    layers = {name for names in names_by_stage.values() for name in names}
+    assert "encoder.0.ffn.up.weight" not in layers, "what no group names stays frozen"
+
+
+def test_groups_that_name_nothing_are_listed_together() -> None:
+    with pytest.raises(ConfigError) as error:
+        attached("staged(groups=['nroms', 'everything', 'decoder.*'])")
+    assert error.value.offenders == ("'nroms'; did you mean 'norms'?", "'decoder.*'")
+
+
+@pytest.mark.parametrize(
+    ("method", "offender"),
+    [
+        ("unfreeze(every=0)", "every: 0"),
+        ("unfreeze(size=0)", "size: 0"),
+        ("staged(patience=0)", "patience: 0"),
+        ("full(decay=0)", "decay: 0.0"),
+        ("freeze(decay=-1)", "decay: -1.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(method: str, offender: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        attached(method)
+    assert offender in str(error.value)
+
+
+def test_a_run_too_short_for_all_stages_gets_a_warning() -> None:
+    adapter = attached("unfreeze(every=2), lora")
+    assert list(trainee.unreached(adapter, epochs=7)) == []
+    (warning,) = trainee.unreached(adapter, epochs=6)
+    assert warning.startswith("unfreeze has 4 stages, and the last begins after epoch 6 of 6")
+    assert list(trainee.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []
 
 
 def test_what_is_frozen_now_is_in_evaluation_mode() -> None:

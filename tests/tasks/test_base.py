@@ -1,4 +1,4 @@
-"""What all tasks share: specs, registration, padding and batches."""
+"""What all tasks share: specs, other names, registration, padding and batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from adapterhub.data.examples import Example
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
-from adapterhub.tasks.common.base import Encoded
+from adapterhub.tasks import TASKS, Setting, dump_task, parse_task, task_class
+from adapterhub.tasks.common.base import ALIASES, Encoded, aliases_of, resolve_alias
 from adapterhub.tasks.common.batches import by_length, cut_text, in_order, pad
 from tests.kit.data import word_tokenizer
 
@@ -147,3 +147,40 @@ def test_rows_of_similar_length_share_a_batch():
 def test_only_prompts_take_few_shot_examples():
     with pytest.raises(ConfigError, match="takes no few-shot examples"):
         parse_task("classification").with_shots([Example("a film", None, "pos")], 1, seed=0)
+
+
+def test_each_alias_is_a_task_with_its_options():
+    assert len(ALIASES) > 30
+    assert not ALIASES.keys() & TASKS.keys()
+    for alias, (name, options) in ALIASES.items():
+        task = parse_task(alias)
+        assert task.name == name
+        assert {key: getattr(task, key) for key in options} == options
+        assert alias in aliases_of(name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "normal"),
+    [
+        ("qa", "question-answering"),
+        ("NER", "tagging"),
+        ("question_answering(stride=32)", "question-answering(stride=32)"),
+        ("summarization(beams=4)", "seq2seq(metric=rouge, beams=4)"),
+        ("translation(metric=exact)", "seq2seq(metric=exact)"),
+        ({"chat": {"pack": True}}, "causal-lm(data=chat, pack=true)"),
+    ],
+)
+def test_the_normal_form_has_the_name_of_the_task(spec, normal):
+    assert dump_task(parse_task(spec)) == dump_task(parse_task(normal))
+
+
+def test_names_without_an_alias_stay():
+    assert resolve_alias("classification") == ("classification", {})
+    assert task_class("sft") is TASKS["causal-lm"]
+
+
+def test_an_unknown_name_suggests_names_and_aliases():
+    with pytest.raises(ConfigError, match=r"did you mean 'summarization'") as error:
+        parse_task("sumarization")
+    assert "summarization" not in error.value.expected
+    assert "seq2seq" in error.value.expected

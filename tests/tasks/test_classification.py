@@ -1,16 +1,22 @@
-"""classification and regression: examples, rows, predictions, metrics."""
+"""classification and regression: examples, rows, predictions, metrics, class weights."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import DataError
-from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.classification import Number, Scored
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks import Setting, dump_task, parse_task
+from adapterhub.tasks.classification import Number, Scored, weighted_loss, weights_of
+from adapterhub.tasks.tagging import Sentence
+from tests.kit.data import sentences, write_tsv
 
 
 def test_texts_and_pairs_are_one_row_each(backbones):
@@ -63,3 +69,107 @@ def test_labels_are_sorted_and_checked():
         task.check(("pos",), [])
     with pytest.raises(DataError, match="'other'"):
         task.check(("neg", "pos"), [Example("x", None, "other")])
+
+
+def test_balanced_classes_have_the_same_total():
+    counts = {"a": 6, "b": 3, "c": 1}
+    weights = weights_of("balanced", counts)
+    assert weights == [10 / (3 * 6), 10 / (3 * 3), 10 / (3 * 1)]
+    assert {round(w * n, 9) for w, n in zip(weights, counts.values(), strict=True)} == {
+        round(10 / 3, 9)
+    }
+
+
+def test_names_have_their_weight_and_others_one():
+    assert weights_of({"b": 2.5}, {"a": 6, "b": 3}) == [1.0, 2.5]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 7, 3)])
+def test_the_loss_is_that_of_torch(shape):
+    weights = [0.3, 2.0, 1.1]
+    logits = torch.randn(shape, requires_grad=True)
+    labels = torch.randint(3, shape[:-1])
+    labels[0, ...] = -100 if len(shape) == 3 else 1
+    loss = weighted_loss(weights)(SimpleNamespace(logits=logits), {"labels": labels})
+    torch_loss = torch.nn.CrossEntropyLoss(torch.tensor(weights))
+    expected = torch_loss(logits.reshape(-1, 3), labels.reshape(-1))
+    assert torch.equal(loss, expected)
+    gradients = [
+        torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (loss, expected)
+    ]
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("spec", "examples"),
+    [
+        ("classification", [Example("the movie", None, "b"), Example("a", None, "a")]),
+        ("tagging", [Sentence("the end", ("the", "end"), ("a", "b"))]),
+    ],
+)
+def test_a_task_counts_its_rows(spec, examples, backbone):
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    setting = Setting(tokenizer, 16, ("a", "b"))
+    encoded = parse_task(spec).encode(examples, setting, labelled=True)
+    assert parse_task(spec).loss(encoded) is None
+    batch = encoded.batch(range(len(examples)))
+    width = batch["labels"].shape
+    output = SimpleNamespace(logits=torch.randn(*width, 2))
+    task = parse_task(f"{spec}(class_weights=balanced)")
+    even = torch.nn.functional.cross_entropy(output.logits.view(-1, 2), batch["labels"].view(-1))
+    assert task.loss(encoded)(output, batch) == pytest.approx(float(even))
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text"),
+    [
+        ({"x": 2.0}, ConfigError, "'x'"),
+        ({"a": 0.0, "b": 0.0}, ConfigError, "all class_weights are 0"),
+        ("balanced", DataError, "'b' has none"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(spec, error, text):
+    with pytest.raises(error) as raised:
+        weights_of(spec, {"a": 2, "b": 0})
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("weights", ["{a: -1.0}", "{a: .inf}", "even"])
+def test_invalid_weights_are_refused(weights):
+    import yaml
+
+    options = {"class_weights": yaml.safe_load(weights)}
+    with pytest.raises(ConfigError, match="class_weights"):
+        parse_task({"classification": options})
+
+
+def test_the_normal_form_without_weights_is_that_of_older_versions():
+    assert dump_task(parse_task("classification")) == "classification"
+    assert dump_task(parse_task("tagging")) == "tagging"
+    weighted = parse_task("classification(class_weights=balanced)")
+    options = {"pooling": None, "class_weights": "balanced"}
+    assert dump_task(weighted) == {"classification": options}
+
+
+def test_training_uses_the_weights(adapterhub, backbone, tmp_path):
+    file = write_tsv(tmp_path / "a.tsv", sentences(48))
+    tensors = {}
+    for name, task in {
+        "none": "classification",
+        "even": "classification(class_weights={'pos': 1.0, 'neg': 1.0})",
+        "balanced": "classification(class_weights=balanced)",
+        "one": "classification(class_weights={'neg': 0.0})",
+    }.items():
+        code, _, err = adapterhub(
+            "train", "--backbone", backbone, "--task", task, "--train", file, "--eval", file,
+            "--output", tmp_path / name, "--quiet", "train.max_steps=4",
+            "train.tensorboard=false", "train.report=false",
+        )  # fmt: skip
+        assert code == 0, err
+        tensors[name] = load_file(tmp_path / name / "adapter/adapter.safetensors")
+    for key, tensor in tensors["none"].items():
+        torch.testing.assert_close(tensors["even"][key], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tensors["balanced"][key], tensor, rtol=1e-4, atol=1e-5)
+    assert any(
+        not torch.allclose(tensors["one"][k], t, atol=1e-3) for k, t in tensors["none"].items()
+    )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import ndcg_score
 
 from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import DataError
 from adapterhub.files.shown_table import ScoreError
@@ -26,10 +30,12 @@ from adapterhub.pages.row_scores import (
 )
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.classification import Number
+from adapterhub.tasks.common.batches import relevance_loss
 from adapterhub.tasks.common.metrics import query_metrics, ranked_gains, ranking_metrics
 from adapterhub.tasks.common.preference_pairs import Compared
 from adapterhub.tasks.embedding import _with_passages, nearest_passages
 from adapterhub.tasks.multiple_choice import Choice, Choices
+from tests.kit.data import read_error
 
 
 def vectors(count: int, seed: int, name: str) -> dict[str, np.ndarray]:
@@ -263,3 +269,37 @@ def test_runs_are_compared_by_groups():
     found = difference(file({0}), file({1}))
     assert found.p is None
     assert found.low < 0 < found.high
+
+
+RANKED = {"q": [(0.9, 0.0), (0.8, 1.0), (0.1, 0.5)], "r": [(0.2, 1.0), (0.1, 0.0)], "s": [(1, 0.0)]}
+
+
+def test_the_loss_is_the_binary_cross_entropy():
+    """That of sentence-transformers' BinaryCrossEntropyLoss, which is torch's with logits."""
+    logits, labels = torch.tensor([[2.0], [-1.0], [0.3]]), torch.tensor([1.0, 0.0, 0.5])
+    probabilities = torch.sigmoid(logits[:, 0])
+    expected = -(labels * probabilities.log() + (1 - labels) * (1 - probabilities).log()).mean()
+    found = relevance_loss(SimpleNamespace(logits=logits), {"labels": labels})
+    assert torch.allclose(found, expected)
+
+
+def test_the_metrics_rank_the_passages_of_each_query():
+    examples = [Example(q, "p", label) for q, rows in RANKED.items() for _, label in rows]
+    predictions = [Number(value) for rows in RANKED.values() for value, _ in rows]
+    metrics = parse_task("reranking").metrics(examples, predictions)
+    assert metrics["mrr@10"] == pytest.approx((1 / 2 + 1) / 2)
+    assert metrics["recall@1"] == pytest.approx((0 + 1) / 2)
+    gain = 1 / 1.584962500721156 + 0.5 / 2
+    best = 1 + 0.5 / 1.584962500721156
+    assert metrics["ndcg@10"] == pytest.approx((gain / best + 1) / 2)
+
+
+def test_columns_and_what_is_refused(tmp_path):
+    row = {"query": "q", "passage": "p", "score": 0.5}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    source = str(tmp_path / "a.jsonl")
+    (example,) = parse_task("reranking").read(source, DataOptions(), "train")
+    assert example == Example("q", "p", 0.5)
+    assert "not probabilities, such as 3.0" in read_error(
+        "reranking", tmp_path / "b.jsonl", json.dumps(row | {"score": 3})
+    )

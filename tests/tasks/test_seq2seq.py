@@ -1,18 +1,26 @@
-"""seq2seq: parallel files, columns, targets."""
+"""seq2seq: parallel files, targets, and several languages, beside those of transformers."""
 
 from __future__ import annotations
 
 import gzip
+import json
+import re
 
 import pytest
+import torch
 
+import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, ConfigError, DataError
+from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import IGNORED
-from tests.kit.data import word_tokenizer, words_of
+from adapterhub.tasks.seq2seq import LanguagePair
+from tests.kit import own_models
+from tests.kit.data import word_tokenizer, words_of, write_json_lines
+from tests.kit.own_models import PAIRS, SAVED, TRANSLATORS
 
 
 def test_parallel_files_and_columns(tmp_path):
@@ -66,3 +74,181 @@ def test_the_score_of_a_row_is_its_exact_match_where_that_is_the_metric(metric, 
     task = parse_task(f"seq2seq(metric={metric})")
     outcome = task.outcome(Example("ein Haus", label="A house."), Generated("a house"))
     assert outcome["score"] == score
+
+
+@pytest.fixture
+def speaker(tmp_path):
+    """Return a function from a kind to its tokenizer and model."""
+
+    def build(kind, **options):
+        tokenizer = own_models.translation_tokenizer(kind, tmp_path, **options)
+        return tokenizer, own_models.translator(kind, tokenizer)
+
+    return build
+
+
+def task_of(kind, target=1, **options):
+    names = TRANSLATORS[kind].languages
+    languages = {"src_lang": names[0]} if names[0] else {}
+    return parse_task({"seq2seq": {**languages, "tgt_lang": names[target], **options}})
+
+
+def of_transformers(kind, tokenizer, model, text, target):
+    """Return the text that transformers generates, as its documentation of each model does."""
+    language = TRANSLATORS[kind].languages[target]
+    if kind == "marian":
+        ids = tokenizer(f">>{language}<< {text}", return_tensors="pt")
+        start = {}
+    else:
+        ids = tokenizer(text, return_tensors="pt")
+        code = tokenizer.convert_tokens_to_ids(f"__{language}__" if kind == "m2m100" else language)
+        start = {"decoder_start_token_id" if kind == "mbart" else "forced_bos_token_id": code}
+    search = {"max_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    return model.generate(**ids, **start, **search)[0]
+
+
+@pytest.mark.parametrize("kind", TRANSLATORS)
+def test_targets_and_generation_are_those_of_transformers(kind, speaker):
+    """Rows, the first tokens of the decoder, and what is generated, for two target languages."""
+    tokenizer, model = speaker(kind)
+    setting, texts = Setting(tokenizer, 32), []
+    examples = [Example(text, None, target) for text, target in PAIRS]
+    for place in (1, 2):
+        task = task_of(kind, place, new_tokens=6)
+        names = TRANSLATORS[kind].languages
+        own, _ = speaker(kind) if kind == "marian" else speaker(
+            kind, src_lang=names[0], tgt_lang=names[place]
+        )  # fmt: skip
+        prefix = f">>{names[place]}<< " if kind == "marian" else ""
+        data = task.encode(examples, setting, labelled=True)
+        for row, (text, target) in zip(data.rows, PAIRS, strict=True):
+            assert row == dict(own(prefix + text, text_target=target))
+        generated = task.predict(model, data, 2)
+        texts.append([each.text for each in generated])
+        for each, row, (text, _) in zip(generated, data.rows, PAIRS, strict=True):
+            ids = of_transformers(kind, own, model, text, place)
+            assert each.text == own.decode(
+                [i for i in ids if i not in getattr(own, "lang_code_to_id", {}).values()],
+                skip_special_tokens=True,
+            )
+            fed = {}
+            handle = model.get_decoder().register_forward_pre_hook(
+                lambda _, args, inputs, fed=fed: fed.update(inputs), with_kwargs=True
+            )
+            model(**task.collate([row], setting))
+            handle.remove()
+            known = 1 if kind in ("mbart", "marian") else 2  # a forced code follows the start
+            assert fed["input_ids"][0, :known].tolist() == ids[:known].tolist()
+    assert texts[0] != texts[1]
+    assert all(texts[0])
+    assert getattr(tokenizer, "tgt_lang", None) is None  # as it was
+
+
+@pytest.mark.parametrize("kind", [k for k in TRANSLATORS if k != "marian"])
+def test_limits_keep_the_codes(kind, speaker):
+    tokenizer, _ = speaker(kind)
+    source, target, _ = TRANSLATORS[kind].languages
+    own, _ = speaker(kind, src_lang=source, tgt_lang=target)
+    text, label = PAIRS[0]
+    task = task_of(kind, max_target=4)
+    (row,) = task.encode([Example(text, None, label)], Setting(tokenizer, 4), labelled=True).rows
+    limits = {"truncation": True, "max_length": 4}
+    assert row["input_ids"] == own(text, **limits)["input_ids"]
+    assert row["labels"] == own(text_target=label, **limits)["input_ids"]
+
+
+def test_rows_of_several_languages_are_written_each_in_its_own(speaker):
+    tokenizer, model = speaker("m2m100")
+    setting, text = Setting(tokenizer, 32), PAIRS[0][0]
+    mixed = [LanguagePair(text, None, None, "en", code) for code in ("de", "fr", "de")]
+    task = parse_task("seq2seq(new_tokens=6)")
+    together = task.predict(model, task.encode(mixed, setting, labelled=False), 3)
+    alone = [
+        own.predict(model, own.encode([Example(text)], setting, labelled=False), 1)[0]
+        for own in (task_of("m2m100", place, new_tokens=6) for place in (1, 2, 1))
+    ]
+    assert together == alone
+    of_data = task.for_examples(mixed)
+    assert (of_data.src_lang, of_data.tgt_lang) == ("en", None)
+    assert together[0] != together[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "expected"),
+    [
+        ("mbart", "seq2seq(tgt_lang=de_DE)", r"src_lang is not given(.|\n)*ar_AR cs_CZ de_DE"),
+        (
+            "mbart50",
+            "seq2seq(src_lang=en_XX)",
+            r"tgt_lang is not given(.|\n)*af_ZA ar_AR(.|\n)*\(src_lang=en_XX, tgt_lang=...\)",
+        ),
+        ("nllb", "seq2seq", r"src_lang is not given(.|\n)*ace_Arab(.|\n)*zul_Latn"),
+        ("nllb", "seq2seq(src_lang=eng_Latn, tgt_lang=de)", "'de', which(.|\n)*tgt_lang=deu_Latn"),
+        ("m2m100", "seq2seq(src_lang=en, tgt_lang=en_XX)", r"'en_XX', which(.|\n)*af am ar"),
+        ("marian", "seq2seq", r"tgt_lang is not given(.|\n)*one of deu fra"),
+        ("marian", "seq2seq(src_lang=eng, tgt_lang=fra)", "no src_lang(.|\n)*tgt_lang alone"),
+        (None, "seq2seq(tgt_lang=de)", "no tgt_lang(.|\n)*a backbone for several languages"),
+    ],
+)  # fmt: skip
+def test_languages_that_are_missing_or_unknown(kind, spec, expected, speaker):
+    tokenizer = speaker(kind)[0] if kind else word_tokenizer(end="</s>")
+    with pytest.raises(ConfigError) as error:
+        parse_task(spec).encode([Example("the", None, "die")], Setting(tokenizer, 8), labelled=True)
+    assert re.search(expected, str(error.value))
+
+
+def test_a_text_that_names_its_target_needs_no_option(speaker):
+    tokenizer, _ = speaker("marian")
+    setting = Setting(tokenizer, 8)
+    task = parse_task("seq2seq(template='>>deu<< {text}')")
+    assert (
+        task.encode([Example("the cat")], setting, labelled=False).rows
+        == task_of("marian").encode([Example("the cat")], setting, labelled=False).rows
+    )
+
+
+def test_columns_of_languages_may_not_have_empty_cells(tmp_path):
+    file = tmp_path / "a.jsonl"
+    write_json_lines(file, [{"text": "the", "label": "die", "src_lang": "en_XX", "tgt_lang": ""}])
+    with pytest.raises(DataError, match="line 1: 'tgt_lang' is empty"):
+        parse_task("seq2seq").read(str(file), DataOptions(), "train")
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_a_run_records_its_languages(kind, tmp_path, adapterhub):
+    """Columns become options of the adapter, where all rows agree; `open` and `predict` use them.
+
+    Without languages the run ends before its first step.
+    """
+    folder = own_models.save_translator(kind, tmp_path)
+    names = TRANSLATORS[kind].languages
+    rows = [{"text": text, "label": label} for text, label in PAIRS * 4]
+    spoken = [row | {"src_lang": names[0], "tgt_lang": names[1]} for row in rows]
+    common = ("--eval", "none", "--backbone", folder, "--method", "lora(rank=2)", "--epochs", 1)
+    options = ("train.tensorboard=false", "train.report=false")
+    bare = write_json_lines(tmp_path / "bare.jsonl", rows)
+    task = ("--task", "seq2seq(new_tokens=4)")
+    code, out, err = adapterhub(
+        "train", bare, *common, "--output", tmp_path / "no", *task, *options
+    )
+    assert code
+    assert "src_lang is not given" in err
+    assert names[1] in err
+    assert "step" not in out + err
+    file = write_json_lines(tmp_path / "spoken.jsonl", spoken)
+    code, out, err = adapterhub(
+        "train", file, *common, "--output", tmp_path / "run", *task, *options
+    )
+    assert code == 0, err
+    opened = ah.open(tmp_path / "run")
+    assert (opened.task.src_lang, opened.task.tgt_lang) == names[:2]
+    text = PAIRS[0][0]
+    predicted = opened.predict(text).text
+    code, out, err = adapterhub("predict", tmp_path / "run", text, "--json")
+    assert json.loads(out)["generated"] == predicted
+    with torch.no_grad():
+        given = opened.predict([{"text": text, "src_lang": names[0], "tgt_lang": names[1]}])
+    assert given[0].text == predicted
+    with Engine() as engine:
+        written = engine.generate(str(tmp_path / "run"), text, GenerationOptions(temperature=0))
+        assert written.result().text == predicted

@@ -1,19 +1,34 @@
-"""Preparing a run: data, backbone and adapter, before anything is written."""
+"""Preparing a run: data, backbone, adapter, batches and reference, before anything is written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from adapterhub.adapters.activation import virtual_tokens
 from adapterhub.backbones.pooling import max_positions
 from adapterhub.errors import ConfigError
+from adapterhub.inference.open import open_adapter
+from adapterhub.loop.engine import LazyBatches
+from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import read
 from adapterhub.training.loading import make_ready
-from adapterhub.training.run import prepare
+from adapterhub.training.run import (
+    PreparedRun,
+    begun_epochs,
+    drawn_batches,
+    epoch_batches,
+    first_batches,
+    prepare,
+    run,
+)
+from adapterhub.training.stream import StreamBatches
 from tests.kit import tiny_models
+from tests.kit.data import streamed_recipe, write_shards
+from tests.kit.task_cases import CASES
 
 
 def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path: Path) -> None:
@@ -116,3 +131,94 @@ def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch) -> None:
     monkeypatch.setattr(type(model), "to", lambda *_: pytest.fail("the model was moved"))
     make_ready(model)
     assert model.config.use_cache is False
+
+
+def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> PreparedRun:
+    write_shards(tmp_path / "data", (20,))
+    source = str(tmp_path / "data" / "part-0.parquet")
+    return prepare(streamed_recipe(backbone, tmp_path / "run", source, *words, stream=stream))
+
+
+def test_an_epoch_of_rows_in_memory(backbone: Path, tmp_path: Path) -> None:
+    run = prepared(backbone, tmp_path, stream=False)
+    assert drawn_batches(run) is None
+    first, second = (epoch_batches(run, epoch) for epoch in (0, 1))
+    assert isinstance(first, LazyBatches)
+    assert len(first) == 5
+    assert begun_epochs(run) == 3  # twelve steps of five
+    assert first.order != second.order  # type: ignore[attr-defined]
+    assert first.order == epoch_batches(run, 0).order  # type: ignore[attr-defined]
+
+
+def test_the_epoch_of_a_stream_is_the_run(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepared(backbone, tmp_path, "train.gradient_accumulation=2", stream=True)
+    stream = drawn_batches(run)
+    assert isinstance(stream, StreamBatches)
+    assert (len(stream), stream.reader.size, stream.workers) == (24, 16, 0)
+    assert begun_epochs(run) == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    shared = epoch_batches(run, 0)
+    assert isinstance(shared, StreamBatches)
+    assert (len(shared), shared.reader.rank, shared.reader.world) == (48, 1, 2)
+
+
+def test_trying_a_batch_takes_nothing_from_the_run(backbone: Path, tmp_path: Path) -> None:
+    run = prepared(backbone, tmp_path, stream=True)
+    stream = drawn_batches(run)
+    assert stream is not None
+    before = stream.state()
+    tried = first_batches(run)
+    assert stream.state() == before
+    assert tried.training[0]["input_ids"].tolist() == stream[0]["input_ids"].tolist()
+    assert tried.evaluation == ()
+
+
+WORDS = ("train.tensorboard=false", "train.report=false", "train.learning_rate=1e-2")
+
+
+@pytest.fixture
+def recipe_of(backbones, tmp_path):
+    case = CASES["preference"]
+    file = str(case.data(tmp_path))
+
+    def recipe(output, *words, **flags):
+        flags |= {
+            "backbone": str(backbones(case.backbone)), "output": str(tmp_path / output),
+            "task": case.task, "data": {"train": file, "eval": file},
+        }  # fmt: skip
+        return read(None, [*WORDS, *words], flags)
+
+    return recipe
+
+
+def references(prepared):
+    return [row["reference"] for row in prepared.train.rows]
+
+
+def test_the_reference_of_a_new_and_of_a_started_adapter(recipe_of):
+    new = recipe_of("new", "train.max_steps=6", method="lora")
+    bare = references(prepare(new))
+    outcome = run(new, Reporter())
+    evaluated = open_adapter(outcome.folder).evaluate(prepare(new).data.evaluation)
+    assert evaluated == pytest.approx(outcome.metrics, abs=1e-4)
+    started = prepare(recipe_of("again", **{"from": str(outcome.folder)}))
+    assert np.abs(np.array(references(started)) - np.array(bare)).max() > 0.1
+    margin = started.data.task.evaluate(started.model, started.evaluation, 64)["margin"]
+    assert margin == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_resumed_run_has_the_reference_of_its_start(method, recipe_of):
+    half = recipe_of("part", "train.max_steps=4", "train.schedule=constant", method=method)
+    run(half, Reporter())
+    longer = recipe_of("part", "train.max_steps=8", "train.schedule=constant", method=method)
+    resumed = run(longer, Reporter(), resume=True)
+    alone = run(
+        recipe_of("alone", "train.max_steps=8", "train.schedule=constant", method=method),
+        Reporter(),
+    )
+    tensors = [(Path(r.folder) / "adapter.safetensors").read_bytes() for r in (resumed, alone)]
+    assert tensors[0] == tensors[1]

@@ -1,4 +1,4 @@
-"""The data of a run, read from its recipe."""
+"""The data of a run, read from its recipe, and where the run is placed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.methods.common.base import parse_methods
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import OF_LANGUAGE_MODELS
-from adapterhub.training.run_data import RunData, check_recipe, read_data
+from adapterhub.training.run_data import RunData, check_recipe, placed, read_data
+from tests.kit.data import ODD_FILES, OddFile
 
 
 def test_without_evaluation_data_rows_are_held_out(recipe_with) -> None:
@@ -174,3 +175,87 @@ def test_a_run_keeps_the_method_that_it_began_with(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(began, encoding="utf-8")
     assert check_recipe(recipe, resume=True, dry=True).method == "lora"
     assert check_recipe(recipe, resume=False, dry=True).method is None
+
+
+@pytest.mark.parametrize("odd", ODD_FILES, ids=lambda odd: odd.name)
+def test_a_bare_file_is_read_right_or_refused_with_what_to_do(odd: OddFile, tmp_path: Path) -> None:
+    if odd.name.endswith(".xlsx"):
+        pytest.importorskip("openpyxl")
+    odd.write(tmp_path / odd.name)
+    recipe = read(None, flags={"data": {"train": str(tmp_path / odd.name)}, "output": "out"})
+    if odd.refused:
+        with pytest.raises(DataError) as refusal:
+            read_data(recipe)
+        assert [word for word in odd.refused if word not in str(refusal.value)] == []
+        return
+    data = read_data(recipe)
+    assert data.task.name == odd.task
+    assert {name: getattr(data.options, name) for name in odd.columns} == odd.columns
+    assert not odd.labels or data.labels == odd.labels
+    notes = "\n".join(data.notes)
+    assert [word for word in odd.said if word not in notes] == []
+    told = "\n".join(data.chosen)
+    assert "--backbone ID" in told
+    assert (f"task: {odd.task}, for " in told) == (odd.task != "classification")
+    assert len(data.train) + len(data.evaluation) > 30
+
+
+RECIPE = Recipe(backbone="b", method="lora", output="out")
+
+
+def with_train(**options: object) -> Recipe:
+    return replace(RECIPE, train=replace(TrainOptions(), **options))  # type: ignore[arg-type]
+
+
+def test_a_recipe_that_says_nothing_is_not_changed() -> None:
+    assert placed(RECIPE) == RECIPE
+    assert placed(with_train(shard=False)).train.shard is None
+
+
+def test_a_launcher_shards_unless_the_recipe_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert placed(RECIPE).train.shard is True
+    assert placed(with_train(shard=False)).train.shard is None
+
+
+def test_one_process_shares_with_nobody() -> None:
+    with pytest.raises(ConfigError, match="there is only one") as error:
+        placed(with_train(shard=True))
+    assert "torchrun" in error.value.hint
+
+
+def test_every_option_that_does_not_know_shards_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = {"shard": True, "optimizer": "adamw-8bit", "mixed_precision": "fp16"}
+    with pytest.raises(ConfigError) as error:
+        placed(replace(with_train(**options), quantize="int8"))
+    text = str(error.value)
+    assert "train.optimizer=adamw-8bit" in text
+    assert "train.mixed_precision=fp16" in text
+    assert "quantize=int8" in text
+    assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
+
+
+def test_processes_that_compute_together_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is only one") as error:
+        placed(with_train(tensor_parallel=True))
+    assert "torchrun" in error.value.hint
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert placed(with_train(tensor_parallel=True)).train.tensor_parallel
+
+
+def test_every_option_that_does_not_know_tensor_parallelism_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    recipe = with_train(
+        tensor_parallel=True, shard=True, optimizer="adamw8bit", mixed_precision="fp16"
+    )
+    recipe = replace(recipe, quantize="nf4", new_tokens=("<a>",))
+    with pytest.raises(ConfigError, match="these options") as error:
+        placed(replace(recipe, train=replace(recipe.train, shard=False)))
+    named = [line.partition(":")[0] for line in error.value.offenders]
+    assert named == ["train.optimizer=adamw8bit", "train.mixed_precision=fp16", "quantize=nf4",
+                     "new_tokens"]  # fmt: skip

@@ -23,6 +23,7 @@ from adapterhub.loop.report import (
 )
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.training.run_data import check_trackers
 
 NAMES = ("wandb", "mlflow", "trackio", "swanlab")
 TIMING = Timing(1.0, 20.0, 3)
@@ -167,3 +168,15 @@ def test_a_tracker_that_fails_later_is_noted_and_left_out(
     reporter.close()
     (note,) = notes.notes
     assert "wandb gets no more values: ConnectionError: the network is gone" in note
+
+
+def test_unknown_and_missing_trackers_are_refused() -> None:
+    check_trackers(())
+    check_trackers(["wandb", "mlflow"])
+    with pytest.raises(ConfigError, match=r"unknown tracker 'wandbb'; did you mean 'wandb'"):
+        check_trackers(["wandbb"])
+    with pytest.raises(ConfigError, match="not installed: swanlab") as error:
+        check_trackers(["wandb", "swanlab"])
+    assert error.value.hint == "pip install swanlab"
+    with pytest.raises(ConfigError, match=r"train\.tensorboard=true"):
+        check_trackers(["tensorboard"])

@@ -1,0 +1,351 @@
+"""Language models: what is below the head, the loss of tokens, generation, and texts of tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    CohereConfig,
+    Gemma2Config,
+    PreTrainedTokenizerFast,
+)
+
+import adapterhub as ah
+from adapterhub.data.examples import Example
+from adapterhub.errors import ConfigError
+from adapterhub.serving import Engine, GenerationOptions
+from adapterhub.serving.generation.detokenize import TextPieces
+from adapterhub.serving.generation.request import GeneratedToken
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common import language_models
+from adapterhub.tasks.common.language_models import (
+    Generation,
+    WrittenPieces,
+    cleans_up,
+    few_tokens,
+    generate,
+    logits_at_once,
+    plain_head,
+    states_below,
+    targets_of,
+    token_chunks,
+    token_loss,
+    token_losses,
+    whole_output,
+    written_text,
+)
+from tests.kit import tiny_models
+from tests.kit.data import write_json_lines
+
+SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "t5", "bart"])
+def test_the_head_reads_these_states(architecture: str) -> None:
+    model = tiny_models.language_model(architecture)
+    head = plain_head(model)
+    batch = tiny_models.batch()
+    batch["labels"] = batch["input_ids"]
+    with torch.no_grad():
+        logits = head(states_below(model, head, batch))
+        assert torch.equal(logits, whole_output(model, head, batch).logits)
+    assert not head._forward_pre_hooks
+    assert not head._forward_hooks
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SMALL, final_logit_softcapping=30.0),
+        CohereConfig(**SMALL, logit_scale=0.0625, pad_token_id=0),
+    ],
+    ids=["bounded", "scaled"],
+)
+def test_logits_that_are_not_those_of_the_head(config: Any) -> None:
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 1e-3  # tanh(z) is nearly z
+        assert whole_output(model, plain_head(model), tiny_models.batch()) is None
+
+
+def test_targets() -> None:
+    labels = torch.tensor([[-100, 5, 6]])
+    assert targets_of({"labels": labels}, shifted=False).tolist() == [[-100, 5, 6]]
+    assert targets_of({"labels": labels}, shifted=True).tolist() == [[5, 6, -100]]
+
+
+def test_few_tokens_have_their_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = nn.Linear(2, 100)
+    assert logits_at_once(head, 1000) == 1000
+    assert logits_at_once(None, 10**9) == 10**9
+    monkeypatch.setattr(language_models, "_WORTHWHILE", 10_000)
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 550})
+    assert logits_at_once(head, 99) == 99
+    assert logits_at_once(head, 100) == 5
+    assert [range(12)[part] for part in token_chunks(12, head)] == [
+        range(5),
+        range(5, 10),
+        range(10, 12),
+    ]
+    assert logits_at_once(nn.Linear(2, 10**4), 100) == 1  # one token is the least
+
+
+@pytest.mark.parametrize("last", [0, 63, 64, 199])
+def test_few_tokens_end_with_the_last_learned_one(last: int) -> None:
+    ids = torch.arange(200)[None]
+    labels = torch.full_like(ids, -100)
+    labels[0, last] = last
+    row = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    few = few_tokens(row)
+    assert {tuple(tensor.shape) for tensor in few.values()} == {(1, min(last + 1, 64))}
+    assert few["input_ids"][0, -1] == few["labels"][0, -1] == last
+    sources = few_tokens(row | {"labels": labels[:, :100]})  # those of an encoder are not cut
+    assert sources["input_ids"].shape == (1, 200)
+    assert sources["labels"].shape == (1, 64 if last == 199 else min(last + 1, 64))
+    pictures = row | {"pixel_values": torch.zeros(1, 3, 4, 4)}
+    assert few_tokens(pictures)["input_ids"].shape == (1, 200)
+
+
+def test_a_model_that_does_not_take_so_few_tokens_keeps_its_logits() -> None:
+    model = tiny_models.language_model("llama")
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("the length has to be a multiple of 128")
+
+    model.register_forward_pre_hook(refuse)
+    assert whole_output(model, plain_head(model), tiny_models.batch()) is None
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 11])
+def test_losses_of_tokens(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 100})
+    torch.manual_seed(tokens)
+    head, states = nn.Linear(4, 20), torch.randn(tokens, 4)
+    targets = torch.randint(0, 20, (tokens,))
+    with torch.no_grad():
+        found = token_losses(states.bfloat16(), head.bfloat16(), targets)
+        expected = F.cross_entropy(head(states.bfloat16()).float(), targets, reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("change", ["hooked", "subclass", "child", "own forward"])
+def test_other_heads(change: str) -> None:
+    model = tiny_models.language_model("llama")
+    head = model.lm_head
+    assert plain_head(model) is head
+    if change == "hooked":
+        head.register_forward_hook(lambda *_: None)
+    elif change == "subclass":
+        head.__class__ = type("Quantized", (nn.Linear,), {})
+    elif change == "child":
+        head.add_module("child", nn.Identity())
+    else:
+        head.forward = head.forward
+    assert plain_head(model) is None
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "seq2seq", "masked-lm"])
+def test_evaluations_are_the_same(
+    task: str, backbones: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(backbones({"causal-lm": "llama", "seq2seq": "t5", "masked-lm": "bert"}[task]))
+    model, tokenizer = ah.load_backbone(folder, task=task)
+    if task == "masked-lm":
+        model = AutoModelForMaskedLM.from_pretrained(folder)
+    texts = ["the movie was very good", "a", "the plot was bad and the film very dull"]
+    examples = [Example(text, None, text[:9]) for text in texts]
+    data = parse_task(task).encode(examples, Setting(tokenizer, 32), labelled=True)
+    shifted, found, calls = task == "causal-lm", [], []
+    counted = lambda *args: calls.append(1) or token_losses(*args)  # noqa: E731
+    monkeypatch.setattr(language_models, "token_losses", counted)
+    for least in (0, 1 << 60):
+        monkeypatch.setattr(language_models, "_WORTHWHILE", least)
+        monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 500})
+        record: list[Any] = []
+        metrics = token_loss(model, data, 2, shifted=shifted, record=record)
+        found.append([*metrics.values(), *(v for each in record for v in each.as_dict().values())])
+        assert len(calls) == 2  # batches, and none without chunks
+    assert len(found[0]) == 2 + 2 * 3
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_generation_does_not_depend_on_the_batch(backbones, architecture):
+    kind = {"llama": "causal-lm", "t5": "seq2seq"}[architecture]
+    model, tokenizer = ah.load_backbone(str(backbones(architecture)), task=kind)
+    task, setting = parse_task(f"{kind}(new_tokens=4)"), Setting(tokenizer, 16)
+    examples = [Example("the movie was very good"), Example("a film"), Example("the plot")]
+    together = generate(model, task.encode(examples, setting, labelled=False), 3, task)
+    for example, generated in zip(examples, together, strict=True):
+        (alone,) = generate(model, task.encode([example], setting, labelled=False), 1, task)
+        assert generated == alone
+        assert len(tokenizer(generated.text, add_special_tokens=False)["input_ids"]) <= 4
+
+
+def test_the_loss_is_a_mean_over_tokens_and_not_over_batches(backbones):
+    model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm")
+    examples = [Example("a", None, "good"), Example("b", None, "the movie was very dull")]
+    data = parse_task("causal-lm").encode(examples, Setting(tokenizer, 32), labelled=True)
+    whole, split = (token_loss(model, data, size, shifted=True) for size in (2, 1))
+    assert whole["loss"] == pytest.approx(split["loss"], rel=1e-4)
+    assert whole["perplexity"] == pytest.approx(math.exp(whole["loss"]))
+
+
+@pytest.mark.parametrize("options", [{"new_tokens": 0}, {"beams": 0}, {"beams": 1001}])
+def test_invalid_options(options):
+    with pytest.raises(ConfigError, match="1 to 1000 beams"):
+        Generation(**options)
+
+
+TEXTS = (
+    "it is paris .",
+    "do n't say , that 's it !",
+    "well , we 've been : there ? yes .",
+    "plain",
+    "né à Łódź , 日本 .",
+    "two  spaces , and 'm",
+)
+WORDS = "it is paris . do n ' t say , that s it ! well we ve been : there ? yes plain and m [UNK]"
+
+
+def bytewise(clean):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={a: n for n, a in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return finished(inner, clean)
+
+
+def pieces_of_sentences(clean):
+    letters = sorted({c for text in TEXTS for c in text} - {" "} | {"▁"})
+    inner = Tokenizer(models.BPE(vocab={a: n for n, a in enumerate(letters)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    inner.decoder = decoders.Metaspace(prepend_scheme="never")
+    return finished(inner, clean)
+
+
+def wordpieces(clean):
+    inner = Tokenizer(
+        models.WordPiece(vocab={w: n for n, w in enumerate(WORDS.split())}, unk_token="[UNK]")
+    )
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(cleanup=False)
+    return finished(inner, clean)
+
+
+def finished(inner, clean):
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, clean_up_tokenization_spaces=clean, model_max_length=512
+    )
+    special = [AddedToken(t, special=True) for t in ("<s>", "</s>", "<pad>")]
+    tokenizer.add_special_tokens(
+        dict(zip(("bos_token", "eos_token", "pad_token"), special, strict=True))
+    )
+    return tokenizer
+
+
+LOSSLESS = {"bytes": bytewise, "sentence pieces": pieces_of_sentences}
+ALL = {**LOSSLESS, "word pieces": wordpieces}
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_tokens_with_their_spaces_are_the_text(kind, clean):
+    """Whatever the configuration says: else what a perfect model writes is another text."""
+    tokenizer = LOSSLESS[kind](clean)
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert (
+            written_text(tokenizer, [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]) == text
+        )
+
+
+def test_words_without_spaces_are_put_together_as_configured():
+    for clean, expected in ((True, "it is paris."), (False, "it is paris .")):
+        tokenizer = wordpieces(clean)
+        assert cleans_up(tokenizer) is clean
+        assert written_text(tokenizer, tokenizer("it is paris .")["input_ids"]) == expected
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("kind", ALL)
+def test_pieces_together_are_the_text(kind, clean):
+    tokenizer = ALL[kind](clean)
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        whole = written_text(tokenizer, ids)
+        streamed = WrittenPieces(tokenizer)
+        assert "".join([*(streamed.add([i]) for i in ids), streamed.end()]) == whole
+        served = TextPieces(tokenizer, [])
+        for i in ids:
+            served.add(GeneratedToken(i, served.next_text(i)))
+        served.end()
+        assert served.text == whole
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("kind", LOSSLESS)
+@pytest.mark.parametrize("text", TEXTS[:2])
+def test_a_perfect_model_matches_exactly(kind, clean, text, tmp_path, adapterhub, monkeypatch):
+    """In evaluation, prediction, a stream and a server, which write the same text."""
+    tokenizer = LOSSLESS[kind](clean)
+    answer = tokenizer(text, add_special_tokens=False)["input_ids"]
+    model = tiny_models.model("llama", "causal-lm")
+    model.resize_token_embeddings(len(tokenizer))
+    folder = tmp_path / "backbone"
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    loaded, _ = ah.load_backbone(str(folder), task="causal-lm")
+    adapter = ah.attach(loaded, "lora(rank=2)", name="perfect")
+    recipe = {"task": {"causal-lm": {"template": "{text}", "generate": True, "new_tokens": 40}}}
+    adapter.metadata.training = {"recipe": recipe}
+    adapter.save(tmp_path / "run")
+    opened = ah.open(tmp_path / "run")
+    prompt = "it"
+    begin = len(tokenizer(prompt)["input_ids"])
+    written = [*answer, tokenizer.eos_token_id]
+    perfect(monkeypatch, type(opened.model), begin, written)
+    assert opened.evaluate([Example(prompt, None, text)])["exact_match"] == 1.0
+    assert opened.predict(prompt).text == text
+    assert "".join(opened.generate(prompt, stream=True)) == text
+    file = write_json_lines(tmp_path / "e.jsonl", [{"prompt": prompt, "completion": text}])
+    code, out, err = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
+    assert code == 0, err
+    assert json.loads(out)["exact_match"] == 1.0
+    with Engine() as engine:
+        options = GenerationOptions(max_tokens=40, temperature=0)
+        generation = engine.generate(str(tmp_path / "run"), prompt, options)
+        assert generation.result(60).text == text
+
+
+def perfect(monkeypatch, model_class, begin, written):
+    """Let a class of models give the highest logits to one text, behind so many tokens."""
+    forward = model_class.forward
+
+    def exact(self, *args, **kwargs):
+        positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
+        if positions is None:
+            past = cache.get_seq_length() if cache is not None else 0
+            rows, tokens = kwargs["input_ids"].shape
+            positions = past + torch.arange(tokens).expand(rows, -1)
+        output = forward(self, *args, **kwargs)
+        places = (positions[:, -output.logits.shape[1] :] - begin + 1).clamp(0, len(written) - 1)
+        best = torch.tensor(written)[places]
+        output.logits = (
+            output.logits * 0
+            + torch.nn.functional.one_hot(best, output.logits.shape[-1]).float() * 50
+        )
+        return output
+
+    monkeypatch.setattr(model_class, "forward", exact)
