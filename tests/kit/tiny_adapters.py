@@ -175,6 +175,14 @@ def loss_and_gradients(adapter: Any, batch: dict[str, Tensor]) -> list[Tensor]:
 # A row returns W' of W and the tensors of the module: y = W' x + b.
 
 
+def lora(w, m, **options):
+    return w + options["alpha"] / options["rank"] * m.B @ m.A
+
+
+def rslora(w, m, **options):
+    return w + options["alpha"] / options["rank"] ** 0.5 * m.B @ m.A
+
+
 def loha(w, m, **options):
     factors = ((m.B1, m.A1), (m.B2, m.A2))
     first, second = (sum(torch.outer(b[:, i], a[i]) for i in range(len(a))) for b, a in factors)
@@ -453,6 +461,10 @@ def adamss(w, m, **options):
 
 
 EQUATIONS = {
+    "lora": (lora, {"rank": 3, "alpha": 6.0}),
+    "rslora": (rslora, {"rank": 4, "alpha": 6.0}),
+    "lora-plus": (lora, {"rank": 3, "alpha": 6.0}),
+    "lora-fa": (lora, {"rank": 3, "alpha": 6.0}),
     "adalora": (adalora, {"rank": 3, "alpha": 6.0, "target": 2}),
     "loha": (loha, {"rank": 3, "alpha": 6.0}),
     "lokr": (lokr, {"rank": 2, "alpha": 3.0, "factor": 4}),

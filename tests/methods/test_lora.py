@@ -1,36 +1,23 @@
-"""LoRA: its equation, its size, and what its variants share."""
+"""LoRA and its variants; their equations are in test_projections.py, but for those of two."""
 
 from __future__ import annotations
+
+import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import adapterhub as ah
-from adapterhub.errors import ConfigError
+from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
-from adapterhub.methods.common.base import dump_methods, parse_methods
 from adapterhub.methods.lora import LoRA
+from adapterhub.recipe.recipe import TrainOptions
 from tests.kit import tiny_models
 from tests.kit.tiny_adapters import PROJECTIONS, attach_at
 
 VARIANTS = sorted(name for name, method in METHODS.items() if issubclass(method, LoRA))
-
-
-@pytest.mark.parametrize("architecture", PROJECTIONS)
-def test_the_output_is_equation_3(architecture):
-    """y = W x + b + alpha / rank B A x."""
-    one = attach_at(architecture, PROJECTIONS[architecture], "lora", rank=3, alpha=6)
-    tiny_models.scramble(one.adapter)
-    x = torch.randn(4, one.site.d_in)
-    expected = F.linear(x, one.weight + 2.0 * one.module.B @ one.module.A, one.bias)
-    torch.testing.assert_close(one.output(x), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_the_count_is_rank_times_the_widths():
-    adapter = ah.attach(tiny_models.model("bert"), "lora(rank=3, sites=['attn.q', 'ffn.up'])")
-    assert adapter.count() == 2 * (3 * (32 + 32) + 3 * (32 + 48))
-    assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
 
 
 def test_dropout_is_active_in_training_only():
@@ -42,36 +29,6 @@ def test_dropout_is_active_in_training_only():
     assert not torch.equal(one.output(x), one.output(x))
 
 
-@pytest.mark.parametrize("dropout", [-0.1, 1.5])
-def test_a_dropout_that_is_no_probability_is_refused(dropout):
-    with pytest.raises(ConfigError) as error:
-        LoRA(dropout=dropout)
-    assert "dropout" in str(error.value)
-
-
-def test_the_text_form_and_the_normal_form_agree():
-    (method,) = parse_methods("lora(rank=2, ranks={'attn.q': 4})")
-    assert method.ranks == {"attn.q": 4}
-    assert parse_methods(dump_methods([method])) == (method,)
-    assert parse_methods("lora")[0].ranks == {}
-    assert parse_methods("lora")[0].ranks is not parse_methods("lora")[0].ranks
-
-
-def test_ranks_are_saved(tmp_path):
-    spec = {"lora": {"ranks": {"*": 2, "attn.q": 4, "encoder.0.attn.v": 3}}}
-    adapter = ah.attach(tiny_models.model("bert"), spec)
-    adapter.save(tmp_path / "adapter")
-    loaded = ah.load(tiny_models.model("bert"), tmp_path / "adapter")
-    assert loaded.methods == adapter.methods
-    assert {n: t.shape for n, t in loaded.tensors().items()} == {
-        n: t.shape for n, t in adapter.tensors().items()
-    }
-
-
-def test_every_variant_is_covered():
-    assert {"lora", "rslora", "lora-plus", "dora", "pissa"} <= set(VARIANTS)
-
-
 @pytest.mark.parametrize("method", VARIANTS)
 def test_variants_stay_in_fp32_on_a_bfloat16_backbone(method):
     model = tiny_models.model("llama").bfloat16()
@@ -80,3 +37,93 @@ def test_variants_stay_in_fp32_on_a_bfloat16_backbone(method):
     for placed in adapter.placed:
         assert {p.dtype for p in placed.module.parameters()} == {torch.float32}
         assert all(p.grad.isfinite().all() for p in placed.module.parameters())
+
+
+def test_rslora_scales_each_site_by_its_own_rank():
+    adapter = ah.attach(tiny_models.model("bert"), "rslora(rank=4, alpha=8, ranks={'attn.v': 16})")
+    scales = {p.site.role: p.module.scale for p in adapter.placed}
+    assert scales == {"attn.q": 4.0, "attn.v": 2.0}
+
+
+def test_lora_plus_has_a_higher_learning_rate_for_b():
+    adapter = ah.attach(tiny_models.model("bert"), "lora-plus(ratio=8)")
+    groups = AdapterTrainee(adapter).param_groups(TrainOptions(learning_rate=1e-3))
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert len(rates) == len(adapter.parameters())
+    for placed in adapter.placed:
+        assert rates[id(placed.module.A)] == 1e-3
+        assert rates[id(placed.module.B)] == 8e-3
+    assert len({group["name"] for group in groups}) == len(groups) == 3
+
+
+def test_the_backward_pass_of_lora_fa_keeps_no_input() -> None:
+    one = attach_at("bert", PROJECTIONS["bert"], "lora-fa", rank=3)
+    x, y = torch.randn(7, one.site.d_in), torch.randn(7, one.site.d_out)
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.shape), lambda unpacked: None
+    ):
+        one.module(x, y)
+    assert torch.Size((7, 3)) in kept
+    assert x.shape not in kept
+
+
+@pytest.mark.filterwarnings("ignore:the files or the model do not name their backbone")
+def test_lora_fa_is_a_lora_in_peft(tmp_path: Path) -> None:
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "lora-fa(rank=3)")
+    tiny_models.scramble(adapter)
+    with torch.no_grad():
+        expected = model(**tiny_models.batch()).logits
+    adapter.export(tmp_path / "peft")
+    again = tiny_models.model("bert")
+    loaded = ah.load(again, tmp_path / "peft")
+    assert next(method.name for method in loaded.methods) == "lora"
+    with torch.no_grad():
+        torch.testing.assert_close(again(**tiny_models.batch()).logits, expected)
+
+
+@pytest.mark.parametrize("architecture", PROJECTIONS)
+def test_dora_is_equation_5_with_a_constant_norm(architecture):
+    """y = m / ||V|| V x + b with V = W + s B A; gradients do not flow through ||V||."""
+    one = attach_at(architecture, PROJECTIONS[architecture], "dora", rank=3, alpha=6)
+    tiny_models.scramble(one.adapter)
+    module, x = one.module, torch.randn(4, one.site.d_in)
+    target = torch.randn(4, one.site.d_out)
+    (one.output(x) * target).sum().backward()
+    trained = (module.magnitude, module.A, module.B)
+    m, a, b = (p.detach().clone().requires_grad_() for p in trained)
+    v = one.weight + 2.0 * b @ a
+    y = F.linear(x, (m / v.detach().norm(dim=1))[:, None] * v, one.bias)
+    (y * target).sum().backward()
+    torch.testing.assert_close(one.output(x), y, atol=1e-4, rtol=1e-4)
+    for parameter, expected in zip(trained, (m, a, b), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_dora_keeps_no_copy_of_the_weight():
+    one = attach_at("bert", "encoder.1.attn.q", "dora", rank=3)
+    assert sum(t.numel() for t in one.module.state_dict().values()) < one.weight.numel()
+    copied = copy.deepcopy(one.adapter.model).get_submodule(one.site.host)
+    with torch.no_grad():
+        copied.weight.add_(torch.randn(copied.weight.shape))
+    x = torch.randn(2, one.site.d_in)
+    assert not torch.allclose(copied(x), one.output(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("iterations", [0, 8])
+@pytest.mark.parametrize("architecture", PROJECTIONS)
+def test_pissa_trains_the_principal_components(architecture, iterations):
+    """s B0 A0 is the best approximation of W, and y = (W - s B0 A0) x + s B A x + b."""
+    one = attach_at(
+        architecture, PROJECTIONS[architecture], "pissa", rank=3, alpha=6, iterations=iterations
+    )
+    module = one.module
+    u, s, vh = torch.linalg.svd(one.weight, full_matrices=False)
+    best = u[:, :3] * s[:3] @ vh[:3]
+    torch.testing.assert_close(2.0 * module.B @ module.A, best, atol=1e-3, rtol=1e-3)
+    tiny_models.scramble(one.adapter)
+    x = torch.randn(4, one.site.d_in)
+    residual = one.weight - 2.0 * module.B0 @ module.A0
+    expected = F.linear(x, residual + 2.0 * module.B @ module.A, one.bias)
+    torch.testing.assert_close(one.output(x), expected, atol=1e-4, rtol=1e-4)
