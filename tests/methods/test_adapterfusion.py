@@ -193,9 +193,3 @@ def test_a_recipe_fuses_the_adapters_of_earlier_runs(train, adapterhub, backbone
     code, out, err = adapterhub("eval", tmp_path / "fused", "--data", data[1], "--json")
     assert code == 0, err
     assert json.loads(out)["examples"] == 22
-
-
-def test_an_attached_adapter_has_no_dropout_in_evaluation():
-    model = tiny_models.model("bert")
-    tiny_models.scramble(ah.attach(model, "lora(dropout=0.5)"))
-    assert torch.equal(logits(model), logits(model))

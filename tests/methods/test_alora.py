@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, MergeError, SiteError
+from adapterhub.errors import SiteError
 from tests.kit import tiny_models
 from tests.kit.tiny_adapters import attach_at
 
@@ -127,15 +127,7 @@ def test_without_invocation_tokens_it_begins_at_the_end_of_the_prompt():
     assert not torch.allclose(adapted[:, 4], bare[:, 4], atol=1e-3)
 
 
-def test_what_it_cannot_do_is_refused():
-    model = invoked("llama")
-    with pytest.raises(MergeError, match="cannot be merged") as error:
-        ah.merge(model)
-    assert "it changes some tokens of a text only" in str(error.value)
-    with pytest.raises(AdapterhubError):
-        ah.combine(model, ["default"], name="sum")
-    with pytest.raises(SiteError, match="does not support"):
-        ah.attach(tiny_models.model("llama"), "alora(sites=[ffn])")
+def test_projections_of_relative_positions_are_refused():
     model = tiny_models.model("deberta-v2")
     ah.attach(model, "alora")
     with pytest.raises(SiteError, match="not those of 3 rows of 9 tokens"):

@@ -1,18 +1,35 @@
-"""Methods at the weights of routed experts and of routers: sizes, options, refusals."""
+"""Methods at the weights of routed experts and of routers: an update for each, or one for all."""
 
 from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, SiteError
+from adapterhub.errors import AdapterhubError, MismatchError, SiteError
 from adapterhub.methods import METHODS
-from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
+from adapterhub.methods.common.experts import AtExperts, ExpertsUpdate
+from adapterhub.methods.common.projections import ProjectionMethod
+from tests.kit.own_models import IMPLEMENTATIONS, TYPES, expert_logits, expert_model, redraw
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import EQUATIONS
 
 EXPERTS = "[ffn.experts.*]"
+SITES = ["ffn.experts.*"]
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "experts.md"
+ABLE = sorted(
+    name for name, cls in METHODS.items() if issubclass(cls, AtExperts) and "weight" in cls.kinds
+)
+REFUSING = ["pfeiffer", "compacter", *sorted(
+    name for name, cls in METHODS.items() if name not in ABLE and issubclass(cls, ProjectionMethod)
+)]  # fmt: skip
 
 
 @pytest.fixture(params=["mixtral", "gpt_oss", "nemotron_h"])
@@ -21,6 +38,35 @@ def model(request):
     yield model
     if ah.adapters(model):
         ah.detach(model)
+
+
+@pytest.fixture
+def mixtral():
+    model = expert_model("mixtral")
+    yield model
+    if ah.adapters(model):
+        ah.detach(model)
+
+
+def attach(model, method, name="default", **options):
+    spec = {method: {"sites": SITES, **EQUATIONS[method][1], **options}}
+    adapter = ah.attach(model, spec, name=name)
+    redraw(adapter)
+    return adapter
+
+
+@contextlib.contextmanager
+def merged(mixtral):
+    """Merge the adapters into the mixtral, in a block."""
+    ah.merge(mixtral, tolerance=1e-2)
+    yield
+    ah.unmerge(mixtral)
+
+
+def test_the_guide_lists_the_methods_that_have_updates_of_experts():
+    text = " ".join(GUIDE.read_text(encoding="utf-8").split())
+    (listed,) = re.findall("have the same option: (.*?)[.] ", text)
+    assert re.findall("`(.*?)`", listed) == ABLE
 
 
 def sizes(model, role="ffn.experts."):
@@ -50,22 +96,6 @@ def test_numbers_of_parameters(model):
         adapter.detach()
 
 
-def test_tensors_have_the_names_of_their_sites(model, tmp_path):
-    adapter = ah.attach(model, f"lora(sites={EXPERTS}, rank=3)")
-    redraw(adapter)
-    with torch.no_grad():
-        expected = expert_logits(model)
-    adapter.save(tmp_path / "a")
-    site = next(s for s in adapter.anatomy.sites.values() if s.held and s.held.experts)
-    ah.detach(model)
-    tensors = load_file(tmp_path / "a" / "adapter.safetensors")
-    assert tensors[f"{site.id}.lora.A"].shape == (site.held.experts, 3, site.d_in)
-    assert tensors[f"{site.id}.lora.B"].shape == (site.held.experts, site.d_out, 3)
-    ah.load(model, tmp_path / "a")
-    with torch.no_grad():
-        assert torch.equal(expert_logits(model), expected)
-
-
 def test_experts_are_no_default_sites_of_any_method():
     """Peers adapt experts only where they are named."""
     anatomy = ah.anatomy_of(expert_model("mixtral"))
@@ -81,39 +111,12 @@ def test_experts_are_no_default_sites_of_any_method():
     assert tried > 10
 
 
-def test_wildcards_beside_other_sites(model):
-    """`ffn.experts.*` means experts, also beside patterns that select projections."""
-    adapter = ah.attach(model, "lora(sites=[attn.q, ffn.experts.*])")
-    roles = {placed.site.role for placed in adapter.placed}
-    assert "attn.q" in roles
-    assert {r for r in roles if r.startswith("ffn.experts.")} == {
-        s.role for s in adapter.anatomy.sites.values() if s.held and s.held.experts
-    }
-    adapter.detach()
-
-
-def test_ranks_of_experts(model):
-    adapter = ah.attach(
-        model, {"lora": {"sites": ["ffn.experts.*"], "ranks": {"ffn.experts.down": 2}}}
-    )
-    ranks = {placed.site.role: placed.module.A.shape[-2] for placed in adapter.placed}
-    assert ranks.pop("ffn.experts.down") == 2
-    assert set(ranks.values()) == {8}
-    adapter.detach()
-
-
-def test_shared_without_experts_is_refused(model):
-    for spec in ("lora(experts=shared, sites=[attn.q])", "ia3(experts=shared, sites=[attn.v])"):
-        with pytest.raises(SiteError, match="none of its sites is a weight of experts"):
-            ah.attach(model, spec)
-
-
-def test_methods_that_cannot_adapt_held_weights_say_so(model):
-    for method in ("dora", "pissa", "pfeiffer", "compacter"):
-        with pytest.raises(SiteError, match=f"{method} does not support these sites") as error:
-            ah.attach(model, f"{method}(sites={EXPERTS})")
-        assert any(role.startswith("ffn.experts.") for role in error.value.offenders), method
-        assert not ah.adapters(model)
+@pytest.mark.parametrize("ranks", [{}, {"ffn.experts.down": 2}])
+def test_wildcards_select_experts_beside_projections(model, ranks):
+    adapter = ah.attach(model, {"lora": {"sites": ["attn.q", *SITES], "ranks": ranks}})
+    found = {placed.site.role: placed.module.A.shape[-2] for placed in adapter.placed}
+    roles = {s.role for s in adapter.anatomy.sites.values() if s.held and s.held.experts}
+    assert found == dict.fromkeys({"attn.q", *roles}, 8) | ranks
 
 
 @long_table("model_type", TYPES, 3)
@@ -142,3 +145,140 @@ def test_the_own_weight_of_a_router_can_train(model_type):
     expert_logits(model).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in adapter.parameters())
     adapter.detach()
+
+
+@pytest.mark.parametrize("experts", ["each", "shared"])
+@long_table("method", ABLE, 4)
+def test_the_weight_of_each_expert_is_that_of_the_equation(mixtral, method, experts):
+    equation, options = EQUATIONS[method]
+    adapter = attach(mixtral, method, experts=experts, layers="0..0")
+    assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
+    for placed in adapter.placed:
+        held = placed.site.held
+        host = mixtral.get_submodule(placed.site.host)
+        before = host.get_parameter(held.parameter).clone()
+        with torch.no_grad(), merged(mixtral):
+            after = host.get_parameter(held.parameter).clone()
+        for number in (0, held.experts - 1):
+            module = placed.module.module_of(number)
+            for name, own in module.named_parameters():
+                whole = placed.module.get_parameter(name)
+                assert torch.equal(own, whole if experts == "shared" else whole[number])
+            if method == "randlora":
+                module.fixed = module.shared[0]
+            with torch.no_grad():
+                expected = equation(before[number], module, **options)
+            torch.testing.assert_close(after[number], expected, atol=2e-4, rtol=2e-4)
+
+
+@long_table("method", ABLE, 4)
+def test_all_ways_to_multiply_compute_what_the_merged_weights_do(method):
+    for experts in ("each", "shared"):
+        gradients = []
+        for way in IMPLEMENTATIONS:
+            mixtral = expert_model("mixtral", way)
+            torch.manual_seed(0)
+            adapter = attach(mixtral, method, experts=experts)
+            output = expert_logits(mixtral)
+            output.square().sum().backward()
+            gradients.append([p.grad.clone() for p in adapter.parameters()])
+            with torch.no_grad(), merged(mixtral):
+                torch.testing.assert_close(expert_logits(mixtral), output, atol=2e-4, rtol=2e-3)
+            adapter.detach()
+        for other in gradients[1:]:
+            for one, same in zip(gradients[0], other, strict=True):
+                torch.testing.assert_close(one, same, atol=2e-3, rtol=2e-3)
+                assert one.any()
+
+
+@pytest.mark.parametrize("method", ["loha", "lokr", "miss"])
+def test_experts_that_are_computed_at_once(method):
+    model = expert_model("llama4_text")
+    with torch.no_grad():
+        bare = expert_logits(model)
+        adapter = attach(model, method)
+        output = expert_logits(model)
+        assert not torch.equal(output, bare)
+        with merged(model):
+            torch.testing.assert_close(expert_logits(model), output, atol=2e-4, rtol=2e-3)
+    adapter.detach()
+
+
+FILES = [*((method, "mixtral") for method in ABLE), ("lora", "gpt_oss"), ("lora", "nemotron_h")]
+
+
+@long_table(("method", "model_type"), FILES, 4)
+def test_files_have_the_stacked_tensors_and_copies_compute_the_same(method, model_type, tmp_path):
+    model = expert_model(model_type)
+    with torch.no_grad():
+        bare = expert_logits(model)
+        torch.manual_seed(0)
+        adapter = ah.attach(model, {method: {"sites": SITES, **EQUATIONS[method][1]}})
+        assert torch.equal(expert_logits(model), bare)  # the start is that of the method
+        redraw(adapter)
+        expected = expert_logits(model)
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(expert_logits(copied), expected)
+        adapter.save(tmp_path / "a")
+        tensors = load_file(tmp_path / "a" / "adapter.safetensors")
+        assert sum(tensor.numel() for tensor in tensors.values()) == adapter.count()
+        for placed in adapter.placed:
+            for name, parameter in placed.module.named_parameters():
+                stored = tensors[f"{placed.site.id}.{method}.{name}"]
+                assert torch.equal(stored, parameter)
+                assert len(stored) == placed.site.held.experts
+        ah.detach(model)
+        ah.load(model, tmp_path / "a")
+        assert torch.equal(expert_logits(model), expected)
+    ah.detach(model)
+
+
+def test_each_expert_has_initial_values_of_its_own(mixtral):
+    adapter = ah.attach(mixtral, {"loha": {"sites": SITES}})
+    drawn = adapter.placed[0].module.A1
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_fixed_numbers_of_an_import_are_stored_once(mixtral, tmp_path):
+    adapter = attach(mixtral, "vera", stored=True)
+    with torch.no_grad():
+        expected = expert_logits(mixtral)
+    adapter.save(tmp_path / "a")
+    names = load_file(tmp_path / "a" / "adapter.safetensors").keys()
+    assert sum(name.endswith(".fixed.A") for name in names) == 1
+    ah.detach(mixtral)
+    ah.load(mixtral, tmp_path / "a")
+    with torch.no_grad():
+        assert torch.equal(expert_logits(mixtral), expected)
+
+
+def test_dropout_is_that_of_the_method(mixtral):
+    adapter = attach(mixtral, "lora", dropout=0.5)
+    assert isinstance(adapter.placed[0].module, ExpertsUpdate)
+    for way in IMPLEMENTATIONS:
+        for module in mixtral.modules():
+            if hasattr(module, "config"):
+                module.config._experts_implementation = way
+        assert torch.equal(expert_logits(mixtral), expert_logits(mixtral))
+        for placed in adapter.placed:
+            placed.module.train()
+        assert not torch.equal(expert_logits(mixtral), expert_logits(mixtral))
+        mixtral.eval()
+
+
+@pytest.mark.parametrize("method", REFUSING)
+def test_others_refuse_the_weights_of_experts_by_name(mixtral, method):
+    with pytest.raises(SiteError, match=f"{method} does not support these sites") as error:
+        ah.attach(mixtral, {method: {"sites": SITES}})
+    assert any(role.startswith("ffn.experts.") for role in error.value.offenders)
+    assert not ah.adapters(mixtral)
+
+
+def test_they_are_neither_exported_nor_combined(mixtral, tmp_path):
+    attach(mixtral, "loha", name="a")
+    with pytest.raises(MismatchError, match="cannot be exported"):
+        ah.adapters(mixtral)["a"].export(tmp_path / "peft")
+    attach(mixtral, "loha", name="b")
+    with pytest.raises(AdapterhubError, match="cannot be combined"):
+        ah.combine(mixtral, ["a", "b"])
+    ah.detach(mixtral)

@@ -101,18 +101,6 @@ def test_a_language_adapter_is_used_below_a_classifier(tmp_path):
     torch.testing.assert_close(*states)
 
 
-def test_rows_of_a_batch_have_their_own_couplings():
-    model = language_model("llama")
-    expected = [scores(model)[0]]
-    for seed, name in enumerate(("a", "b"), start=1):
-        tiny_models.scramble(ah.attach(model, "invertible", name=name), seed=seed)
-        ah.activate(model, name)
-        expected.append(scores(model)[seed])
-    with ah.route(model, [None, "a", "b"]):
-        rows = scores(model)
-    torch.testing.assert_close(rows, torch.stack(expected), atol=1e-5, rtol=1e-5)
-
-
 def test_new_tokens_are_scored_with_the_restored_states(backbones):
     """The output layer has one slot for rows of new tokens and for the inverse."""
     model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm")
@@ -133,13 +121,3 @@ def test_new_tokens_are_scored_with_the_restored_states(backbones):
     adapter.detach()
     ah.activate(model, "first")
     assert torch.equal(scores(model, **inputs), before)
-
-
-def test_tokens_in_a_cache_are_coupled_once():
-    model = language_model("llama")
-    tiny_models.scramble(ah.attach(model, "invertible"))
-    inputs = tiny_models.batch()
-    written = model.generate(**inputs, max_new_tokens=4, do_sample=False, use_cache=True)
-    again = model.generate(**inputs, max_new_tokens=4, do_sample=False, use_cache=False)
-    assert torch.equal(written, again)
-    assert written.shape[1] > inputs["input_ids"].shape[1]

@@ -1,6 +1,8 @@
-"""Prefix tuning: its equation, the network that reparametrizes it, its size and learning rate."""
+"""Prefix tuning: its equation and its network, with padding; MAM, which has one; LLaMA-Adapter."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import every_type
 import pytest
@@ -8,8 +10,10 @@ import torch
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import CHILD
-from adapterhub.errors import ConfigError, SiteError
+from adapterhub.backbones.weights import read_bias, read_weight
+from adapterhub.errors import SiteError
 from adapterhub.loop.trainee import AdapterTrainee
+from adapterhub.methods import METHODS
 from adapterhub.methods.prefix import Prefix
 from adapterhub.recipe.recipe import TrainOptions
 from tests.kit import tiny_models
@@ -110,16 +114,6 @@ def test_a_network_computes_the_reparametrized_prefix():
     torch.testing.assert_close(torch.stack(module()), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_count_is_its_formula():
-    plain = ah.attach(tiny_models.model("bert"), "prefix(length=3)")
-    assert plain.count() == 2 * (2 * 3 * 32)
-    network = ah.attach(tiny_models.model("bart"), "prefix(length=3, reparametrize=true, middle=5)")
-    # Three trunks: encoder attention, decoder attention and cross-attention, in two layers each.
-    assert network.count() == 3 * (3 * 32 + 5 * (32 + 1)) + 6 * 2 * 32 * (5 + 1)
-    for adapter in (plain, network):
-        assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
-
-
 def test_a_reparametrized_prefix_has_a_lower_learning_rate():
     def rate(spec):
         adapter = ah.attach(tiny_models.model("bert"), spec)
@@ -129,13 +123,6 @@ def test_a_reparametrized_prefix_has_a_lower_learning_rate():
         return group["lr"]
 
     assert rate("prefix(reparametrize=true, middle=4)") == pytest.approx(rate("prefix") / 30)
-
-
-@pytest.mark.parametrize("option", ["length", "middle"])
-def test_a_size_of_zero_is_refused(option):
-    with pytest.raises(ConfigError) as error:
-        Prefix(**{option: 0})
-    assert option in str(error.value)
 
 
 PADDED_METHODS = ("prefix", "llama-adapter", "prompt", "p-tuning")
@@ -202,3 +189,84 @@ def test_a_stack_that_counts_padding_itself_refuses_it_on_the_left():
     assert "padding_side" in str(error.value)
     with ah.disabled(model):
         padded(model, ids, "left")
+
+
+PARTS = ["prefix(length=3)", "scaled-parallel(size=4, scale=2)"]
+
+
+def test_mam_is_the_composition_of_its_two_methods():
+    logits = []
+    for method in ("mam(length=3, size=4, scale=2)", PARTS):
+        model = tiny_models.model("bert")
+        torch.manual_seed(0)
+        adapter = ah.attach(model, method)
+        tiny_models.scramble(adapter)
+        with torch.no_grad():
+            logits.append((set(adapter.tensors()), model(**tiny_models.batch()).logits))
+    (names, outputs), (expected_names, expected) = logits
+    assert names == expected_names
+    assert torch.equal(outputs, expected)
+
+
+# Without rotary positions, so that queries are those of the projection.
+WITHOUT_ROTATION = ("bert", "gpt2", "openai-gpt", "bloom", "mpt")
+
+
+def seen(model, site):
+    """Return what the first layer's attention reads, and what it attends to."""
+    found = []
+    hosts = [model.get_submodule(anatomy_site(model, site, name).host) for name in ("q", "o")]
+    handles = [h.register_forward_pre_hook(lambda _, a: found.append(a[0])) for h in hosts]
+    with torch.no_grad():
+        model(**tiny_models.batch())
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def anatomy_site(model, site, name):
+    return ah.anatomy_of(model).sites[f"{site.id.removesuffix('kv')}{name}"]
+
+
+def projected(model, site, name, x):
+    own = anatomy_site(model, site, name)
+    host = model.get_submodule(own.host)
+    y = torch.nn.functional.linear(x, read_weight(host, own.part), read_bias(host, own.part))
+    return y.unflatten(-1, (model.config.num_attention_heads, -1)).transpose(-2, -3)
+
+
+def expected_change(model, placed, x):
+    """Compute g softmax(s q (W_k P + b_k)^T) (W_v P + b_v), (batch, tokens, d)."""
+    prompt, gate = placed.module.P.detach(), placed.module.g.detach()
+    q = projected(model, placed.site, "q", x)
+    key, value = (projected(model, placed.site, name, prompt) for name in ("k", "v"))
+    weights = (q @ key.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
+    return (gate * weights @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("together", ["", "prefix(length=2)"], ids=["alone", "with a prefix"])
+@pytest.mark.parametrize("architecture", WITHOUT_ROTATION)
+def test_what_llama_adapter_adds_is_its_equation(architecture, together):
+    model = tiny_models.model(architecture)
+    if together:
+        tiny_models.scramble(ah.attach(model, together, name="other"))
+    adapter = ah.attach(model, "llama-adapter(length=3)", name="own")
+    ah.activate(model, *(["other"] if together else []))
+    placed = adapter.placed[0]
+    x, before = seen(model, placed.site)
+    ah.activate(model, *(["other"] if together else []), "own")
+    assert torch.equal(seen(model, placed.site)[1], before) or together
+    tiny_models.scramble(adapter, std=1.0)
+    _, after = seen(model, placed.site)
+    change = expected_change(model, placed, x)
+    assert change.abs().max() > 0.05
+    torch.testing.assert_close(after, before + change, atol=2e-5, rtol=1e-4)
+
+
+def test_an_attention_without_projections_of_its_own_is_refused():
+    model = tiny_models.model("bert")
+    anatomy = ah.anatomy_of(model)
+    fused = {name: site for name, site in anatomy.sites.items() if not name.endswith("attn.k")}
+    with pytest.raises(SiteError, match="projections of keys") as error:
+        list(METHODS["llama-adapter"]().plan(replace(anatomy, sites=fused)))
+    assert error.value.offenders == ("encoder.0.attn.kv", "encoder.1.attn.kv")

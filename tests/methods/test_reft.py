@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.errors import AttachError, ConfigError, MergeError, SiteError
+from adapterhub.errors import AdapterhubError, AttachError, MergeError, SiteError
 from adapterhub.methods.reft import token_sets
 from tests.kit import tiny_models
 from tests.kit.data import train
@@ -87,29 +87,25 @@ def test_a_token_in_both_sets_is_one_of_the_last():
 def test_forms_of_positions():
     assert [(each.kind, each.size) for each in token_sets("f3+l12")] == [("first", 3), ("last", 12)]
     assert [(each.kind, each.size) for each in token_sets("l2")] == [("last", 2)]
-    for wrong in ("", "+", "f0", "f1+", "+l1", "l1+f1", "f1l1", "first", "f-1"):
-        with pytest.raises(ConfigError, match="positions"):
-            ah.LoReFT(positions=wrong)
 
 
-def test_what_cannot_be_edited_is_refused():
-    with pytest.raises(SiteError, match="orthonormal") as error:
-        ah.attach(tiny_models.model("bert"), "loreft(rank=33)")
-    assert "at most 32" in error.value.expected
-    with pytest.raises(SiteError, match="does not support"):
-        ah.attach(tiny_models.model("bert"), "loreft(sites=[attn.q])")
+def test_a_stream_that_the_head_does_not_read_is_refused():
     model = tiny_models.model("xlnet", "causal-lm")
     tiny_models.scramble(ah.attach(model, "loreft"))
     with pytest.raises(SiteError, match="stream of hidden states"):
         model.generate(torch.full((1, 4), 7), max_new_tokens=2)
 
 
-def test_merging_says_why_not():
+@pytest.mark.parametrize(("method", "at"), [("loreft", "decoder.layer"), ("alora", "attn.q")])
+def test_changes_of_some_tokens_are_neither_merged_nor_combined(method, at):
     model = tiny_models.model("llama", "causal-lm")
-    ah.attach(model, "loreft")
-    with pytest.raises(MergeError) as error:
+    ah.attach(model, method)
+    with pytest.raises(
+        MergeError, match=rf"{method} at .*{at}.*: it changes some tokens of a text"
+    ):
         ah.merge(model)
-    assert "loreft at decoder.layer: it changes some tokens of a text only" in str(error.value)
+    with pytest.raises(AdapterhubError):
+        ah.combine(model, ["default"], name="sum")
 
 
 def test_a_mix_reads_edited_states_in_the_order_of_the_stack():

@@ -75,6 +75,8 @@ REFUSED = [
     ("bert", "unipelt(sites=[])", ConfigError, ["which method they get"]),
     ("bert", "unipelt(sites=[attn.*, ffn])", ConfigError, ["which method they get"]),
     ("mixtral", "unipelt(sites=[ffn.experts.down])", SiteError, ["routed experts"]),
+    *(("mixtral", f"{spec}, experts=shared)", SiteError, ["is a weight of experts"])
+      for spec in ("lora(sites=[attn.q]", "ia3(sites=[attn.v]")),
     ("qwen2", "bitfit(sites=[ffn.up])", SiteError, ["no bias at the sites"]),
     ("bert", "chosen(names=[encoder.0.attn.q.weigth, embeddings])", SiteError,
      ["did you mean 'encoder.0.attn.q.weight'"]),

@@ -1,4 +1,4 @@
-"""What the option `sites` selects computes, or is refused before anything runs."""
+"""Which sites the options `sites`, `ranks`, `sizes` and `partial` select."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, SiteError
 from adapterhub.methods import METHODS
+from adapterhub.methods.common.projections import PartialSitesError
 from tests.kit import tiny_models
 from tests.kit.selection import ALL, part_of
 
@@ -72,3 +74,91 @@ def test_wildcards_select_sites_of_the_usual_kind_only():
     ah.detach(model)
     adapter = ah.attach(model, "pfeiffer(sites=['*'])")
     assert {p.site.role for p in adapter.placed} == {"attn", "ffn"}
+
+
+SIZES = {"*": 7, "attn.q": 4, "encoder.attn.q": 3, "encoder.1.attn.q": 2}
+OF_BART = {"encoder.0.attn.q": 3, "encoder.1.attn.q": 2, "decoder.0.attn.q": 4, "cross.v": 7}
+BY_SITE = [
+    ("bart", {"lora": {"ranks": SIZES}}, OF_BART),
+    ("bart", {"lora-plus": {"ranks": dict(reversed(SIZES.items()))}}, OF_BART),
+    ("gpt2", "lora(rank=5, ranks={attn.q: 1})", {"attn.q": 1, "attn.v": 5}),  # of one module
+    ("bert", "houlsby(size=8, sizes={attn: 3})", {"attn": 3, "ffn": 8}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "spec", "expected"), BY_SITE)
+def test_the_most_specific_pattern_gives_the_size_of_a_site(architecture, spec, expected, tmp_path):
+    model = tiny_models.model(architecture)
+    adapter = ah.attach(model, spec)
+    adapter.save(tmp_path / "a")
+    adapter.detach()
+    for each in (adapter, ah.load(model, tmp_path / "a")):
+        sizes = {
+            p.site.id: p.module.A.shape[0] if hasattr(p.module, "A") else p.module.down.out_features
+            for p in each.placed
+        }
+        for name, size in expected.items():
+            assert {n for site, n in sizes.items() if site.endswith(name)} >= {size}
+        assert {*sizes.values()} == {*expected.values()}
+        assert each.count() == sum(m.count(each.anatomy) for m in each.methods)
+
+
+@pytest.fixture
+def half():
+    """Return a BERT in whose second layer no site is found."""
+    model = tiny_models.model("bert")
+
+    class Layer(nn.Module):
+        def __init__(self, inside):
+            super().__init__()
+            self.inside = inside
+
+        def forward(self, *args, **kwargs):
+            return self.inside(*args, **kwargs)
+
+    model.bert.encoder.layer[1] = Layer(model.bert.encoder.layer[1])
+    return model
+
+
+PARTIAL = ("lora", "ia3", "pfeiffer", "houlsby", "mam", "unipelt")
+
+
+@pytest.mark.parametrize("method", PARTIAL)
+def test_half_a_model_is_refused(half, method):
+    with pytest.raises(SiteError, match="not all layers have the sites of") as error:
+        ah.attach(half, method)
+    assert error.value.offenders == ("encoder: 1 of 2 layers have some (0)",)
+    assert "partial=True" in error.value.hint
+    assert isinstance(error.value.__cause__ or error.value, PartialSitesError)
+    assert not ah.adapters(half)
+
+
+@pytest.mark.parametrize("method", PARTIAL[:-1])
+def test_partial_adapts_what_is_there(half, method, tmp_path):
+    """And the files name it, so that loading needs no such argument."""
+    adapter = ah.attach(half, method, partial=True)
+    assert {placed.site.layer for placed in adapter.placed} == {0}
+    assert adapter.count() == sum(m.count(adapter.anatomy) for m in adapter.methods) > 0
+    tiny_models.scramble(adapter)
+    with torch.no_grad():
+        expected = half.eval()(**tiny_models.batch()).logits
+        adapter.save(tmp_path / "a")
+        ah.detach(half)
+        ah.load(half, tmp_path / "a")
+        assert torch.equal(half(**tiny_models.batch()).logits, expected)
+
+
+def test_partial_is_not_for_all():
+    """It changes no complete model, the gated parts of UniPELT are no methods, and typos stay."""
+    model = tiny_models.model("bert")
+    assert ah.attach(model, "lora(rank=4)", partial=True).methods == (ah.LoRA(rank=4),)
+
+
+def test_what_partial_does_not_change_is_refused(half):
+    for spec, text in (
+        ("unipelt", "not all layers have the"),
+        ("lora(sites=[cross.q])", "no such"),
+    ):
+        with pytest.raises(SiteError, match=text):
+            ah.attach(half, spec, partial=True)
+    ah.attach(half, "unipelt(layers=0)")
