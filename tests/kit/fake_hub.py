@@ -62,6 +62,12 @@ class Hub:
     resumed_at: list[int] = field(default_factory=list)
     before_commit: Any = None  # called after a client has read the head, before it commits
 
+    def add(self, name: str, files: dict[str, bytes]) -> Repository:
+        """Add a repository with one commit."""
+        repository = self.repositories[name] = Repository()
+        repository.commit(files)
+        return repository
+
     def refuse_writers(self) -> Callable[[], None]:
         """Know no token of the test any more; return what undoes that."""
         self.tokens = {"somebody else's": "write"}

@@ -23,7 +23,7 @@ IDS = st.one_of(
 )
 
 
-def folder(backbone: str) -> str | None:
+def folder(backbone):
     try:
         return backbone_folder(backbone)
     except RegistryError:

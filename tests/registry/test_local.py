@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 from multiprocessing import get_context
 
@@ -17,13 +15,15 @@ from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.version_files import DATE_FILE, date_now, stamp_bytes
 from tests.kit import registries
 from tests.kit.selection import ALL
 
+PATH = "acme--bert-small/polite"
+
 
 @pytest.fixture
-def registry(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def registry(tmp_path):
     return LocalRegistry(tmp_path / "registry")
 
 
@@ -40,13 +40,39 @@ def names(registry, **query):
 
 def test_the_layout_of_the_folders(registry, tmp_path):
     put(registry, tmp_path)
-    version = registry.root / "acme--bert-small" / "polite" / "v1"
-    assert sorted(p.name for p in version.iterdir()) == [
+    assert sorted(p.name for p in (registry.root / PATH / "v1").iterdir()) == [
         ".published", "README.md", "adapter.json", "adapter.safetensors",
     ]  # fmt: skip
-    seen = {p.name for p in registry.root.rglob("*") if not p.name.startswith(".")}
-    assert "v1" in seen
     assert ".lock" in (registry.root / ".gitignore").read_text()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: b"x" * len(data), lambda data: data.replace(b'"fingerprint"', b'"print"', 1),
+     lambda data: b"[]", lambda data: data[: len(data) // 2], lambda data: None],
+    ids=["no JSON", "other fields", "a list", "truncated", "missing"],
+)  # fmt: skip
+def test_a_damaged_cache_is_rebuilt_from_the_folders(registry, tmp_path, damage):
+    for name in ("a", "b", "c"):
+        put(registry, tmp_path, name)
+    assert names(registry) == ["a", "b", "c"]
+    path = registry._cache_path()
+    data = damage(path.read_bytes())
+    path.unlink() if data is None else path.write_bytes(data)
+    again = LocalRegistry(registry.root)
+    assert names(again, text="polite") == names(again) == ["a", "b", "c"]
+    assert again.index() == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [*((name, "best") for name in ("", "a/b", "..", ".x", "a..b", "x" * 97, "-x", "a@b")),
+     *(("polite", tag) for tag in ("", "v2", "2", "a b", "../x"))],
+)  # fmt: skip
+def test_invalid_names_and_tags_are_refused(registry, tmp_path, name, tag):
+    with pytest.raises(ConfigError):
+        registry.put(registries.write_sample(tmp_path / "made"), Publication(name, tags=(tag,)))
+    assert not [path for path in registry.root.rglob("*") if path.is_dir()]
 
 
 def test_the_default_is_in_the_users_data_folder(monkeypatch, tmp_path):
@@ -54,16 +80,6 @@ def test_the_default_is_in_the_users_data_folder(monkeypatch, tmp_path):
     assert default_root().parts[-2:] == ("adapterhub", "registry")
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path))
     assert LocalRegistry().root == tmp_path
-
-
-def test_a_missing_index_is_rebuilt_from_the_folders(registry, tmp_path):
-    put(registry, tmp_path, "a")
-    put(registry, tmp_path, "b")
-    assert names(registry) == ["a", "b"]
-    shutil.rmtree(tmp_path / "cache")
-    assert names(registry) == ["a", "b"]
-    assert registry.index() == 2
-    assert names(registry) == ["a", "b"]
 
 
 def test_changes_made_by_other_programs_are_found(registry, tmp_path):
@@ -76,25 +92,6 @@ def test_changes_made_by_other_programs_are_found(registry, tmp_path):
     assert names(registry, metric="accuracy") == ["b"]
     shutil.rmtree(home / "a")
     assert names(registry) == ["b"]
-
-
-@pytest.mark.parametrize("damage", ["no JSON", "other fields", "a list", "truncated"])
-def test_a_corrupted_index_is_rebuilt(registry, tmp_path, damage):
-    for number in range(40):
-        put(registry, tmp_path, f"n{number:02}")
-    expected = [f"n{number:02}" for number in range(40)]
-    assert names(registry) == expected
-    path = registry._cache_path()
-    data = path.read_bytes()
-    damaged = {
-        "no JSON": b"x" * len(data),
-        "other fields": data.replace(b'"fingerprint"', b'"print"', 1),
-        "a list": b"[]",
-        "truncated": data[: len(data) // 2],
-    }
-    path.write_bytes(damaged[damage])
-    assert names(registry, text="polite") == expected
-    assert names(registry) == expected
 
 
 def test_a_search_without_changes_writes_nothing(registry, tmp_path, monkeypatch):
@@ -203,97 +200,21 @@ def test_verify_names_each_damaged_version(registry, tmp_path):
         registry.get(entry)
 
 
-def test_a_version_with_other_bytes_than_published_is_refused(registry, tmp_path):
-    entry = put(registry, tmp_path)
-    kept = registry.get(entry)
-    shutil.rmtree(kept)
-    registries.write_sample(kept, seed=9)
-    with pytest.raises(FileError, match="not what was published"):
-        registry.get(entry)
-
-
-def test_gc_removes_what_an_interrupted_writer_left(registry, tmp_path):
-    put(registry, tmp_path)
-    left = registry.root / "acme--bert-small" / "polite" / ".adapterhub-0"
-    left.mkdir()
-    assert names(registry) == ["polite"]
-    assert registry.gc() == [left]
-    assert not left.exists()
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a..b", "x" * 97, "-x", "a@b"])
-def test_invalid_names_are_refused(registry, tmp_path, name):
-    folder = registries.write_sample(tmp_path / "made")
-    with pytest.raises(ConfigError):
-        registry.put(folder, Publication(name))
-    assert not registry.root.exists()
-
-
-@pytest.mark.parametrize("tag", ["", "v2", "2", "a b", "../x"])
-def test_invalid_tags_are_refused(registry, tmp_path, tag):
-    folder = registries.write_sample(tmp_path / "made")
-    with pytest.raises(ConfigError):
-        registry.put(folder, Publication("polite", tags=(tag,)))
-    with pytest.raises(RegistryError):
-        registry.versions("polite")
-
-
 def test_names_that_differ_in_case_only_are_refused(registry, tmp_path):
     put(registry, tmp_path, "polite")
     with pytest.raises(RegistryError, match="only in case"):
         put(registry, tmp_path, "Polite")
 
 
-def test_a_tag_moves(registry, tmp_path):
-    first = put(registry, tmp_path, seed=0)
-    second = put(registry, tmp_path, seed=1)
-    registry.tag(first, "best")
-    registry.tag(second, "best")
-    assert registry.resolve("polite", "best").version == "v2"
-    written = json.loads((registry.root / "acme--bert-small/polite/names.json").read_bytes())
-    assert written == {"highest": 2, "tags": {"best": "v2"}, "yanked": {}}
-
-
-def test_a_broken_file_of_tags_is_named(registry, tmp_path):
-    put(registry, tmp_path)
-    path = registry.root / "acme--bert-small/polite/names.json"
-    path.write_text("{")
-    with pytest.raises(FileError, match=r"names\.json"):
-        registry.resolve("polite")
-
-
-def test_a_search_in_many_adapters_is_fast(registry, tmp_path):
-    """benchmarks/registry.py has the full measurement."""
-    folder = registries.write_sample(tmp_path / "made", accuracy=0.5)
-    home = registry.root / "acme--bert-small"
-    for number in range(300):
-        shutil.copytree(folder, home / f"n{number}" / "v1")
-    assert len(names(registry, limit=1000)) == 300
-    start = time.process_time()
-    assert len(names(registry, sort="accuracy", text="polite", limit=5)) == 5
-    assert time.process_time() - start < 1
-
-
-def with_crlf(path):
-    """Write a text as git for Windows checks it out."""
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-
-def clone_with_crlf(tmp_path, *names):
-    """Commit folders, and clone them as git for Windows does."""
-    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
-    for words in (["init", "-q"], ["add", "-A", *names], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], cwd=tmp_path, check=True)
-    clone = [*git, "-c", "core.autocrlf=true", "clone", "-q", str(tmp_path), str(tmp_path / "to")]
-    subprocess.run(clone, check=True)
-    return tmp_path / "to"
-
-
 def test_a_clone_by_git_for_windows_is_the_same_registry(registry, tmp_path):
     put(registry, tmp_path)
-    clone = clone_with_crlf(tmp_path, "registry") / "registry"
-    assert names(LocalRegistry(clone)) == ["polite"]
-    assert LocalRegistry(clone).verify() == registry.verify() == []
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.autocrlf=true"]
+    clone = ["clone", "-q", str(tmp_path), str(tmp_path / "to")]
+    for words in (["init", "-q"], ["add", "-A", "registry"], ["commit", "-qm", "x"], clone):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    clone = LocalRegistry(tmp_path / "to" / "registry")
+    assert names(clone) == ["polite"]
+    assert clone.verify() == registry.verify() == []
 
 
 @pytest.mark.parametrize("file", ["adapter.json", ".published", "README.md"])
@@ -301,10 +222,100 @@ def test_line_ends_that_git_changed_are_named(registry, tmp_path, file):
     """Registries that were written before have no .gitattributes."""
     entry = put(registry, tmp_path)
     (registry.root / ".gitattributes").unlink()
-    with_crlf(registry.root / "acme--bert-small" / "polite" / "v1" / file)
+    path = registry.root / PATH / "v1" / file
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     problems = "\n".join(registry.verify())
     assert ("CRLF" in problems) == (file == "adapter.json")  # else nothing is wrong
     if problems:
         with pytest.raises(FileError, match="CRLF") as caught:
             registry.get(registry.resolve(entry.name, "v1"), None)
         assert "* -text" in str(caught.value)
+
+
+def test_the_stamp_changes_with_versions_tags_and_yanks(registry, tmp_path):
+    stamps = [registry.stamp(PATH)]
+    entry = put(registry, tmp_path)
+    changes = (
+        lambda: None,
+        lambda: registry.tag(entry, "best"),
+        lambda: registry.yank(entry, "wrong"),
+    )
+    for change in changes:
+        change()
+        stamps.append(registry.stamp(PATH))
+    registry.yank(entry, "wrong")
+    assert len(set(stamps)) == 4
+    assert registry.stamp(PATH) == stamps[-1]
+
+
+def exchange(first, second):
+    """Let two folders change places."""
+    first.rename(first.with_name("aside"))
+    second.rename(first)
+    first.with_name("aside").rename(second)
+
+
+def test_versions_that_change_places_are_not_delivered(registry, tmp_path):
+    entries = [put(registry, tmp_path, seed=seed) for seed in (0, 1)]
+    folders = [registry.root / PATH / version for version in ("v1", "v2")]
+    exchange(*folders)
+    for version, other in (("v1", "v2"), ("v2", "v1")):
+        for target in (None, tmp_path / "out"):
+            with pytest.raises(FileError, match=f"{version} has the files of {other}"):
+                registry.get(registry.resolve("polite", version), target)
+    for entry, other in (entries, entries[::-1]):  # they were resolved before
+        with pytest.raises(FileError, match=f"{entry.version} has the files of {other.version}"):
+            registry.get(entry, tmp_path / "out")
+    assert len(registry.verify()) >= 2
+    exchange(*folders)
+    assert [registry.get(entry) for entry in entries] == folders
+    (folders[0] / DATE_FILE).write_bytes(date_now())  # of an older release
+    entry = registry.resolve("polite", "v1")
+    assert (entry.published, registry.get(entry)) == (entries[0].published, folders[0])
+    (folders[0] / DATE_FILE).write_bytes(date_now() + stamp_bytes("v1", entries[1].digest))
+    with pytest.raises(FileError, match="v1 is not what was published"):
+        registry.get(entry)
+    (folders[0] / DATE_FILE).unlink()
+    assert registry.get(entry, tmp_path / "out") == tmp_path / "out"
+
+
+def test_leftovers_of_writers_are_removed(registry, tmp_path):
+    registry.tag(put(registry, tmp_path), "best")
+    assert registry.gc() == []
+    folder = registry.root / PATH
+    (folder / ".names.json.0a1b2c3d.new").write_text("{")
+    (folder / ".adapterhub-0").mkdir()
+    (folder / ".adapterhub-1").symlink_to(tmp_path)
+    assert names(registry) == ["polite"]
+    assert len(registry.gc()) == 3
+    assert registry.contents(PATH).names.tags == {"best": "v1"}
+    assert (tmp_path / "made-polite-0").is_dir()
+
+
+def test_a_broken_version_is_listed_with_its_error(registry, tmp_path):
+    for seed in (0, 1):
+        entry = put(registry, tmp_path, seed=seed)
+    (registry.root / PATH / "v2" / "adapter.json").unlink()
+    contents = registry.contents(PATH)
+    assert [entry.version for entry in contents.entries] == ["v1"]
+    assert list(contents.broken) == ["v2"]
+    contents.raise_broken("polite", "v1")
+    with pytest.raises(FileError, match="missing"):
+        contents.raise_broken("polite", "2")
+    with pytest.raises(FileError, match="the newest version, polite@v2, cannot be read"):
+        contents.raise_broken("polite", None)
+    registry.yank(entry, "broken")
+    registry.contents(PATH).raise_broken("polite", None)
+
+
+def test_a_folder_that_another_writer_makes_meanwhile_is_no_link(registry, tmp_path, monkeypatch):
+    """Of many publishers of a new backbone at once, some were refused."""
+    look = local.is_plain_folder
+
+    def slow(path):
+        seen = look(path)
+        path.mkdir(parents=True, exist_ok=True)  # another writer, after we looked
+        return seen
+
+    monkeypatch.setattr(local, "is_plain_folder", slow)
+    assert put(registry, tmp_path).version == "v1"

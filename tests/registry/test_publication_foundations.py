@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,20 +14,18 @@ from tests.kit import tiny_adapters, tiny_models
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
+def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
     return LocalRegistry(tmp_path / "registry")
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> torch.Tensor:
+def task(tmp_path):
     """An adapter on one that was trained in a folder; its outputs."""
     return tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
 
 
-def test_one_on_an_unpublished_one_says_what_to_type(
-    registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
-) -> None:
+def test_one_on_an_unpublished_one_says_what_to_type(registry, task, tmp_path):
     with pytest.raises(RegistryError, match="'lang', which is not published with it") as error:
         ah.publish(tmp_path / "task")
     (copy,) = (tmp_path / "task" / "on").iterdir()
@@ -42,9 +37,7 @@ def test_one_on_an_unpublished_one_says_what_to_type(
     assert torch.equal(tiny_adapters.outputs(model), task)
 
 
-def test_a_folder_is_recognized_by_its_content_under_any_name(
-    registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
-) -> None:
+def test_a_folder_is_recognized_by_its_content_under_any_name(registry, task, tmp_path):
     """The licence is part of the manifest: the published digest is another one."""
     ah.publish(tiny_adapters.save_alone(tmp_path / "other", seed=9), "lang")
     info = PublicationInfo(license="apache-2.0")
@@ -59,16 +52,14 @@ def test_a_folder_is_recognized_by_its_content_under_any_name(
     assert torch.equal(tiny_adapters.outputs(model), task)
 
 
-def test_a_yanked_one_is_not_used(
-    registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
-) -> None:
+def test_a_yanked_one_is_not_used(registry, task, tmp_path):
     registry.yank(ah.publish(tmp_path / "lang"), "bad")
     with pytest.raises(RegistryError, match="not published with it"):
         ah.publish(tmp_path / "task")
     assert not registry.has("task")
 
 
-def test_a_chain_is_published_from_below(registry: LocalRegistry, tmp_path: Path) -> None:
+def test_a_chain_is_published_from_below(registry, tmp_path):
     tiny_adapters.save_on(
         tmp_path / "domain", [tiny_adapters.save_alone(tmp_path / "lang")], "houlsby(size=4)"
     )
@@ -81,9 +72,7 @@ def test_a_chain_is_published_from_below(registry: LocalRegistry, tmp_path: Path
     assert torch.equal(tiny_adapters.outputs(model), expected)
 
 
-def test_a_hub_has_them_with_the_same_owner(
-    hub: Any, task: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_has_them_with_the_same_owner(hub, task, tmp_path, monkeypatch):
     folder = tmp_path / "task"
     target = f"{hub.address}/me/task"
     with pytest.raises(RegistryError, match="not published with it") as error:

@@ -22,7 +22,7 @@ from tests.kit import tiny_adapters, tiny_models
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
+def registry(tmp_path, monkeypatch):
     """A registry of one's own, in an empty working directory."""
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
     (tmp_path / "here").mkdir()
@@ -31,7 +31,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
 
 
 @pytest.fixture
-def published(registry: LocalRegistry, tmp_path: Path) -> torch.Tensor:
+def published(registry, tmp_path):
     """Publish `lang`, and `task` on it; return the outputs of `task`."""
     ah.publish(tiny_adapters.save_alone(tmp_path / "lang"))
     expected = tiny_adapters.save_on(tmp_path / "task", ["lang"])
@@ -39,15 +39,13 @@ def published(registry: LocalRegistry, tmp_path: Path) -> torch.Tensor:
     return expected
 
 
-def version(registry: LocalRegistry, name: str) -> Path:
+def version(registry, name):
     """Return the registry's folder of the first version of a name."""
     (folder,) = registry.root.glob(f"*/{name}/v1")
     return folder
 
 
-def another_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: LocalRegistry
-) -> None:
+def another_machine(tmp_path, monkeypatch, registry):
     """Move the registry to another folder, and forget all that this user has."""
     other = tmp_path / "another"
     other.mkdir()
@@ -60,12 +58,7 @@ def another_machine(
     monkeypatch.chdir(other)
 
 
-def test_the_name_alone_is_enough_on_another_machine(
-    registry: LocalRegistry,
-    published: torch.Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_name_alone_is_enough_on_another_machine(registry, published, tmp_path, monkeypatch):
     another_machine(tmp_path, monkeypatch, registry)
     model = tiny_models.model("bert")
     ah.load(model, "task")
@@ -77,9 +70,7 @@ def test_the_name_alone_is_enough_on_another_machine(
     assert torch.equal(tiny_adapters.outputs(model), published)
 
 
-def test_a_fusion_is_complete_without_its_sources(
-    registry: LocalRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fusion_is_complete_without_its_sources(registry, tmp_path, monkeypatch):
     folders = [
         tiny_adapters.save_alone(tmp_path / name, seed=n) for n, name in enumerate("ab", start=1)
     ]
@@ -96,24 +87,24 @@ def test_a_fusion_is_complete_without_its_sources(
     assert torch.equal(tiny_adapters.outputs(model), expected)
 
 
-def yanked(registry: LocalRegistry) -> None:
+def yanked(registry):
     registry.yank(registry.resolve("lang"), "it was trained on test data")
 
 
-def deleted(registry: LocalRegistry) -> None:
+def deleted(registry):
     registry.delete("lang", "v1")
 
 
-def with_other_tensors(registry: LocalRegistry) -> None:
+def with_other_tensors(registry):
     file = version(registry, "lang") / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
 
 
-def with_another_manifest(registry: LocalRegistry) -> None:
+def with_another_manifest(registry):
     forge(version(registry, "lang"), lambda tree: tree.update(description="another"))
 
 
-def without_tensors(registry: LocalRegistry) -> None:
+def without_tensors(registry):
     (version(registry, "lang") / "adapter.safetensors").unlink()
 
 
@@ -128,13 +119,7 @@ ATTACKS: list[tuple[Callable[[LocalRegistry], None], str]] = [
 
 @pytest.mark.parametrize("how", ["load", "pull", "pull to"])
 @pytest.mark.parametrize(("attack", "text"), ATTACKS, ids=lambda v: getattr(v, "__name__", ""))
-def test_a_foundation_that_is_not_as_it_was_is_refused(
-    registry: LocalRegistry,
-    published: torch.Tensor,
-    attack: Callable[[LocalRegistry], None],
-    text: str,
-    how: str,
-) -> None:
+def test_a_foundation_that_is_not_as_it_was_is_refused(registry, published, attack, text, how):
     attack(registry)
     model = tiny_models.model("bert")
     use = {
@@ -149,7 +134,7 @@ def test_a_foundation_that_is_not_as_it_was_is_refused(
     assert not Path("mine").exists()
 
 
-def test_an_altered_copy_in_a_folder_is_refused(tmp_path: Path) -> None:
+def test_an_altered_copy_in_a_folder_is_refused(tmp_path):
     tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
     (copy,) = (tmp_path / "task" / "on").iterdir()
     file = copy / "adapter.safetensors"
@@ -162,12 +147,7 @@ def test_an_altered_copy_in_a_folder_is_refused(tmp_path: Path) -> None:
     assert "was not published when it was used" in error.value.offenders[0]
 
 
-def test_a_circle_is_refused(
-    registry: LocalRegistry,
-    published: torch.Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_circle_is_refused(registry, published, tmp_path, monkeypatch):
     """Only edited files can have one: a digest cannot be known before it is computed."""
     monkeypatch.setenv("ADAPTERHUB_STATE", str(tmp_path / "of-another-user"))
     lang, task = version(registry, "lang"), version(registry, "task")
@@ -178,7 +158,7 @@ def test_a_circle_is_refused(
         ah.pull("task")
 
 
-def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
+def test_a_tower_is_limited(registry, tmp_path):
     folder = tiny_adapters.save_alone(tmp_path / "a0")
     ah.publish(folder)
     for level in range(1, 20):
@@ -197,7 +177,7 @@ def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
         ah.pull("a19")
 
 
-def test_another_host_is_not_called(tmp_path: Path) -> None:
+def test_another_host_is_not_called(tmp_path):
     tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
     shutil.rmtree(tmp_path / "task" / "on")
     elsewhere = {"version": "v1", "reference": "https://elsewhere.example/a/lang@v1"}
@@ -207,9 +187,7 @@ def test_another_host_is_not_called(tmp_path: Path) -> None:
     assert "is not on the hub that hf:me/task@v1 comes from" in error.value.offenders[0]
 
 
-def test_a_pulled_one_names_its_version_and_those_below(
-    registry: LocalRegistry, published: torch.Tensor
-) -> None:
+def test_a_pulled_one_names_its_version_and_those_below(registry, published):
     registry.tag(registry.resolve("task"), "best")
     fetched = pull_verified("task@best")
     assert str(fetched.reference) == "task@v1"
@@ -220,7 +198,7 @@ def test_a_pulled_one_names_its_version_and_those_below(
     ]
 
 
-def test_a_source_of_a_fusion_cannot_be_on_others(tmp_path: Path) -> None:
+def test_a_source_of_a_fusion_cannot_be_on_others(tmp_path):
     lang = tiny_adapters.save_alone(tmp_path / "lang")
     tiny_adapters.save_on(tmp_path / "task", [lang], "pfeiffer(size=4)")
     spec = {"adapterfusion": {"adapters": [str(lang), str(tmp_path / "task")]}}
@@ -228,9 +206,7 @@ def test_a_source_of_a_fusion_cannot_be_on_others(tmp_path: Path) -> None:
         ah.attach(tiny_models.model("bert"), spec)
 
 
-def test_a_lock_pins_those_below_and_sync_restores_them(
-    registry: LocalRegistry, published: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_pins_those_below_and_sync_restores_them(registry, published, monkeypatch):
     name, pinned = pin("task")
     (below,) = Saved.at(ah.pull("task")).manifest.on
     assert [(each.reference, each.digest) for each in pinned.on] == [("lang@v1", below.digest)]

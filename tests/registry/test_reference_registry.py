@@ -41,7 +41,7 @@ def test_it_is_valid_small_and_complete(registry):
         assert entry.metrics.get("matthews", entry.metrics.get("pearson", 0)) > 0.2
 
 
-def score(folder: Path, sample: Path) -> dict[str, float]:
+def score(folder, sample):
     """The metrics of an adapter on a sample."""
     known = read_training_record(folder)
     pair = "pair" if known.data.pair else None

@@ -24,12 +24,12 @@ ALPHABET = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"
 
 
-def key(length: int, letters: str = ALPHABET) -> str:
+def key(length, letters=ALPHABET):
     """Return a text that looks random, and is the same in each run."""
     return "".join(letters[(i * i * 7 + i * 13 + 5) % len(letters)] for i in range(length))
 
 
-def base64_of(text: str) -> str:
+def base64_of(text):
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -111,7 +111,7 @@ PATHS = (
 )  # fmt: skip
 
 
-def refused(files: dict[str, bytes], secret: str) -> str:
+def refused(files, secret):
     with pytest.raises(FileError) as caught:
         refuse_leaks(files)
     assert secret not in str(caught.value)
@@ -173,7 +173,7 @@ def test_only_the_header_of_tensors_is_text(tmp_path):
         refuse_leaks({"a.safetensors": safetensors.torch.save(named)})
 
 
-def write(folder: Path, **changes) -> Path:
+def write(folder, **changes):
     manifest = Manifest(
         name="polite",
         methods=({"lora": {}},),

@@ -18,9 +18,9 @@ from adapterhub.registry import registry, version_files
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.local import Folder, LocalRegistry
 from adapterhub.registry.registry import Registry
-from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.store import ConflictError, Publication, Query
 from tests.kit import fake_hub, real_hub, registries, web_servers
 from tests.kit.registries import MemoryStorage
 from tests.kit.selection import ALL
@@ -136,7 +136,6 @@ if "ADAPTERHUB_TEST_S3" in os.environ:
 
 @pytest.fixture(params=sorted(STORES))
 def store(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     place = (tmp_path / "store",)
@@ -144,6 +143,27 @@ def store(request, tmp_path, monkeypatch):
         place = request.getfixturevalue("new_state")()
     with STORES[request.param](*place) as store:
         yield store
+
+
+def test_a_version_never_changes_and_the_same_bytes_are_the_same_version(store, publish):
+    first = publish(version="v1")
+    assert publish() == publish() == first
+    with pytest.raises(RegistryError):
+        publish(seed=1, version="v1")
+    assert store.resolve("polite").digest == first.digest
+    assert publish(seed=1).version == "v2"
+    again = publish(version="v7", tags=("best",))
+    assert (again.version, again.tags, again.digest) == ("v1", ("best",), first.digest)
+    assert [entry.version for entry in store.search(Query())] == ["v2"]
+    assert len(store.search(Query(all_versions=True))) == 2
+
+
+def test_versions_are_listed_oldest_first_and_may_have_names(store, publish):
+    published = [publish(seed=n, tags=("best",) * (n == 4)).version for n in range(11)]
+    assert [entry.version for entry in store.versions("polite")] == published
+    assert store.resolve("polite").version == "v11"
+    assert store.resolve("polite", "v2").version == "v2"
+    assert store.resolve("polite", "best").version == "v5"
 
 
 def short_name(entry):
@@ -180,33 +200,6 @@ def test_a_published_adapter_can_be_fetched(store, publish, tmp_path):
     assert manifest.metrics == {"accuracy": 0.9}
     assert tensors["encoder.0.attn.q.lora.a"].shape == (2, 4)
     Saved.at(store.get(entry)).read()
-
-
-def test_the_same_bytes_are_the_same_version(publish):
-    assert publish() == publish()
-    assert publish(seed=1).version == "v2"
-    assert publish().version == "v1"
-
-
-def test_a_version_never_changes(store, publish):
-    first = publish(seed=0, version="v1")
-    with pytest.raises(RegistryError):
-        publish(seed=1, version="v1")
-    assert store.resolve("polite").digest == first.digest
-
-
-def test_versions_are_listed_oldest_first(store, publish):
-    published = [publish(seed=seed).version for seed in range(11)]
-    assert [entry.version for entry in store.versions("polite")] == published
-    assert store.resolve("polite").version == "v11"
-    assert store.resolve("polite", "v2").version == "v2"
-
-
-def test_a_tag_names_a_version(store, publish):
-    publish(seed=0, tags=("best",))
-    publish(seed=1)
-    assert store.resolve("polite", "best").version == "v1"
-    assert store.resolve("polite").version == "v2"
 
 
 def test_yanked_versions_are_found_by_number_only(store, publish):
@@ -303,14 +296,7 @@ def test_search_finds_by_each_field(store, publish):
     assert found(limit=2) == ["a", "b"]
 
 
-def test_search_shows_the_newest_unless_asked(store, publish):
-    publish(seed=0)
-    publish(seed=1)
-    assert [entry.version for entry in store.search(Query())] == ["v2"]
-    assert len(store.search(Query(all_versions=True))) == 2
-
-
-def test_a_missing_adapter_is_an_error(store, publish):
+def test_a_missing_adapter_is_an_error(store, publish, tmp_path):
     with pytest.raises(RegistryError):
         store.resolve("polite")
     entry = publish()
@@ -319,6 +305,9 @@ def test_a_missing_adapter_is_an_error(store, publish):
     with pytest.raises(AdapterhubError):
         store.get(replace(entry, digest="0" * 64))
     assert store.search(Query(task="none")) == []
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(OutputError):  # a copy never overwrites
+        store.get(entry, tmp_path / "mine")
 
 
 def test_an_invalid_adapter_is_not_published(store, publish, tmp_path):
@@ -333,13 +322,6 @@ def test_an_invalid_adapter_is_not_published(store, publish, tmp_path):
         store.put(broken, Publication("polite"))
     with pytest.raises(RegistryError):
         store.versions("polite")
-
-
-def test_a_copy_never_overwrites(store, publish, tmp_path):
-    entry = publish()
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(OutputError):
-        store.get(entry, tmp_path / "mine")
 
 
 def refuse_writers(store):
@@ -438,3 +420,29 @@ def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
         assert (
             store.resolve("polite", entry.version).digest == Saved.at(folder).digest == entry.digest
         )
+
+
+# What keeps the files of a registry: a folder, or the objects of a bucket.
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def storage(request, tmp_path):
+    if request.param == "folder":
+        return Folder(tmp_path)
+    return Bucket("s3://bucket/x/", pytest.importorskip("obstore.store").MemoryStore())
+
+
+def test_only_the_first_of_two_writers_replaces_what_both_have_read(storage, tmp_path):
+    (tmp_path / "b" / "n").mkdir(parents=True)
+    assert storage.read("b/n/x", 10) is None
+    storage.replace("b/n/x", b"1", None)
+    with pytest.raises(ConflictError):
+        storage.replace("b/n/x", b"2", None)
+    read = storage.read("b/n/x", 10)
+    assert read.data == b"1"
+    storage.replace("b/n/x", b"3", read)
+    with pytest.raises(ConflictError):
+        storage.replace("b/n/x", b"4", read)
+    assert storage.read("b/n/x", 10).data == b"3"
+    assert list(storage.files("b/n/")) == list(storage.files()) == ["b/n/x"]
+    assert (storage.folders(), storage.folders("b/")) == (["b"], ["b/n"])

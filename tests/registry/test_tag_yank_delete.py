@@ -1,4 +1,4 @@
-"""`ah.delete` deletes one version for good."""
+"""`ah.tag`, `ah.yank` and `ah.delete`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, write_lock
 from tests.kit import registries
 
 
 @pytest.fixture
-def published(tmp_path, monkeypatch):
-    """A registry with polite@v1 (best), v2 and v3 in an empty working directory."""
-    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+def published(here, tmp_path):
+    """A registry with polite@v1 (best), v2 and v3."""
     for seed in range(3):
         made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         ah.publish(made, tags=("best",) if seed == 0 else ())
@@ -110,3 +108,68 @@ def test_a_name_of_several_backbones(published, tmp_path):
     with pytest.raises(RegistryError, match="has no adapter 'polite' for third/model"):
         ah.delete("polite@v1", backbone="third/model")
     assert listed() == ["polite@v1", "polite@v3"]
+
+
+def test_a_tag_is_set_moved_listed_and_removed(published):
+    assert ah.tag("polite") == {"best": "v1"}
+    assert ah.pull("polite@best").name == "v1"
+    assert ah.tag("polite", "best") == {"best": "v3"}, "the newest"
+    assert ah.tag("polite@best", "good") == {"best": "v3", "good": "v3"}
+    assert ah.tag("polite", "best", remove=True) == {"good": "v3"}
+    assert [entry.tags for entry in ah.search()] == [("good",)]
+
+
+def test_removing_what_is_not_there(published):
+    with pytest.raises(ConfigError, match="unknown tag of polite 'bset'; did you mean 'best'"):
+        ah.tag("polite", "bset", remove=True)
+    with pytest.raises(ConfigError, match="polite@best is v1, not v2"):
+        ah.tag("polite@v2", "best", remove=True)
+    assert ah.tag("polite@v1", "best", remove=True) == {}
+
+
+@pytest.mark.parametrize("tag", ["v3", "3", "-x", "a b", "con"])
+def test_an_invalid_tag(published, tag):
+    with pytest.raises(ConfigError, match="invalid tags"):
+        ah.tag("polite", tag)
+
+
+def test_a_version_that_was_deleted_meanwhile_gets_no_tag(published):
+    registry = LocalRegistry()
+    entry = registry.resolve("polite", "v1")
+    ah.delete("polite@v1")
+    with pytest.raises(RegistryError, match="polite@v1 was deleted"):
+        registry.tag(entry, "best")
+    assert ah.tag("polite") == {}
+
+
+def test_tags_of_a_hub_are_set_and_removed(hub, tmp_path):
+    reference = f"{hub.address}/acme/polite"
+    ah.push(registries.write_sample(tmp_path / "made"), reference, peft=False, tags=("best",))
+    assert ah.tag(reference) == {"best": "v1"}
+    assert ah.tag(reference, "good") == {"best": "v1", "good": "v1"}
+    assert ah.tag(reference, "good", remove=True) == {"best": "v1"}
+    with pytest.raises(ConfigError, match="is a folder"):
+        ah.tag("./polite", "good")
+
+
+def test_a_yank_needs_an_existing_version(published):
+    with pytest.raises(ConfigError, match="polite@v1"):
+        ah.yank("polite", "no")
+    with pytest.raises(RegistryError, match="has no version v4"):
+        ah.yank("polite@v4", "no")
+
+
+def test_a_yanked_version_on_a_hub_is_not_found(hub, tmp_path):
+    reference = f"{hub.address}/acme/polite"
+    for seed in (0, 1):
+        ah.push(registries.write_sample(tmp_path / f"made-{seed}", seed), reference, peft=False)
+    assert ah.yank(f"{reference}@v2", "wrong").version == "v2"
+    assert [entry.version for entry in ah.search(hub=hub.address)] == ["v1"]
+    with pytest.warns(UserWarning, match="was yanked: wrong"):
+        ah.pull(f"{reference}@v2")
+
+
+@pytest.mark.parametrize("reason", ["", "a\nb", "\x1b[2J", "\ud800", "x" * 1001])
+def test_a_reason_is_one_printable_line(reason, tmp_path):
+    with pytest.raises(ConfigError, match="invalid reason"):
+        ah.yank("polite@v1", reason, registry=tmp_path)
