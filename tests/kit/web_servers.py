@@ -248,3 +248,20 @@ def tab_to(driver: Any, text: str) -> None:
             assert driver.execute_script(style) != "none"
             return
     raise AssertionError(f"{text} cannot be reached")
+
+
+def answering(status, headers=(), body=b"", only=""):
+    """Return an answer to requests whose path ends so."""
+
+    def answer(handler):
+        if not handler.path.endswith(only):
+            return False
+        handler.send_response(status)
+        for name, value in dict(headers).items():
+            handler.send_header(name, value)
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        return True
+
+    return answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -24,7 +23,6 @@ DATE = "2026-01-02T03:04:05Z"
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """A registry with tags, a yank, a deleted number, a signature and dates."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     registry = LocalRegistry(tmp_path / "source")
@@ -80,12 +78,11 @@ def seen(text):
 def test_a_copy_has_all_and_the_second_copies_nothing(source, tmp_path, monkeypatch, target):
     with TARGETS[target](tmp_path, monkeypatch) as location:
         report = copy_registry(str(source.root), location)
-        assert (sorted(report.copied), report.refused) == (
-            ["polite@v2", "polite@v3", "rude@v1"],
-            {},
-        )
+        assert sorted(report.copied) == ["polite@v2", "polite@v3", "rude@v1"]
+        assert report.refused == {}
+        copy_registry(location, str(tmp_path / "back"))
         expected = seen(str(source.root))
-        assert seen(location) == expected
+        assert seen(location) == seen(str(tmp_path / "back")) == expected
         if target != "hub":
             store = place(location).store
             assert store.resolve("polite", "v3").published == DATE
@@ -95,16 +92,15 @@ def test_a_copy_has_all_and_the_second_copies_nothing(source, tmp_path, monkeypa
         assert (again.copied, again.changed, again.unchanged) == ([], [], 3)
 
 
-@pytest.mark.parametrize("kind", ["website", "hub", "bucket"])
-def test_and_back_to_a_folder(source, tmp_path, monkeypatch, kind):
-    if kind == "website":
-        with web_servers.python(source.root) as url:
-            copy_registry(url, str(tmp_path / "back"))
-    else:
-        with TARGETS[kind](tmp_path, monkeypatch) as location:
-            copy_registry(str(source.root), location)
-            copy_registry(location, str(tmp_path / "back"))
+def test_a_website_is_copied_and_its_index_is_written_once(source, tmp_path, monkeypatch):
+    written, write = [], Registry._write_index
+    monkeypatch.setattr(
+        Registry, "_write_index", lambda self, *args: written.append(args) or write(self, *args)
+    )
+    with web_servers.python(source.root) as url:
+        copy_registry(url, str(tmp_path / "back"))
     assert seen(str(tmp_path / "back")) == seen(str(source.root))
+    assert len(written) == 1
 
 
 def test_later_tags_yanks_and_signatures_follow(source, tmp_path):
@@ -145,55 +141,26 @@ def test_an_interrupted_copy_goes_on(source, tmp_path, monkeypatch):
 def test_what_cannot_be_copied_does_not_stop_the_others(source, tmp_path):
     target = LocalRegistry(tmp_path / "target")
     target.put(registries.write_sample(tmp_path / "other", 9), Publication("rude"))
+    file = source.root / "acme--bert-small/polite/v2/adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     report = copy_registry(str(source.root), str(target.root))
-    assert list(report.refused) == ["rude@v1"]
+    assert sorted(report.refused) == ["polite@v2", "rude@v1"]
     assert "already published with other bytes" in report.refused["rude@v1"]
-    assert sorted(report.copied) == ["polite@v2", "polite@v3"]
-
-
-def test_a_damaged_version_is_not_copied(source, tmp_path):
-    file = source.root / "acme--bert-small/rude/v1/adapter.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    report = copy_registry(str(source.root), str(tmp_path / "target"))
-    assert list(report.refused) == ["rude@v1"]
-    assert not LocalRegistry(tmp_path / "target").has("rude")
+    assert report.copied == ["polite@v3"]
+    assert [entry.version for entry in target.versions("polite")] == ["v3"]
 
 
 def test_a_hub_that_answers_with_a_page_is_no_website(tmp_path, monkeypatch, source):
     with hub(tmp_path, monkeypatch) as location:
         copy_registry(str(source.root), location)
-        with web_servers.python(tmp_path / "none", lambda handler: page(handler)) as url:
+        page = web_servers.answering(200, body=b"<!doctype html>")
+        with web_servers.python(tmp_path / "none", page) as url:
             assert not isinstance(place(f"{url}/acme", reading=True).store, Registry)
         assert place(location, reading=True).owner == "acme"
 
 
-def page(handler):
-    handler.send_response(200)
-    handler.end_headers()
-    handler.wfile.write(b"<!doctype html>")
-    return True
-
-
-@pytest.mark.parametrize("target", ["hf:", "hf:a/b/../c", "https://example.org/"])
+@pytest.mark.parametrize("target", ["hf:", "hf:a/b/../c", "https://example.org/", "itself"])
 def test_places_that_are_none(source, target):
-    with pytest.raises(ConfigError):
+    target = f"{source.root}/" if target == "itself" else target
+    with pytest.raises(ConfigError, match="copied to itself" if "source" in target else None):
         copy_registry(str(source.root), target)
-
-
-def test_a_registry_is_not_copied_to_itself(source):
-    with pytest.raises(ConfigError, match="copied to itself"):
-        copy_registry(str(source.root), f"{source.root}/")
-
-
-def test_the_index_is_written_once(source, tmp_path, monkeypatch):
-    for seed in range(20, 30):
-        source.put(registries.write_sample(tmp_path / f"m{seed}", seed), Publication(f"n{seed}"))
-    written, write = [], Registry._write_index
-    monkeypatch.setattr(
-        Registry, "_write_index", lambda self, *args: written.append(args) or write(self, *args)
-    )
-    copy_registry(str(source.root), str(tmp_path / "target"))
-    assert len(written) == 1
-    shutil.rmtree(tmp_path / "cache")

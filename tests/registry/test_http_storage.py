@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
-from adapterhub.registry import hub_client
+from adapterhub.registry import http_storage, hub_client
 from adapterhub.registry.http_storage import WebsiteRegistry
 from adapterhub.registry.local import LocalRegistry, registry_at
 from adapterhub.registry.store import Publication, Query
@@ -19,7 +19,6 @@ BACKBONE = "acme--bert-small"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A registry in a folder, with two versions of a name and one of another."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # A site without the Hub has its own web server.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub_client, "_WAITS", (0.0,))
@@ -119,61 +118,40 @@ def test_without_an_index_a_name_is_found_if_the_backbone_is_known(folder):
             registry.resolve("polite", backbone="other/gpt")
 
 
-def answering(status, headers=(), body=b"", only=""):
-    """Return an answer to requests whose path ends so."""
-
-    def answer(handler):
-        if not handler.path.endswith(only):
-            return False
-        handler.send_response(status)
-        for name, value in dict(headers).items():
-            handler.send_header(name, value)
-        handler.send_header("content-length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-        return True
-
-    return answer
-
-
 LOGIN = b"<!doctype html><title>Log in</title><p>hunter2</p>"
 
 
+ANSWERS = {
+    "a login page": web_servers.answering(200, body=LOGIN),
+    "a compressed answer": web_servers.answering(200, {"content-encoding": "gzip"}, b"\x1f\x8b"),
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_a_login_page_is_one_sentence(folder):
-    with web_servers.python(folder.root, answering(200, body=LOGIN)) as url:
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_that_is_no_registry_is_one_sentence(folder, answer):
+    with web_servers.python(folder.root, ANSWERS[answer]) as url:
         registry = registry_at(url)
         for act in (
             lambda: names(registry),
             lambda: registry.resolve("polite"),
             lambda: registry.resolve("polite", backbone="acme/bert-small"),
         ):
-            with pytest.raises(AdapterhubError) as error:
+            problem = "cannot be (read|listed)|not the index|compressed"
+            with pytest.raises(AdapterhubError, match=problem) as error:
                 act()
             assert "hunter2" not in str(error.value)
-            assert (
-                "cannot be read" in str(error.value)
-                or "not the index" in str(error.value)
-                or ("cannot be listed" in str(error.value))
-            )
 
 
 def test_a_login_page_in_place_of_a_file_is_not_the_adapter(folder, tmp_path):
-    with web_servers.python(folder.root, answering(200, body=LOGIN, only=".safetensors")) as url:
+    with web_servers.python(
+        folder.root, web_servers.answering(200, body=LOGIN, only=".safetensors")
+    ) as url:
         registry = registry_at(url)
         entry = registry.resolve("polite")
         with pytest.raises(FileError):
             registry.get(entry, tmp_path / "mine")
         assert not (tmp_path / "mine").exists()
-
-
-def test_a_compressed_answer_is_one_sentence(folder):
-    answer = answering(200, {"content-encoding": "gzip"}, b"\x1f\x8b")
-    with (
-        web_servers.python(folder.root, answer) as url,
-        pytest.raises(RegistryError, match="compressed"),
-    ):
-        names(registry_at(url))
 
 
 def test_no_token_follows_a_redirect_to_another_host(folder, monkeypatch):
@@ -225,10 +203,11 @@ def test_a_server_that_is_gone(folder):
         names(registry_at(url))
 
 
-def test_a_name_with_a_million_versions_ends(folder):
+def test_a_name_with_a_million_versions_ends(folder, monkeypatch):
+    monkeypatch.setattr(http_storage, "_MOST_PROBED", 100)
     file = folder.root / BACKBONE / "polite" / "names.json"
     file.write_bytes(file.read_bytes().replace(b'"highest": 2', b'"highest": 999999999'))
     assert b"999999999" in file.read_bytes()
     with web_servers.python(folder.root) as url:
         assert registry_at(url).resolve("polite").version == "v2"
-        assert len(url.requests) < 1_100
+        assert 100 < len(url.requests) < 200

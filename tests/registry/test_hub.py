@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import safetensors.torch
-import torch
 from huggingface_hub import constants
 
 from adapterhub.errors import FileError, RegistryError
@@ -14,7 +12,7 @@ from adapterhub.files.native import Saved
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication, Query
-from tests.kit import fake_hub, registries
+from tests.kit import registries
 
 
 def store(hub, token=False):
@@ -34,19 +32,6 @@ def test_a_publication_is_one_commit_and_a_tag(hub, published):
     assert {"adapter.json", "adapter.safetensors", "README.md"} <= files.keys()
     assert repository.tags == {"v1": oid}
     assert published.reference == f"{hub.address}/acme/polite@v1"
-
-
-def test_the_card_keeps_its_text_and_gets_metadata(hub, published):
-    text = hub.repositories["acme/polite"].commits[-1][1]["README.md"].decode()
-    data = fake_hub.card_data({"README.md": text.encode()})
-    assert "# Polite\n\nMine." in text
-    assert data["base_model"] == registries.SAMPLE_BACKBONE
-    assert data["base_model_relation"] == "adapter"
-    assert data["library_name"] == "adapterhub"
-    assert {"adapterhub", "lora"} <= set(data["tags"])
-    (result,) = data["model-index"][0]["results"]
-    assert result["metrics"] == [{"type": "accuracy", "value": 0.9}]
-    assert data["adapterhub"]["digest"] == published.digest
 
 
 def test_one_search_is_one_request(hub, published):
@@ -72,46 +57,20 @@ def test_access_rights(hub, tmp_path):
     assert store(hub, "reader").resolve("acme/polite").version == "v1"
 
 
-def test_an_interrupted_download_is_resumed(hub, published, tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    store(hub).resolve("acme/polite")
-    hub.cut_after = 40
-    Saved.at(store(hub).get(published, tmp_path / "mine")).read()
-    assert hub.cut_after is None
-
-
-def test_a_resumed_download_skips_the_received_bytes(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    numbers = safetensors.torch.save({"a": torch.arange(3 << 20, dtype=torch.float32)})
-    repository = fake_hub.Repository()
-    config = b'{"peft_type": "LORA"}'
-    repository.commit({"adapter_config.json": config, "adapter_model.safetensors": numbers})
-    hub.repositories["acme/large"] = repository
-    entry = store(hub).resolve("acme/large")
-    hub.cut_after = 11 << 20
-    folder = store(hub).get(entry, tmp_path / "mine")
-    assert (folder / "adapter_model.safetensors").read_bytes() == numbers
-    (start,) = hub.resumed_at
-    assert 0 < start <= 11 << 20
-
-
-def test_altered_bytes_are_refused(hub, published, tmp_path):
-    files = hub.repositories["acme/polite"].commits[-1][1]
-    data = bytearray(files["adapter.safetensors"])
-    data[-1] ^= 1
-    files["adapter.safetensors"] = bytes(data)
+def test_altered_bytes_and_a_moved_version_tag_are_refused(hub, published, tmp_path):
+    repository = hub.repositories["acme/polite"]
+    files = repository.commits[-1][1]
+    kept = files["adapter.safetensors"]
+    files["adapter.safetensors"] = kept[:-1] + bytes([kept[-1] ^ 1])
     with pytest.raises(FileError):
         store(hub).get(published, tmp_path / "mine")
-    assert not (tmp_path / "mine").exists()
-
-
-def test_a_moved_version_tag_is_detected(hub, published, tmp_path):
+    files["adapter.safetensors"] = kept
     registries.write_sample(tmp_path / "other", seed=5)
     other = {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
-    repository = hub.repositories["acme/polite"]
     repository.tags["v1"] = repository.commit(other)
     with pytest.raises(FileError, match="not what was published"):
         store(hub).get(published, tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
 
 
 def test_of_two_concurrent_writers_one_is_refused(hub, published, tmp_path):
@@ -136,14 +95,8 @@ def test_offline_the_cache_is_used(hub, published, tmp_path, monkeypatch):
         offline.resolve("acme/other")
 
 
-def test_an_unreachable_hub_is_an_error():
-    with pytest.raises(RegistryError, match="cannot be reached"):
-        HubStore("http://127.0.0.1:9", token=False).search(Query())
-
-
 def test_a_repository_without_an_adapter_is_an_error(hub):
-    hub.repositories["acme/text"] = fake_hub.Repository()
-    hub.repositories["acme/text"].commit({"README.md": b"x"})
+    hub.add("acme/text", {"README.md": b"x"})
     with pytest.raises(FileError, match="holds no adapter"):
         store(hub).resolve("acme/text")
 
@@ -151,13 +104,6 @@ def test_a_repository_without_an_adapter_is_an_error(hub):
 def test_a_download_shows_its_progress(hub, published, capfd):
     pull(published.reference)
     assert f"Fetching {published.reference}" in capfd.readouterr().err
-
-
-def test_a_leak_is_refused_before_the_first_request(hub, tmp_path):
-    folder = registries.write_sample(tmp_path / "made", card="# Polite\n\nsee /home/someone/data\n")
-    with pytest.raises(FileError, match="private information"):
-        store(hub).put(folder, Publication("acme/polite"))
-    assert hub.requests == []
 
 
 def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
@@ -185,23 +131,12 @@ def test_a_tag_is_known_offline(hub, published, tmp_path, monkeypatch):
     assert [entry.version for entry in store(hub).versions("acme/polite")] == ["v1"]
 
 
-def test_a_pickle_in_the_cache_is_refused_unless_allowed(hub):
-    repository = hub.repositories["acme/pickle"] = fake_hub.Repository()
-    config = b'{"peft_type": "LORA"}'
-    repository.commit({"adapter_config.json": config, "adapter_model.bin": b"\x80\x04."})
-    entry = store(hub).resolve("acme/pickle")
-    allowing = HubStore(hub.address, token=False, allow_pickle=True)
-    assert (allowing.get(entry) / "adapter_model.bin").is_file()
-    with pytest.raises(FileError, match="no safetensors"):
-        store(hub).get(entry)
-
-
 def test_another_librarys_adapter_is_pinned_to_its_commit(hub):
-    repository = hub.repositories["acme/theirs"] = fake_hub.Repository()
     files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"1"}
-    repository.tags["v1"] = commit = repository.commit(files)
-    for version in (None, "v1", "main", commit):
-        entry = store(hub).resolve("acme/theirs", version if version != "main" else None)
+    repository = hub.add("acme/theirs", files)
+    repository.tags["v1"] = commit = repository.commits[-1][0]
+    for version in (None, "v1", commit):
+        entry = store(hub).resolve("acme/theirs", version)
         assert entry.version == commit
     assert store(hub).get(entry)
     for forged in (replace(entry, version="v1"), replace(entry, digest="0" * 64)):

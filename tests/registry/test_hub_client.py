@@ -126,17 +126,11 @@ def test_an_overload_is_waited_for(hub, status):
 
 @pytest.mark.parametrize(
     ("status", "code", "words"),
-    [
-        (401, "", "you have no access"),
-        (404, "RepoNotFound", "you have no access"),
-        (404, "", "you have no access"),
-        (404, "RevisionNotFound", "no such version"),
-        (403, "GatedRepo", "gated"),
-        (403, "", "needs a token"),
-        (410, "", "answered 410"),
-        (206, "", "answered 206"),
-    ],
-)
+    [(401, "", "you have no access"), (404, "RepoNotFound", "you have no access"),
+     (404, "", "you have no access"), (404, "RevisionNotFound", "no such version"),
+     (403, "GatedRepo", "gated"), (403, "", "needs a token"), (410, "", "answered 410"),
+     (206, "", "answered 206")],
+)  # fmt: skip
 def test_a_refusal_is_explained_without_the_servers_words(hub, status, code, words):
     hub.attack = fake_hub.on("", fake_hub.echo(status, code))
     with pytest.raises(RegistryError, match=words):

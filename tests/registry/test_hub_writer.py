@@ -6,8 +6,10 @@ import pytest
 from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, RegistryError
-from adapterhub.registry.hub_writer import HubWriter
+from adapterhub.registry.hub_writer import HubWriter, entry_from_card, hub_card
+from adapterhub.registry.store import Entry
 from tests.kit import fake_hub
+from tests.kit.fake_hub import card_data
 
 TOKEN = "hf_AbCdEfGhIjKl"
 
@@ -78,3 +80,56 @@ def test_an_invalid_name_and_an_unreachable_hub(hub, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(RegistryError, match="cannot be reached"):
         writer(hub).create("acme/a", private=False)
+
+
+# The metadata of a card: an entry is written to it and read back.
+
+
+ENTRY = Entry(
+    reference="hf:acme/polite@v2", name="acme/polite", version="v2", digest="0" * 64,
+    backbone="acme/bert", fingerprint=f"bf16-{'1' * 64}", methods=("lora", "norms"), task="tagging",
+    metrics={"f1": 0.5}, tags=("best",), size=9, parameters=8, license="mit", language=("en",),
+    topics=("manners",), description="Short.",
+)  # fmt: skip
+
+
+def test_an_entry_is_read_back_from_its_card():
+    data = card_data({"README.md": hub_card(b"# Polite\n", ENTRY)})
+    assert entry_from_card(data, "acme/polite", "hf:") == ENTRY
+    copy = entry_from_card(data, "other/copy", "https://h.org/")
+    assert (copy.name, copy.reference) == ("other/copy", "https://h.org/other/copy@v2")
+
+
+def test_the_writers_text_and_metadata_are_kept():
+    card = b"---\ninference: false\ntags: [mine]\n---\n# Polite\n\nMy text.\n"
+    written = hub_card(card, ENTRY)
+    data = card_data({"README.md": written})
+    assert b"# Polite\n\nMy text." in written
+    assert (data["inference"], data["base_model"]) == (False, "acme/bert")
+    assert (data["base_model_relation"], data["library_name"]) == ("adapter", "adapterhub")
+    assert {"mine", "adapterhub", "lora", "norms"} <= set(data["tags"])
+    (result,) = data["model-index"][0]["results"]
+    assert result["metrics"] == [{"type": "f1", "value": 0.5}]
+    assert data["adapterhub"]["digest"] == ENTRY.digest
+    assert hub_card(written, ENTRY) == written
+
+
+VALID = {"version": "v1", "digest": "0" * 64, "methods": ["lora"]}
+
+
+WRONG = (
+    None, "text", {}, {"version": "v1", "digest": "0" * 64}, VALID | {"digest": "0"},
+    *(VALID | {"version": version} for version in ("v1\x1b[2J", ["v1"], "../../x", "main")),
+    *(VALID | {"size": size} for size in (-1, 2**70, "1e9")),
+    *(VALID | {"parameters": number} for number in (True, -1)),
+    *(VALID | {"metrics": metrics} for metrics in ({"f1": float("nan")}, {"f1": "high"}, [1])),
+    VALID | {"digest": "../x"}, VALID | {"task": ["x"]}, VALID | {"methods": 3},
+    VALID | {"backbone": "a b\x07"}, VALID | {"description": ["x"]}, VALID | {"tags": "best"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("section", WRONG)
+def test_an_unreadable_card_gives_no_entry(section):
+    assert entry_from_card({"adapterhub": VALID}, "a/b", "hf:") is not None
+    assert entry_from_card({"adapterhub": section}, "a/b", "hf:") is None
+    assert entry_from_card(None, "a/b", "hf:") is None

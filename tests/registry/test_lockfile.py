@@ -51,45 +51,47 @@ def test_a_tag_is_pinned_as_its_version(registry, tmp_path):
 
 
 def test_other_bytes_are_refused_and_nothing_is_replaced(registry, tmp_path):
+    with pytest.raises(ConfigError, match="publish"):
+        pin(str(tmp_path / "made-0"), registry.root)  # a folder
     pins = dict([pin("polite@v1", registry.root)])
+    with pytest.raises(RegistryError):
+        sync(pins, tmp_path / "adapters", tmp_path / "empty")
     kept = registry.root / "acme--bert-small" / "polite" / "v1"
     shutil.rmtree(kept)
     registries.write_sample(kept, seed=9)
-    with pytest.raises(MismatchError, match="lock file") as caught:
-        sync(pins, tmp_path / "adapters", registry.root)
-    assert "polite@v1" in str(caught.value)
-    assert not (tmp_path / "adapters").exists()
+    for given in (registry.root, None):  # the recorded one, too
+        with pytest.raises(MismatchError, match="lock file") as caught:
+            sync(pins, tmp_path / "adapters", given)
+        assert "polite@v1" in str(caught.value)
+        assert not (tmp_path / "adapters").exists()
     registries.write_sample(tmp_path / "adapters" / "polite", seed=9)
     with pytest.raises(MismatchError):
         sync(pins, tmp_path / "adapters", registry.root)
 
 
-def test_a_missing_adapter_is_an_error(registry, tmp_path):
-    pins = dict([pin("polite", registry.root)])
-    with pytest.raises(RegistryError):
-        sync(pins, tmp_path / "adapters", tmp_path / "empty")
+LOCAL = {"reference": "polite@v1"}
 
 
-def test_a_folder_cannot_be_pinned(registry, tmp_path):
-    with pytest.raises(ConfigError, match="publish"):
-        pin(str(tmp_path / "made-0"), registry.root)
+HUB = {"reference": "hf:a/b@v1"}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 2, "adapters": {}}', '{"version": 1}'])
-def test_an_invalid_lock_file_is_an_error(tmp_path, text):
-    (tmp_path / "adapterhub.lock").write_text(text)
-    with pytest.raises(FileError, match="not a lock file"):
-        read_lock(tmp_path / "adapterhub.lock")
+WRONG = (
+    *({"reference": each} for each in ("./polite", "/etc", "~/polite", "polite", "hf:a/b", "a b")),
+    *(LOCAL | {"registry": each} for each in (r"\\host\share", "//host/share", r"\\?\C:\x",
+                                              "https://host.org", "a\nb", "", 3)),
+    *(HUB | {"registry": each} for each in ("folder", "http://host.org", "https://host.org/x",
+                                            "https://user:secret@host.org")),
+    {"reference": "https://host.org/a/b@v1", "registry": "https://other.org"},
+    *(LOCAL | {"name": name} for name in ("../x", "/etc/x", "a/b", ".")),
+    *(LOCAL | {"text": text} for text in ("", "[]", '{"version": 2, "adapters": {}}',
+                                          '{"version": 1}')),
+)  # fmt: skip
 
 
-def test_a_name_in_a_lock_file_is_never_a_path(tmp_path):
-    good = '{"backbone": "a/b", "digest": "%s", "fingerprint": "x", "reference": "polite@v1"}'
-    for name in ("../x", "/etc/x", "a/b", "."):
-        pinned = good % ("0" * 64)
-        text = f'{{"adapters": {{"{name}": {pinned}}}, "version": 1}}'
-        (tmp_path / "adapterhub.lock").write_text(text)
-        with pytest.raises(FileError):
-            read_lock(tmp_path / "adapterhub.lock")
+def write_stranger(path, name="x", text=None, **fields):
+    pinned = {"backbone": "a/b", "digest": "0" * 64, "fingerprint": "x", **fields}
+    tree = {"adapters": {name: pinned}, "version": 1}
+    path.write_text(json.dumps(tree) if text is None else text)
 
 
 def test_two_adapters_cannot_share_a_name(registry, tmp_path):
@@ -121,17 +123,13 @@ def other_machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["option", "variable"])
-def test_a_registry_in_the_project_is_found_where_the_project_is_moved(
-    tmp_path, monkeypatch, given
-):
+def test_a_registry_in_a_project_is_found_where_it_is_moved(tmp_path, monkeypatch, given):
     project, store = project_of(tmp_path)
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(store.root))
     name, pinned = pin("polite", store.root if given == "option" else None, project=project)
     write_lock(project / "adapterhub.lock", {name: pinned})
-    assert json.loads((project / "adapterhub.lock").read_text())["adapters"]["polite"] == {
-        **pinned.record(),
-        "registry": "registry",
-    }
+    (written,) = json.loads((project / "adapterhub.lock").read_text())["adapters"].values()
+    assert written == {**pinned.record(), "registry": "registry"}
     moved = project.rename(tmp_path / "moved")
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "elsewhere"))
     pins = read_lock(moved / "adapterhub.lock")
@@ -177,54 +175,25 @@ def test_a_registry_that_is_not_here(tmp_path, monkeypatch, other_machine):
     assert sync(pins, tmp_path / "b", project=project) == ["polite"]
 
 
-def test_other_bytes_in_the_recorded_registry_are_refused(tmp_path, other_machine):
-    project, store = project_of(tmp_path)
-    pins = dict([pin("polite", store.root, project=project)])
-    shutil.rmtree(store.root)
-    store.put(registries.write_sample(tmp_path / "other", seed=9), Publication("polite"))
-    with pytest.raises(MismatchError, match="lock file"):
-        sync(pins, tmp_path / "a", project=project)
+@pytest.mark.parametrize("fields", WRONG, ids=str)
+def test_a_lock_file_of_a_stranger_is_checked(tmp_path, fields):
+    write_stranger(tmp_path / "lock", **fields)
+    place = r"(.|\n)*adapters.x" if fields.keys() <= {"reference", "registry"} else ""
+    with pytest.raises(FileError, match=f"not a lock file{place}"):
+        read_lock(tmp_path / "lock")
 
 
-def test_a_lock_file_without_registries_still_works(registry, tmp_path, other_machine):
+def test_lock_files_of_older_versions_are_read(registry, tmp_path, other_machine):
+    """They named a hub as its registry, and no registry of a folder."""
+    write_stranger(tmp_path / "lock", reference="hf:a/b@v1", registry="https://hub.org")
+    (pinned,) = read_lock(tmp_path / "lock").values()
+    assert (pinned.registry, pinned.endpoint) == (None, "https://hub.org")
     name, pinned = pin("polite@v1", registry.root)
     fields = {key: value for key, value in vars(pinned).items() if key != "registry"}
-    text = json.dumps({"adapters": {name: fields}, "version": 1})
-    (tmp_path / "adapterhub.lock").write_text(text)
-    pins = read_lock(tmp_path / "adapterhub.lock")
+    write_stranger(tmp_path / "lock", name, **fields)
+    pins = read_lock(tmp_path / "lock")
     assert pins == {name: replace(pinned, registry=None)}
     assert sync(pins, tmp_path / "a", registry.root) == ["polite"]
-
-
-@pytest.mark.parametrize(
-    ("reference", "registry"),
-    [
-        ("./polite", None),
-        ("/etc", None),
-        ("~/polite", None),
-        ("polite", None),
-        ("hf:a/b", None),
-        ("not a reference", None),
-        ("polite@v1", r"\\host\share"),
-        ("polite@v1", "//host/share"),
-        ("polite@v1", r"\\?\C:\x"),
-        ("polite@v1", "https://host.org"),
-        ("polite@v1", "a\nb"),
-        ("polite@v1", ""),
-        ("polite@v1", 3),
-        ("hf:a/b@v1", "folder"),
-        ("hf:a/b@v1", "http://host.org"),
-        ("hf:a/b@v1", "https://user:secret@host.org"),
-        ("hf:a/b@v1", "https://host.org/x"),
-        ("https://host.org/a/b@v1", "https://other.org"),
-    ],
-)
-def test_a_lock_file_of_a_stranger_is_checked(tmp_path, reference, registry):
-    pinned = {"backbone": "a/b", "digest": "0" * 64, "fingerprint": "x", "reference": reference}
-    text = json.dumps({"adapters": {"x": {**pinned, "registry": registry}}, "version": 1})
-    (tmp_path / "adapterhub.lock").write_text(text)
-    with pytest.raises(FileError, match=r"not a lock file(.|\n)*adapters.x"):
-        read_lock(tmp_path / "adapterhub.lock")
 
 
 def test_another_hub_is_recorded_and_gets_no_token(hub, tmp_path, monkeypatch):
@@ -259,14 +228,6 @@ def test_the_origin_of_the_hub_is_recorded(reference, variable, endpoint, monkey
     parsed = parse_reference(reference)
     assert recorded_endpoint(parsed) == endpoint
     assert recorded_registry(parsed, None, Path()) is None
-
-
-def test_a_pin_of_an_older_version_names_the_hub_as_its_registry(tmp_path):
-    fields = {"backbone": "a/b", "digest": "0" * 64, "fingerprint": "x", "reference": "hf:a/b@v1"}
-    fields["registry"] = "https://hub.org"
-    (tmp_path / "lock").write_text(json.dumps({"adapters": {"b": fields}, "version": 1}))
-    (pinned,) = read_lock(tmp_path / "lock").values()
-    assert (pinned.registry, pinned.endpoint) == (None, "https://hub.org")
 
 
 def test_a_yanked_version_is_pinned_with_a_warning(registry, tmp_path):

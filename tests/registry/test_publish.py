@@ -6,8 +6,10 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.files.card import InPeft
 from adapterhub.files.native import BESIDE, PEFT_FILES, Saved
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.publish import PublicationInfo, prepared_folder
 from tests.kit import registries
 from tests.kit.registries import new_key
 
@@ -24,8 +26,7 @@ def test_the_name_is_the_adapters_own_unless_given(tmp_path):
         ah.publish(tmp_path, registry=registry)
 
 
-def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_change_of_metadata_is_a_new_version(tmp_path):
     folder, registry = registries.write_sample(tmp_path / "made"), tmp_path / "registry"
 
     def publish(**fields):
@@ -79,3 +80,34 @@ def test_files_of_peft_in_the_folder_are_published_with_it(tmp_path, way, publis
     assert "--sign KEY signs them" in " ".join(notes) or way != "signed before"
     pulled = ah.pull(entry.reference, tmp_path / "pulled", registry=registry)
     assert not {path.name for path in pulled.iterdir()} & {*BESIDE}
+
+
+# A folder prepared for publication: the publisher's metadata, and a card that says the same.
+
+
+def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
+    source = registries.write_sample(tmp_path / "made")
+    manifest, _ = Saved.at(source).read()
+    assert PublicationInfo().apply(manifest) == manifest
+    licensed = PublicationInfo(license="mit", topics=("manners",)).apply(manifest)
+    assert (licensed.license, licensed.tags) == ("mit", ("manners",))
+    assert PublicationInfo(description="Short.").apply(licensed).license == "mit"
+    assert licensed.tensors == manifest.tensors
+    with prepared_folder(Saved.at(source), PublicationInfo(), "polite") as saved:
+        assert saved == Saved.at(source)
+
+
+def test_with_changes_a_copy_is_prepared_and_removed(tmp_path):
+    source = registries.write_sample(tmp_path / "made", card="# Mine\n\nMy text.\n")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    in_peft = InPeft(None, ("some reason",))
+    with prepared_folder(Saved.at(source), PublicationInfo(license="mit"), "a/b", in_peft) as saved:
+        folder = saved.folder
+        manifest, tensors = saved.read()
+        assert manifest.license == "mit"
+        assert all(t.equal(Saved.at(source).read()[1][name]) for name, t in tensors.items())
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        for text in ("My text.", "license: mit", "Not with peft: some reason.", "'a/b'"):
+            assert text in card
+    assert not folder.exists()
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before

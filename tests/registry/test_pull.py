@@ -1,23 +1,38 @@
-"""`ah.pull` returns the verified files of a folder, a registry or a hub."""
+"""`ah.pull` and `ah.load`: the verified files of a folder, a registry or a hub."""
 
 from __future__ import annotations
 
+import shutil
 import warnings
 
 import pytest
+import torch
 
 import adapterhub as ah
-from adapterhub.errors import FileError, OutputError, RegistryError
-from adapterhub.files.native import Saved
-from tests.kit import registries
+from adapterhub.errors import (
+    ConfigError,
+    FileError,
+    MismatchError,
+    OutputError,
+    RegistryError,
+    SignatureError,
+)
+from adapterhub.files.native import Saved, read_signatures
+from adapterhub.files.signature import Statement, sign_statement
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.local import LocalRegistry, store_of
+from adapterhub.registry.pull import fetch, fetch_folder, read_reference
+from adapterhub.registry.store import Publication, Reference, parse_reference
+from adapterhub.registry.trust import check_copy, trust_key
+from tests.kit import registries, tiny_models
+from tests.kit.tiny_models import logits
 
 
 @pytest.fixture
 def registry(tmp_path):
     for seed in (0, 1):
-        ah.publish(
-            registries.write_sample(tmp_path / f"made-{seed}", seed), registry=tmp_path / "r"
-        )
+        made = registries.write_sample(tmp_path / f"made-{seed}", seed)
+        ah.publish(made, registry=tmp_path / "r")
     return tmp_path / "r"
 
 
@@ -26,11 +41,8 @@ def test_a_name_is_pulled_from_the_registry(registry, tmp_path):
     assert registry in stored.parents
     copy = ah.pull("polite@v1", tmp_path / "mine", registry=registry)
     assert copy == tmp_path / "mine"
-    assert (
-        Saved.at(copy).read()[0]
-        == Saved.at(stored).read()[0]
-        == Saved.at(tmp_path / "made-0").read()[0]
-    )
+    digests = {Saved.at(folder).digest for folder in (copy, stored, tmp_path / "made-0")}
+    assert len(digests) == 1
     before = (copy / "adapter.json").stat().st_mtime_ns
     assert ah.pull("polite@v1", copy, registry=registry) == copy  # it has these files already
     assert (copy / "adapter.json").stat().st_mtime_ns == before
@@ -69,3 +81,226 @@ def test_a_yanked_version_comes_with_a_warning(registry):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ah.pull("polite", registry=registry)
+
+
+# The checks that every adapter passes.
+
+
+POLITE = parse_reference("polite")
+
+
+class LaterStore(LocalRegistry):
+    """A later_store that keeps signatures apart, as a hub does."""
+
+    later = ()
+    is_offline = False
+
+    def signatures(self, entry):
+        if self.is_offline:
+            raise RegistryError("unreachable")
+        return self.later
+
+
+@pytest.fixture
+def later_store(tmp_path):
+    store = LaterStore(tmp_path / "store")
+    store.put(registries.write_sample(tmp_path / "made"), Publication("polite"))
+    return store, store.resolve("polite")
+
+
+def signed(entry, key):
+    return sign_statement(Statement(entry.digest, "polite", "v1"), key)
+
+
+def test_without_rules_no_signature_is_looked_for(later_store, key):
+    store, entry = later_store
+    store.is_offline = True
+    fetched = fetch(POLITE, store, entry)
+    assert (fetched.digest, fetched.signers) == (entry.digest, ())
+    assert fetch(POLITE, store, entry, find_signers=True).signers == ()
+    registries.require_key(key)
+    with pytest.raises(RegistryError, match="unreachable"):
+        fetch(POLITE, store, entry)
+
+
+def test_later_signatures_count_and_go_with_the_copies(later_store, key, tmp_path):
+    store, entry = later_store
+    registries.require_key(key)
+    with pytest.raises(SignatureError):
+        fetch(POLITE, store, entry)
+    store.later = (signed(entry, key), sign_statement(Statement("1" * 64, "x"), key))
+    fetched = fetch(POLITE, store, entry, tmp_path / "mine")
+    assert fetched.folder == tmp_path / "mine"
+    assert fetched.signers == (key.public.text,)
+    assert read_signatures(tmp_path / "mine") == (signed(entry, key),)
+    store.is_offline = True  # they are beside the manifest now
+    fetch(POLITE, store, entry)
+    for text, signers in (("polite@v1", 1), ("polite@v2", 0), ("rude@v1", 0)):
+        subject = parse_reference(text), fetched.folder, entry.digest
+        if signers:
+            assert len(check_copy(*subject, find=True)) == signers
+        else:
+            with pytest.raises(SignatureError):
+                check_copy(*subject, find=False)
+
+
+def test_a_folder_is_bound_to_its_digest(tmp_path, key):
+    folder = registries.write_sample(tmp_path / "run" / "adapter")
+    assert fetch_folder(tmp_path / "run").saved == Saved.at(folder)
+    trust_key(key.public)
+    with pytest.raises(SignatureError, match=key.public.id):
+        fetch_folder(tmp_path / "run", signed=True)
+    statement = Statement(Saved.at(folder).digest, "of any name")
+    store = LocalRegistry(tmp_path / "store")
+    entry = store.put(folder, Publication("x"))
+    store.add_signatures(entry, [sign_statement(statement, key)])
+    fetched = fetch_folder(store.get(entry), signed=True)
+    assert (fetched.digest, fetched.signers) == (entry.digest, (key.public.text,))
+
+
+# A reference selects a folder or its store.
+
+
+def test_each_kind_of_reference_has_its_store(tmp_path):
+    local = store_of(parse_reference("polite"), tmp_path)
+    assert isinstance(local, LocalRegistry)
+    assert local.root == tmp_path
+    hub = store_of(parse_reference("hf:some/polite"), allow_pickle=True)
+    assert isinstance(hub, HubStore)
+    assert (hub.prefix, hub.allow_pickle) == ("hf:", True)
+    server = store_of(parse_reference("https://h.org/some/polite@v1"))
+    assert isinstance(server, HubStore)
+    assert server.prefix == "https://h.org/"
+    with pytest.raises(ConfigError, match="is a folder"):
+        store_of(parse_reference("./polite"))
+
+
+def test_a_folder_never_stands_for_a_hub(tmp_path, monkeypatch):
+    """A cloned project may contain folders of any name."""
+    monkeypatch.chdir(tmp_path)
+    for text in ("hf:acme/polite", "https://h.org/acme/polite", "some/polite"):
+        (tmp_path / text).mkdir(parents=True)
+    assert read_reference("hf:acme/polite").kind == "hub"
+    assert read_reference("https://h.org/acme/polite").kind == "server"
+    assert read_reference("some/polite") == Reference("folder", "some/polite")
+    assert read_reference("./hf:acme/polite").kind == "folder"
+
+
+def test_a_bare_name_is_the_folder_with_an_adapter(here):
+    for folder in ("mine/adapter", "plain", "my run"):
+        registries.write_sample(here / folder)
+    (here / "theirs").mkdir()
+    (here / "theirs" / "adapter_config.json").write_text("{}")
+    for name in ("mine", "plain", "my run", "theirs"):
+        assert read_reference(name) == Reference("folder", f"./{name}")
+    assert read_reference("mine", signed=True).kind == "local"
+    assert read_reference("mine@v1") == Reference("local", "mine", "v1")
+    assert read_reference("mine", here.parent / "registry").kind == "local"
+    assert read_reference("missing").kind == "local"
+    copy = ah.pull("mine", "copy")
+    assert Saved.at(copy).digest == Saved.at(here / "mine/adapter").digest
+    assert {p.name for p in copy.iterdir()} == {p.name for p in (here / "mine/adapter").iterdir()}
+
+
+def test_the_registry_has_the_name_too(here):
+    registries.write_sample(here / "mine" / "adapter", 1)
+    ah.publish(registries.write_sample(here.parent / "made", 2), "mine")
+    made = Saved.at(here.parent / "made").digest
+    with pytest.warns(UserWarning, match=r"'mine' is the folder \./mine here; write mine@VERSION"):
+        assert ah.pull("mine").name == "adapter"
+    assert Saved.at(ah.pull("mine@v1")).digest == made
+    assert Saved.at(ah.pull("mine", registry=here.parent / "registry")).digest == made
+    assert Saved.at(ah.pull("./mine")).digest == Saved.at(here / "mine" / "adapter").digest
+
+
+def test_a_folder_of_something_else_hides_no_published_adapter(here):
+    (here / "mine" / "checkpoints").mkdir(parents=True)
+    (here / "mine" / "recipe.yaml").write_text("backbone: x\n")
+    with pytest.raises(FileError) as error:
+        ah.pull("mine")
+    assert str(error.value) == (
+        "the folder mine has no adapter\n  - in it: checkpoints/, recipe.yaml\n"
+        "  expected: the folder of an adapter, or the output folder of a finished run\n"
+        "  try: adapterhub train mine/recipe.yaml --resume, if the run was stopped"
+    )
+    ah.publish(registries.write_sample(here.parent / "made"), "mine")
+    assert read_reference("mine").kind == "local"
+
+
+def test_a_name_that_must_be_signed_is_never_a_folder(here):
+    """A cloned project has a folder that is called as an adapter of the user."""
+    folder = registries.write_sample(here / "polite" / "adapter", 1)
+    key = registries.new_key()
+    registries.require_key(key)
+    with pytest.raises(RegistryError, match="has no adapter 'polite'"):
+        ah.pull("polite")
+    ah.publish(registries.write_sample(here.parent / "made"), "polite", sign=key)
+    assert Saved.at(ah.pull("polite")).digest != Saved.at(folder).digest
+    assert read_reference("POLITE").kind == "local"
+    shutil.move(here / "polite", here / "other")
+    assert read_reference("other").kind == "local"
+    assert read_reference("./other").kind == "folder"
+
+
+def test_an_unknown_name_suggests_folders(here):
+    registries.write_sample(here / "runs" / "mine" / "adapter")
+    for name, folder in (("mine", "runs/mine"), ("mime", "runs/mine")):
+        with pytest.raises(RegistryError) as error:
+            ah.pull(name)
+        assert f"the folder {folder} has an adapter" in str(error.value)
+        assert f"try: {folder} for that folder; adapterhub publish {folder}" in str(error.value)
+
+
+# `ah.load` attaches an adapter by its reference.
+
+
+@pytest.fixture
+def two_backbones(tmp_path):
+    """Publish one name for two backbones that differ in their weights."""
+    for seed in (0, 1):
+        adapter = ah.attach(tiny_models.model("bert", seed=seed), "lora", name="polite")
+        tiny_models.scramble(adapter, seed=seed)
+        adapter.save(tmp_path / f"out-{seed}")
+        ah.publish(tmp_path / f"out-{seed}", registry=tmp_path / "registry")
+    return tmp_path / "registry"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_adapter_for_the_models_backbone_is_loaded(two_backbones, tmp_path, seed):
+    model, expected = tiny_models.model("bert", seed=seed), tiny_models.model("bert", seed=seed)
+    adapter = ah.load(model, "polite", name="renamed", registry=two_backbones)
+    ah.load(expected, tmp_path / f"out-{seed}")
+    assert adapter.name == "renamed"
+    assert torch.equal(logits(model), logits(expected))
+
+
+def test_an_adapter_for_another_backbone_is_refused(two_backbones, tmp_path):
+    model = tiny_models.model("bert", seed=2)
+    bare = logits(model)
+    with pytest.raises(RegistryError, match="has no adapter 'polite' for"):
+        ah.load(model, "polite", registry=two_backbones)
+    with pytest.raises(MismatchError):
+        ah.load(model, tmp_path / "out-0")
+    assert torch.equal(logits(model), bare)
+    ah.load(model, tmp_path / "out-0", any_backbone=True)
+    assert not torch.equal(logits(model), bare)
+
+
+def test_an_fp16_copy_finds_its_adapter_among_several(two_backbones, tmp_path):
+    model, expected = tiny_models.model("bert", seed=1), tiny_models.model("bert", seed=1)
+    tiny_models.model("bert", seed=1).half().save_pretrained(tmp_path / "copy")
+    model = type(model).from_pretrained(tmp_path / "copy", dtype=torch.float32)
+    ah.load(model, "polite", registry=two_backbones)
+    ah.load(expected, tmp_path / "out-1")
+    assert torch.allclose(logits(model), logits(expected), atol=1e-2)
+
+
+def test_adapters_that_were_trained_without_a_name_have_that_of_the_registry(tmp_path):
+    """Else two of them could not be on one model."""
+    for name in ("polite", "urgent"):
+        ah.attach(tiny_models.model("bert"), "lora").save(tmp_path / name)
+        ah.publish(tmp_path / name, name=name, registry=tmp_path / "registry")
+    model = tiny_models.model("bert")
+    for name in ("polite@v1", "urgent"):
+        ah.load(model, name, registry=tmp_path / "registry")
+    assert list(ah.adapters(model)) == ["polite", "urgent"]

@@ -20,9 +20,7 @@ from adapterhub.registry.publish import PublicationInfo
 from tests.kit import fake_hub, registries, tiny_models
 
 peft = pytest.importorskip("peft")
-pushing = importlib.import_module(
-    "adapterhub.registry.publish"
-)  # the package has a function `push`
+pushing = importlib.import_module("adapterhub.registry.publish")  # also a function's name
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -50,8 +48,10 @@ def push(hub, folder, **options):
     return entry, " ".join(notes)
 
 
-@pytest.mark.parametrize("way", ["push", "save", "publish", "a second push"])
-@pytest.mark.parametrize("spec", ["lora", "dora", ["lora", "norms"]])
+@pytest.mark.parametrize(
+    ("spec", "way"),
+    [("lora", "push"), ("dora", "save"), (["lora", "norms"], "publish"), ("lora", "a second push")],
+)
 def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, monkeypatch, spec, way):
     folder = tmp_path / "out"
     expected = save_adapter(backbone, folder, spec, peft=way == "save")
@@ -82,17 +82,6 @@ def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, monkeypatch, s
     ah.load(model, entry.reference)
     with torch.no_grad():
         assert torch.equal(model(**tiny_models.batch()).logits, expected)
-
-
-def test_a_pull_downloads_our_files_only(hub, backbone, tmp_path):
-    save_adapter(backbone, tmp_path / "out", "lora")
-    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone))
-    assert set(PEFT_FILES) <= files_of(hub).keys()
-    hub.requests.clear()
-    got = ah.pull(entry.reference, tmp_path / "mine")
-    assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
-    assert not any("adapter_model" in request for request in hub.requests)
-    assert Saved.at(got).manifest == Saved.at(tmp_path / "out").manifest
 
 
 def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_path):
@@ -162,36 +151,6 @@ def test_without_peft_the_note_says_that_nothing_was_compared(hub, backbone, tmp
     assert "two files are included; outputs not compared, peft is not installed" in note
 
 
-def test_an_unreachable_backbone_does_not_stop_a_push(hub, backbone, tmp_path, monkeypatch):
-    save_adapter(backbone, tmp_path / "run" / "adapter", "lora")
-    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-
-    def broken(place, **options):
-        raise BackboneError(f"the backbone {place!r} cannot be read")
-
-    monkeypatch.setattr(exporting, "meta_model", broken)
-    _, note = push(hub, tmp_path / "run", peft=True)
-    assert "the backbone 'tiny-bert--" in note
-    text = files_of(hub)["README.md"].decode()
-    assert re.search(r"Not with peft: the backbone 'tiny-bert--\w{12}' cannot be read\.", text)
-    with pytest.raises(BackboneError):
-        push(hub, tmp_path / "run", backbone=str(backbone))
-
-
-def test_the_backbone_of_the_run_is_used(hub, backbone, tmp_path):
-    save_adapter(backbone, tmp_path / "run" / "adapter", "lora")
-    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-    _, note = push(hub, tmp_path / "run", peft=True)
-    assert "plain peft can load it" in note
-
-
-def test_pushed_files_contain_no_path_of_this_machine(hub, backbone, tmp_path):
-    save_adapter(backbone, tmp_path / "out", "lora")
-    push(hub, tmp_path / "out", backbone=str(backbone))
-    for name, data in files_of(hub).items():
-        assert str(Path(backbone).parent).encode() not in data, name
-
-
 def test_a_push_needs_a_reference_to_a_hub(tmp_path):
     folder = registries.write_sample(tmp_path / "made")
     for reference in ("polite", "./out"):
@@ -199,8 +158,35 @@ def test_a_push_needs_a_reference_to_a_hub(tmp_path):
             ah.push(folder, reference)
 
 
-def test_tags_are_set_on_the_new_version(hub, tmp_path):
-    folder = registries.write_sample(tmp_path / "made")
-    entry, _ = push(hub, folder, tags=("best",), peft=False)
-    assert (entry.version, entry.tags) == ("v1", ("best",))
-    assert hub.repositories["me/polite"].tags.keys() == {"v1", "best"}
+def test_the_files_are_ours_and_those_of_peft_without_a_path_of_this_machine(
+    hub, backbone, tmp_path
+):
+    save_adapter(backbone, tmp_path / "out", "lora")
+    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone))
+    assert set(PEFT_FILES) <= files_of(hub).keys()
+    for name, data in files_of(hub).items():
+        assert str(Path(backbone).parent).encode() not in data, name
+    hub.requests.clear()
+    got = ah.pull(entry.reference, tmp_path / "mine")
+    assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
+    assert not any("adapter_model" in request for request in hub.requests)
+    assert Saved.at(got).manifest == Saved.at(tmp_path / "out").manifest
+
+
+def test_the_backbone_of_the_run_is_used_if_it_can_be_reached(hub, backbone, tmp_path, monkeypatch):
+    save_adapter(backbone, tmp_path / "run" / "adapter", "lora")
+    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+    _, note = push(hub, tmp_path / "run", peft=True)
+    assert "plain peft can load it" in note
+
+    def broken(place, **options):
+        raise BackboneError(f"the backbone {place!r} cannot be read")
+
+    monkeypatch.setattr(exporting, "meta_model", broken)
+    hub.repositories.clear()
+    _, note = push(hub, tmp_path / "run", peft=True)
+    assert "the backbone 'tiny-bert--" in note
+    text = files_of(hub)["README.md"].decode()
+    assert re.search(r"Not with peft: the backbone 'tiny-bert--\w{12}' cannot be read\.", text)
+    with pytest.raises(BackboneError):
+        push(hub, tmp_path / "run", backbone=str(backbone))

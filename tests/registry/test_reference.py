@@ -1,15 +1,27 @@
-"""References are parsed from text, and written back to the same text."""
+"""References, names of folders, and adapters near the working directory."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.errors import ConfigError
-from adapterhub.registry.store import Reference, is_name, parse_reference
+from adapterhub.errors import ConfigError, RegistryError
+from adapterhub.registry.store import (
+    Reference,
+    backbone_folder,
+    folder_of_id,
+    holds_adapter,
+    is_backbone_folder,
+    is_name,
+    nearby_adapters,
+    parse_reference,
+    unportable,
+)
+from tests.kit import registries
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(is_name)
 VERSIONS = st.none() | NAMES
@@ -60,11 +72,6 @@ def test_an_invalid_reference_gives_a_hint(text, remedy):
     with pytest.raises(ConfigError) as caught:
         parse_reference(text)
     assert remedy in str(caught.value)
-
-
-def test_an_error_shows_no_password():
-    with pytest.raises(ConfigError) as caught:
-        parse_reference("https://me:secret@h.org/a/b")
     assert "secret" not in str(caught.value)
 
 
@@ -80,3 +87,82 @@ def test_round_trip(owner, name, version, place):
 def test_any_text_is_a_reference_or_an_error(text):
     with contextlib.suppress(ConfigError):
         assert str(parse_reference(text)) == text
+
+
+# Names of folders that are valid and distinct on every file system.
+
+
+WORDS = st.from_regex(r"[a-b_][a-b0.-]{0,3}", fullmatch=True)
+IDS = st.one_of(
+    WORDS,
+    st.tuples(WORDS, WORDS).map("/".join),
+    st.tuples(WORDS, st.sampled_from(["0123456789ab", "no-weights"])).map("--".join),
+    st.tuples(WORDS, st.sampled_from(["0123456789ab", "no-weights"])).map("/".join),
+)
+
+
+def folder(backbone):
+    try:
+        return backbone_folder(backbone)
+    except RegistryError:
+        return None
+
+
+@given(st.lists(IDS, max_size=30, unique=True))
+def test_two_ids_never_have_the_same_folder(ids):
+    folders = [name for each in ids if (name := folder(each)) is not None]
+    assert len(set(folders)) == len(folders)
+    assert all(is_backbone_folder(name) for name in folders if ".." not in name)
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    ["acme/bert", "gpt2", "sentence-transformers/all-MiniLM-L6-v2", "bert--0123456789ab"],
+)
+def test_ordinary_ids_are_accepted(backbone):
+    assert backbone_folder(backbone) == folder_of_id(backbone) == backbone.replace("/", "--")
+
+
+def test_an_ambiguous_id_names_the_other():
+    with pytest.raises(RegistryError, match="share the folder 'a--b' with those of 'a/b'"):
+        backbone_folder("a--b")
+
+
+@pytest.mark.parametrize("name", ["con", "Con.txt", "lpt0", "x.", "x "])
+def test_portable_names(name):
+    assert unportable(name)
+    portable = ("contract", "com", "com10", "a.con", "null", "v1")
+    assert not any(map(unportable, portable))
+
+
+# Folders with an adapter near the working directory.
+
+
+def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("sst2", "runs/sst2/adapter", "runs/deep/sst2", ".hidden/sst2"):
+        registries.write_sample(tmp_path / folder)
+    (tmp_path / "out" / "sst2").mkdir(parents=True)
+    assert nearby_adapters("sst2") == ["./sst2", "runs/sst2"]
+    assert nearby_adapters("ssst2") == ["./sst2", "runs/sst2"]
+    assert nearby_adapters("polite") == []
+
+
+def test_what_holds_an_adapter(tmp_path):
+    assert not holds_adapter(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert holds_adapter(tmp_path)
+    assert not holds_adapter(Path("no/such/folder"))
+
+
+def test_a_folder_of_peft_is_to_be_imported(tmp_path, monkeypatch, adapterhub):
+    """`predict ipl` after an import of `pl` that failed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pl").mkdir()
+    (tmp_path / "pl" / "adapter_config.json").write_text("{}")
+    code, _, err = adapterhub("predict", "ipl", "a good movie")
+    assert code == 2
+    assert "adapterhub import ./pl --output ipl" in err
+    assert "publish ./pl" not in err
+    registries.write_sample(tmp_path / "ips")
+    assert "adapterhub publish ./ips" in adapterhub("predict", "ipss", "a good movie")[2]

@@ -11,8 +11,7 @@ from adapterhub.registry.store import Query
 from tests.kit import registries
 
 
-def test_the_fields_of_a_query_are_keywords(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_fields_of_a_query_are_keywords(tmp_path):
     registry = tmp_path / "registry"
     for name, accuracy in (("a", 0.5), ("b", 0.75)):
         folder = registries.write_sample(tmp_path / name, accuracy=accuracy)

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,7 @@ import torch
 import adapterhub as ah
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.errors import FileError
-from adapterhub.files.manifest import BackboneRef, Manifest
-from adapterhub.files.native import published_texts, write_adapter
+from adapterhub.files.native import Saved, published_texts, write_adapter
 from adapterhub.registry.secrets import findings, refuse_leaks
 from tests.kit import registries
 
@@ -174,35 +174,18 @@ def test_only_the_header_of_tensors_is_text(tmp_path):
 
 
 def write(folder, **changes):
-    manifest = Manifest(
-        name="polite",
-        methods=({"lora": {}},),
-        backbone=BackboneRef(
-            registries.SAMPLE_BACKBONE,
-            None,
-            registries.FINGERPRINT,
-            "bert",
-            identity=registries.IDENTITY,
-        ),
-        **changes,
-    )
-    card = changes.pop("card", "")
-    write_adapter(folder, manifest, {"encoder.0.attn.q.lora.a": torch.zeros(2, 4)}, card=card)
+    manifest, tensors = Saved.at(registries.write_sample(folder.with_name("sample"))).read()
+    write_adapter(folder, replace(manifest, **changes), tensors)
     return folder
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"description": f"Use {HF}."},
-        {"labels": ("no", HF)},
-        {"training": {"recipe": {"data": {"token": HF}}}},
-        {"training": {"recipe": {"data": {"password": "swordfish"}}}},
-        {"chat_template": f"{{{{ '{HF}' }}}}"},
-        {"tags": (f"a {HF}",)},
-    ],
+    [{"description": f"Use {HF}."}, {"labels": ("no", HF)}, {"tags": (f"a {HF}",)},
+     {"training": {"recipe": {"data": {"token": HF}}}}, {"chat_template": f"{{{{ '{HF}' }}}}"},
+     {"training": {"recipe": {"data": {"password": "swordfish"}}}}],
     ids=str,
-)
+)  # fmt: skip
 def test_local_publishing_and_pushing_are_searched(changes, tmp_path, hub):
     folder = write(tmp_path / "made", **changes)
     registry = tmp_path / "registry"
@@ -211,14 +194,15 @@ def test_local_publishing_and_pushing_are_searched(changes, tmp_path, hub):
     assert not list(registry.rglob("v1"))
     with pytest.raises(FileError, match="private information"):
         ah.push(folder, f"{hub.address}/acme/polite", peft=False)
+    assert {line.partition(" ")[0] for line in hub.requests} == {"GET"}
     assert hub.repositories == {}
     codes = re.findall(r"\(([0-9a-f]{8})\)", str(caught.value))
     assert ah.publish(folder, registry=registry, allow_findings=tuple(codes)).version == "v1"
 
 
 def test_what_the_publisher_adds_is_searched(tmp_path):
-    listing = ah.Listing(description=f"Made with {HF}.")
     folder = registries.write_sample(tmp_path / "made")
+    listing = ah.Listing(description=f"Made with {HF}.")
     with pytest.raises(FileError, match="Hugging Face token"):
         ah.publish(folder, registry=tmp_path / "registry", listing=listing)
 
@@ -255,15 +239,9 @@ def test_ordinary_text_is_no_leak(subtests):
 
 def test_what_this_project_writes_is_no_leak():
     """Its recipes, golden adapters and licence, and 400 docstrings of Python's library."""
-    paths = [
-        *ROOT.glob("recipes/**/*.yaml"),
-        ROOT / "LICENSE",
-        ROOT / "docs/reference/support.md",
-    ]
+    paths = [*ROOT.glob("recipes/**/*.yaml"), ROOT / "LICENSE", ROOT / "docs/reference/support.md"]
     paths += [p for p in (ROOT / "tests" / "golden").rglob("*") if p.suffix in (".json", ".md")]
-    paths += list((ROOT / "registry").rglob("README.md")) + list(
-        (ROOT / "registry").rglob("*.json")
-    )
+    paths += [*(ROOT / "registry").rglob("README.md"), *(ROOT / "registry").rglob("*.json")]
     files = {str(p.relative_to(ROOT)): p.read_bytes() for p in paths if p.is_file()}
     assert len(files) > 30
     assert findings(files) == []

@@ -29,6 +29,9 @@ def test_a_folder_is_signed_by_its_own_name_or_another(folder, key):
     digest, before = Saved.at(folder).digest, {p.name: p.read_bytes() for p in folder.iterdir()}
     assert ah.sign(folder.parent, key).statement == Statement(digest, "polite")
     ah.sign(folder, key, name="acme/polite", version="3")
+    data = (folder / SIGNATURE_FILE).read_bytes()
+    ah.sign(folder, key)
+    assert (folder / SIGNATURE_FILE).read_bytes() == data
     assert statements(folder) == {
         Statement(digest, "polite"),
         Statement(digest, "acme/polite", "v3"),
@@ -38,27 +41,45 @@ def test_a_folder_is_signed_by_its_own_name_or_another(folder, key):
         ah.sign(folder, key, version="best")
 
 
-def test_signing_again_changes_nothing(folder, key):
-    ah.sign(folder, key)
-    data = (folder / SIGNATURE_FILE).read_bytes()
-    ah.sign(folder, key)
-    assert (folder / SIGNATURE_FILE).read_bytes() == data
-
-
-def test_signatures_of_other_files_are_removed(folder, key, tmp_path):
+def test_signatures_of_other_files_are_removed_and_damage_is_not_signed(folder, key, tmp_path):
     ah.sign(folder, key)
     other = registries.write_sample(tmp_path / "other", 1)
     (folder / SIGNATURE_FILE).rename(other / SIGNATURE_FILE)
     ah.sign(other, key)
     assert statements(other) == {Statement(Saved.at(other).digest, "polite")}
-
-
-def test_a_damaged_adapter_is_not_signed(folder, key):
     path = folder / "adapter.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(FileError):
         ah.sign(folder, key)
     assert not (folder / SIGNATURE_FILE).exists()
+
+
+def test_the_signature_of_a_folder_goes_with_it_and_later_ones_are_added(folder, key, registry):
+    ah.sign(folder, key, version="v7")
+    entry = ah.publish(folder, registry=registry)
+    assert entry.version == "v7"
+    assert len(read_signatures(ah.pull("polite@v7", registry=registry))) == 1
+    assert ah.publish(folder, sign=key, registry=registry) == entry
+    assert ah.publish(folder, sign=registries.new_key(), registry=registry) == entry
+    assert len(read_signatures(ah.pull("polite", registry=registry))) == 2
+
+
+def test_a_version_on_a_hub_is_signed_in_its_commit_or_later(hub, folder, key, tmp_path):
+    reference = f"{hub.address}/acme/polite"
+    made = registries.write_sample(tmp_path / "signed", 7)
+    signed = ah.push(made, f"{hub.address}/acme/signed", peft=False, sign=key)
+    assert len(hub.repositories["acme/signed"].commits) == 2  # the first is empty
+    copy = ah.pull(f"{hub.address}/acme/signed", tmp_path / "mine")
+    assert statements(copy) == {Statement(signed.digest, "acme/signed", "v1")}
+    first = ah.push(folder, reference, peft=False)
+    ah.push(registries.write_sample(tmp_path / "next", 1), reference, peft=False)
+    tags = dict(hub.repositories["acme/polite"].tags)
+    assert ah.push(folder, reference, peft=False, sign=key).version == "v1"
+    assert hub.repositories["acme/polite"].tags == tags
+    (checked,) = ah.verify(f"{reference}@v1").signatures
+    assert checked.is_valid
+    assert checked.signature.statement == Statement(first.digest, "acme/polite", "v1")
+    assert ah.verify(reference).signatures == ()
 
 
 def test_a_published_version_is_signed_without_changing(folder, key, registry):
@@ -101,40 +122,6 @@ def test_the_number_of_a_deleted_version_is_not_signed(key, registry, tmp_path, 
     other = registries.write_sample(tmp_path / "other", 4)
     with pytest.raises(RegistryError, match="highest version so far is v3"):
         ah.publish(other, "rude", version="v2", sign=key, registry=registry)
-
-
-def test_a_published_version_gets_a_signature_by_publishing_again(folder, key, registry):
-    entry = ah.publish(folder, registry=registry)
-    assert ah.publish(folder, sign=key, registry=registry) == entry
-    assert ah.publish(folder, sign=registries.new_key(), registry=registry) == entry
-    assert len(read_signatures(ah.pull("polite", registry=registry))) == 2
-
-
-def test_the_signature_of_a_folder_goes_with_it(folder, key, registry):
-    ah.sign(folder, key, version="v7")
-    assert ah.publish(folder, registry=registry).version == "v7"
-    assert len(read_signatures(ah.pull("polite@v7", registry=registry))) == 1
-
-
-def test_a_hub_gets_the_signature_in_one_commit(hub, folder, key, tmp_path):
-    entry = ah.push(folder, f"{hub.address}/acme/polite", peft=False, sign=key)
-    assert entry.version == "v1"
-    assert len(hub.repositories["acme/polite"].commits) == 2  # the first is empty
-    copy = ah.pull(f"{hub.address}/acme/polite", tmp_path / "mine")
-    assert statements(copy) == {Statement(entry.digest, "acme/polite", "v1")}
-
-
-def test_a_version_on_a_hub_is_signed_later_by_another_commit(hub, folder, key, tmp_path):
-    reference = f"{hub.address}/acme/polite"
-    first = ah.push(folder, reference, peft=False)
-    ah.push(registries.write_sample(tmp_path / "next", 1), reference, peft=False)
-    tags = dict(hub.repositories["acme/polite"].tags)
-    assert ah.push(folder, reference, peft=False, sign=key).version == "v1"
-    assert hub.repositories["acme/polite"].tags == tags
-    (checked,) = ah.verify(f"{reference}@v1").signatures
-    assert checked.is_valid
-    assert checked.signature.statement == Statement(first.digest, "acme/polite", "v1")
-    assert ah.verify(reference).signatures == ()
 
 
 def test_a_key_may_be_given_by_its_file(folder, tmp_path):

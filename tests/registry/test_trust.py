@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, SignatureError
+from adapterhub.files.native import Saved
 from adapterhub.files.signature import Statement, sign_statement
 from adapterhub.registry import trust
-from adapterhub.registry.store import parse_reference
+from adapterhub.registry.store import Reference, parse_reference
 from adapterhub.registry.trust import (
     SignedSubject,
     Trust,
@@ -22,6 +24,7 @@ from adapterhub.registry.trust import (
     require_signatures,
     requiring_signatures,
     same_name,
+    signatures_beside,
     signed_subject,
     trust_key,
     trust_path,
@@ -105,23 +108,20 @@ def test_a_broken_file_never_means_that_nothing_is_required(kind):
     assert trust_path().read_text() == BROKEN[kind]
 
 
-def test_a_file_that_is_named_must_exist(tmp_path, monkeypatch):
-    monkeypatch.setenv("ADAPTERHUB_TRUST", str(tmp_path / "trust.json"))
-    with pytest.raises(FileError, match="ADAPTERHUB_TRUST"):
-        current_trust()
+def test_a_file_that_is_named_must_exist_and_may_be_a_link(tmp_path, monkeypatch):
+    link, real = tmp_path / "link.json", tmp_path / "real.json"
+    monkeypatch.setenv("ADAPTERHUB_TRUST", str(link))
+    for make in (lambda: None, lambda: link.symlink_to(real)):
+        make()
+        with pytest.raises(FileError, match=r"cannot be read: missing|ADAPTERHUB_TRUST"):
+            current_trust()
+    real.write_text(trusting())
     registries.require_key(registries.new_key())
+    assert link.is_symlink()
+    assert trust_path() == link
     assert is_required()
-    assert trust_path() == tmp_path / "trust.json"
-
-
-def test_a_link_to_the_file_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("ADAPTERHUB_TRUST", str(tmp_path / "link.json"))
-    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
-    with pytest.raises(FileError):
-        current_trust()
-    (tmp_path / "real.json").write_text(trusting())
-    registries.require_key(registries.new_key())
-    assert (tmp_path / "link.json").is_symlink()
+    link.unlink()
+    registries.require_key(registries.new_key())  # writes it
     assert is_required()
 
 
@@ -209,3 +209,51 @@ def test_the_error_says_what_to_type(reference):
         check_enough([], subject, Trust((), True))
     assert "no signature" in str(error.value)
     assert check_enough([], subject, Trust()) == ()
+
+
+# `ah.verify`.
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return registries.write_sample(tmp_path / "run" / "adapter")
+
+
+def test_those_beside_an_adapter(folder, key, tmp_path):
+    assert signatures_beside(Reference("folder", str(folder)), Saved.at(folder)) == []
+    entry = ah.publish(folder, registry=tmp_path / "r", sign=key)
+    files = ah.pull("polite", registry=tmp_path / "r")
+    beside = signatures_beside(Reference("local", "polite"), Saved.at(files), entry)
+    assert [(c.is_valid, c.is_trusted) for c in beside] == [(True, False)]
+
+
+def test_nothing_is_required(folder, key, tmp_path):
+    """The command is there to find out why an adapter is refused."""
+    ah.publish(folder, registry=tmp_path / "r", sign=registries.new_key())
+    registries.require_key(key)
+    found = ah.verify("polite", registry=tmp_path / "r")
+    assert not found.is_trusted
+    assert [str(c).rpartition(": ")[2] for c in found.signatures] == ["valid, not trusted"]
+
+
+def test_another_librarys_adapter_cannot_be_signed(hub):
+    files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b""}
+    hub.add("acme/x", files)
+    with pytest.raises(FileError, match="cannot be signed"):
+        ah.verify(f"{hub.address}/acme/x")
+
+
+def test_a_folder_and_damage(folder, key):
+    found = ah.verify(folder.parent)
+    assert found.digest == Saved.at(folder).digest
+    assert (found.signatures, found.is_trusted) == ((), False)
+    ah.sign(folder, key)
+    found = ah.verify(folder)
+    assert [c.is_valid for c in found.signatures] == [True]
+    assert not found.is_trusted
+    trust_key(key.public)
+    assert ah.verify(folder).is_trusted
+    path = folder / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(FileError):
+        ah.verify(folder)

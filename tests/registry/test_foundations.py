@@ -1,10 +1,9 @@
-"""An adapter is pulled with those that it was trained on, or not at all."""
+"""An adapter is published and pulled with those that it was trained on, or not at all."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,37 @@ from adapterhub.errors import AdapterhubError, FileError, MismatchError, Registr
 from adapterhub.files.native import Saved
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
+from adapterhub.registry.publish import PublicationInfo
 from adapterhub.registry.pull import Origins, foundation_of, pull_verified
 from adapterhub.registry.store import Reference
 from tests.kit import tiny_adapters, tiny_models
 
 
 @pytest.fixture
-def registry(tmp_path, monkeypatch):
-    """A registry of one's own, in an empty working directory."""
-    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+def registry(here, tmp_path):
     return LocalRegistry(tmp_path / "registry")
+
+
+def altered(file):
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+
+
+def tensors_of(registry):
+    return version(registry, "lang") / "adapter.safetensors"
+
+
+def another_manifest(registry):
+    forge(version(registry, "lang"), lambda tree: tree.update(description="another"))
+
+
+DAMAGED = {
+    "yanked": (lambda registry: registry.yank(registry.resolve("lang"), "it was on test data"),
+               "lang@v1 was yanked: it was on test data"),
+    "deleted": (lambda registry: registry.delete("lang", "v1"), "has no adapter 'lang'"),
+    "other tensors": (lambda registry: altered(tensors_of(registry)), "is damaged"),
+    "another manifest": (another_manifest, "lang@v1 is not the one that was trained on"),
+    "no tensors": (lambda registry: tensors_of(registry).unlink(), "is damaged"),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -87,58 +105,28 @@ def test_a_fusion_is_complete_without_its_sources(registry, tmp_path, monkeypatc
     assert torch.equal(tiny_adapters.outputs(model), expected)
 
 
-def yanked(registry):
-    registry.yank(registry.resolve("lang"), "it was trained on test data")
-
-
-def deleted(registry):
-    registry.delete("lang", "v1")
-
-
-def with_other_tensors(registry):
-    file = version(registry, "lang") / "adapter.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-
-
-def with_another_manifest(registry):
-    forge(version(registry, "lang"), lambda tree: tree.update(description="another"))
-
-
-def without_tensors(registry):
-    (version(registry, "lang") / "adapter.safetensors").unlink()
-
-
-ATTACKS: list[tuple[Callable[[LocalRegistry], None], str]] = [
-    (yanked, "lang@v1 was yanked: it was trained on test data"),
-    (deleted, "has no adapter 'lang'"),
-    (with_other_tensors, "is damaged"),
-    (with_another_manifest, "lang@v1 is not the one that was trained on"),
-    (without_tensors, "is damaged"),
-]
-
-
-@pytest.mark.parametrize("how", ["load", "pull", "pull to"])
-@pytest.mark.parametrize(("attack", "text"), ATTACKS, ids=lambda v: getattr(v, "__name__", ""))
-def test_a_foundation_that_is_not_as_it_was_is_refused(registry, published, attack, text, how):
-    attack(registry)
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_foundation_that_is_not_as_it_was_is_refused(registry, published, case):
+    damage, text = DAMAGED[case]
+    damage(registry)
     model = tiny_models.model("bert")
-    use = {
+    uses = {
         "load": lambda: ah.load(model, "task"),
         "pull": lambda: ah.pull("task"),
         "pull to": lambda: ah.pull("task", "mine"),
     }
-    with pytest.raises(AdapterhubError, match="'task' was trained on lang@v1") as error:
-        use[how]()
-    assert text in "\n".join(error.value.offenders)
-    assert ah.adapters(model) == {}
-    assert not Path("mine").exists()
+    for use in uses.values():
+        with pytest.raises(AdapterhubError, match="'task' was trained on lang@v1") as error:
+            use()
+        assert text in "\n".join(error.value.offenders)
+        assert ah.adapters(model) == {}
+        assert not Path("mine").exists()
 
 
 def test_an_altered_copy_in_a_folder_is_refused(tmp_path):
     tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
     (copy,) = (tmp_path / "task" / "on").iterdir()
-    file = copy / "adapter.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    altered(copy / "adapter.safetensors")
     with pytest.raises(FileError, match="'task' was trained on lang, which cannot be used"):
         ah.load(tiny_models.model("bert"), tmp_path / "task")
     shutil.rmtree(copy)
@@ -231,3 +219,64 @@ def test_a_lock_pins_those_below_and_sync_restores_them(registry, published, mon
     with pytest.raises(MismatchError) as error:
         sync(pins, Path("adapters"))
     assert "adapters/task lacks what task@v1 is on: lang@v1" in error.value.offenders[0]
+
+
+# An adapter is published after those that it was trained on.
+
+
+@pytest.fixture
+def task(tmp_path):
+    """An adapter on one that was trained in a folder; its outputs."""
+    return tiny_adapters.save_on(tmp_path / "task", [tiny_adapters.save_alone(tmp_path / "lang")])
+
+
+def test_one_on_an_unpublished_or_a_yanked_one_says_what_to_type(registry, task, tmp_path):
+    (copy,) = (tmp_path / "task" / "on").iterdir()
+    for withdraw in (lambda: None, lambda: registry.yank(ah.publish(tmp_path / "lang"), "bad")):
+        withdraw()
+        with pytest.raises(RegistryError, match="'lang', which is not published with it") as error:
+            ah.publish(tmp_path / "task")
+        assert error.value.hint == f"adapterhub publish {copy} --name lang first, then this one"
+        assert not list(registry.root.glob("*/task"))
+
+
+def test_a_folder_is_recognized_by_its_content_under_any_name(registry, task, tmp_path):
+    """The licence is part of the manifest: the published digest is another one."""
+    ah.publish(tiny_adapters.save_alone(tmp_path / "other", seed=9), "lang")
+    info = PublicationInfo(license="apache-2.0")
+    entry = ah.publish(tmp_path / "lang", "german", listing=info)
+    assert entry.digest != Saved.at(tmp_path / "task").manifest.on[0].digest
+    ah.publish(tmp_path / "task", listing=info)
+    (ref,) = Saved.at(ah.pull("task")).manifest.on
+    assert (ref.name, ref.version, ref.reference) == ("german", "v1", "german@v1")
+    assert ref.digest == entry.digest
+    expected = tiny_adapters.save_on(tmp_path / "third", [tmp_path / "task"], "houlsby(size=4)")
+    ah.publish(tmp_path / "third")  # a chain, from below
+    for name, outputs in (("task", task), ("third", expected)):
+        model = tiny_models.model("bert")
+        ah.load(model, name)
+        assert torch.equal(tiny_adapters.outputs(model), outputs)
+
+
+def test_a_hub_has_them_with_the_same_owner(hub, task, tmp_path, monkeypatch):
+    folder = tmp_path / "task"
+    target = f"{hub.address}/me/task"
+    with pytest.raises(RegistryError, match="not published with it") as error:
+        ah.push(folder, target, peft=False)
+    (copy,) = (folder / "on").iterdir()
+    hint = f"adapterhub push {copy} {hub.address}/me/lang first, then this one"
+    assert error.value.hint == hint
+    assert "me/task" not in hub.repositories
+    ah.push(copy, f"{hub.address}/me/lang", peft=False, listing=PublicationInfo(license="mit"))
+    notes: list[str] = []
+    ah.push(folder, target, peft=True, note=notes.append)
+    assert notes == [
+        "plain peft cannot load it: it is on top of lang: peft's files contain one adapter"
+    ]
+    for variable in ("XDG_CACHE_HOME", "ADAPTERHUB_STATE"):
+        monkeypatch.setenv(variable, str(tmp_path / "another-machine" / variable))
+    model = tiny_models.model("bert")
+    ah.load(model, target)
+    assert torch.equal(tiny_adapters.outputs(model), task)
+    (ref,) = Saved.at(ah.pull(target)).manifest.on
+    assert (ref.name, ref.reference) == ("me/lang", f"{hub.address}/me/lang@{ref.version}")
