@@ -11,8 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import peer_worker
 import peers as script
 import pytest
 from peer_methods import PEERS, PeerMethod, named
@@ -29,29 +27,18 @@ from adapterhub.bench.study import Study, keep_study, read_study
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import DEFAULT
-from tests.kit import selection
-from tests.kit.data import sentences, write_tsv
-from tests.kit.selection import long_table
 from tests.kit.studies import planned
 
 WORKER = Path(script.__file__).with_name("peer_worker.py")
-HERE = ("peft", "transformers")  # adapters needs another transformers
 LORA = named("peft", ["lora"])
 
 
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
-    logs = tmp_path_factory.mktemp("workers")
-    found = {name: Worker(name, sys.executable, logs / f"{name}.log") for name in HERE}
-    yield found
-    for worker in found.values():
-        worker.close()
-
-
-def numbers(tmp_path: Path) -> Path:
-    rows = [(f"{text} {n}", str(float(label == "pos") + n % 3 / 10))
-            for n, (text, label) in enumerate(sentences(150))]  # fmt: skip
-    return write_tsv(tmp_path / "train.tsv", rows)
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[dict[str, Worker]]:
+    """The worker of peft, the library that shares our environment."""
+    worker = Worker("peft", sys.executable, tmp_path / "peft.log")
+    yield {"peft": worker}
+    worker.close()
 
 
 def study_of(study: Study, *words: str, **bench: Any) -> Study:
@@ -68,22 +55,6 @@ def context_of(plan: PlannedStudy) -> PeerContext:
     return context
 
 
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The steps that each run evaluates."""
-    found: list[tuple[int, ...]] = []
-    ask = Worker.ask
-
-    def remembering(self: Worker, *given: Any) -> dict[str, Any]:
-        result = ask(self, *given)
-        if "evaluations" in result:
-            found.append(tuple(each["step"] for each in result["evaluations"]))
-        return result
-
-    monkeypatch.setattr(Worker, "ask", remembering)
-    return found
-
-
 def test_the_worker_needs_nothing_but_torch_transformers_and_its_library() -> None:
     imports = [node for node in ast.walk(ast.parse(WORKER.read_text()))
                if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
@@ -95,10 +66,7 @@ def test_the_worker_needs_nothing_but_torch_transformers_and_its_library() -> No
 
 @pytest.mark.apart
 def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
-    study: Study,
-    tmp_path: Path,
-    workers: dict[str, Worker],
-    evaluated: list[tuple[int, ...]],
+    study: Study, tmp_path: Path, workers: dict[str, Worker]
 ) -> None:
     ours, folder, engine = planned(study_of(study, rates=2), tmp_path)
     run_study(ours, folder, engine)
@@ -118,7 +86,6 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
     assert rows["label"] == [example.label for example in context.data.test]
     right = [a == b for a, b in zip(rows["label"], rows["prediction"], strict=True)]
     assert record.tested["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert set(evaluated) == {(2, 4, 6)}
     assert (record.costs.trained, record.costs.head > 0) == (LORA[0].method.count(
         script.backbone_of(context)), True)  # fmt: skip
     own = next(r for r in folder.all() if r.cell.method == "head" and r.rows)
@@ -139,114 +106,8 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
             raise AssertionError([*cells])
 
     assert run_study(plan, folder, Refusing()).records == state.records
-
-
-def test_rows_are_evaluated_by_length_and_returned_in_their_order() -> None:
-    part = [{"input_ids": [0] * length} for length in (5, 2, 9, 2)]
-    order = peer_worker.by_length(part)
-    assert order == [1, 3, 0, 2]
-    logits = np.array([[float(i), -float(i)] for i in order])
-    assert peer_worker.outputs(logits, order) == [[float(i), -float(i)] for i in range(4)]
-    assert peer_worker.outputs((logits, "hidden states"), order)[2] == [2.0, -2.0]
-    logits[1, 0] = float("nan")
-    with pytest.raises(peer_worker.NotFiniteError):
-        peer_worker.outputs(logits, order)
-
-
-@pytest.mark.apart
-def test_numbers_are_scored_by_our_metrics(
-    study: Study,
-    tmp_path: Path,
-    workers: dict[str, Worker],
-    evaluated: list[tuple[int, ...]],
-) -> None:
-    data = replace(study.recipe.data, train=str(numbers(tmp_path)))
-    study = replace(study, recipe=replace(study.recipe, data=data))
-    ours, _, _ = planned(study_of(study, "task=regression"), tmp_path)
-    context = context_of(plan_peers(ours, named("peft", ["ia3"]), workers))
-    cell = Cell("train", "peft ia3", 90, 5, 1e-3, 1, "final")
-    record = run_peer(cell, context, tmp_path / "work")
-    assert (record.status, record.error, record.metric) == ("done", "", "pearson")
-    assert record.rows
-    label, predicted = (record.rows.columns[name] for name in ("label", "prediction"))
-    assert label == [float(example.label) for example in context.data.test]
-    again = context.score(context.data.test, [[value] for value in predicted]).metrics
-    assert again == pytest.approx(record.tested, abs=1e-3)
-    assert evaluated == [(2, 4, 5)], "the last step is evaluated"
-
-
-# By default with the process that other tests have started.
-@pytest.mark.apart
-@pytest.mark.parametrize(
-    ("library", "method", "label"),
-    [("peft", "lora", "peft lora"), *[("transformers", "full", "trainer full")] * selection.ALL],
-)
-def test_a_run_that_is_lost_has_diverged(
-    library: str, method: str, label: str, study: Study, tmp_path: Path, workers: dict[str, Worker]
-) -> None:
-    ours, _, _ = planned(study_of(study), tmp_path)
-    context = context_of(plan_peers(ours, named(library, [method]), workers))
-    lost = run_peer(Cell("train", label, 90, 6, 1e38, 1, "final"), context, tmp_path)
+    lost = run_peer(Cell("train", "peft lora", 90, 6, 1e38, 1, "final"), context_of(plan), work)
     assert (lost.status, lost.rows, lost.costs.trained) == ("diverged", None, 0)
-    assert "not finite" in lost.error or "nan" in lost.error
-    broken = replace(context, specs={label: {}}, workers={label: workers["peft"]})
-    failed = run_peer(Cell("train", label, 90, 6, 1e-3, 1, "final"), broken, tmp_path)
-    assert (failed.status, failed.error) == ("failed", "KeyError: 'class'")
-
-
-class Pretending:
-    """A worker that evaluates twice, and has loaded another checkpoint than the best."""
-
-    def __init__(self, version: str = "1.0", **settings: Any) -> None:
-        self.hello = {"library": "other", "version": version, "device": "cpu", "versions": {},
-                      "settings": {"dtype": "fp32", **settings}}  # fmt: skip
-
-    def ask(self, job: dict[str, Any], scored: Any) -> dict[str, Any]:
-        labels = job["rows"]["select"]["labels"]
-        good = [[float(label == 0), float(label == 1)] for label in labels]
-        bad = [row[::-1] for row in good]
-        scored(good)
-        return {"status": "done", "logits": {"select": bad}, "evaluations": [], "costs": {}}
-
-
-@pytest.mark.apart
-def test_a_checkpoint_that_is_not_the_best_one_is_no_result(
-    study: Study, tmp_path: Path, workers: dict[str, Worker]
-) -> None:
-    ours, _, _ = planned(study_of(study), tmp_path)
-    context = context_of(plan_peers(ours, LORA, workers))
-    context = replace(context, workers={"peft lora": Pretending()})
-    cell = Cell("train", "peft lora", 90, 6, 1e-3, 0, "search")
-    record = run_peer(cell, context, tmp_path / "work")
-    assert record.status == "failed"
-    assert record.error == "the best checkpoint scored 1.0000, and 0.0000 loaded"
-
-
-@pytest.mark.apart
-def test_the_key_has_library_version_settings_and_options_but_no_names(
-    study: Study, tmp_path: Path, workers: dict[str, Worker]
-) -> None:
-    ours, _, _ = planned(study_of(study), tmp_path)
-    plain = context_of(plan_peers(ours, LORA, workers))
-    cell = Cell("train", "peft lora", 90, 6, 1e-3, 0, "search")
-
-    def key(context: PeerContext = plain, worker: Any = None, at: Cell = cell) -> str:
-        worker = worker or Pretending()
-        return replace(context, workers={at.method: worker}).key(at)
-
-    decayed = replace(plain.recipe.train, weight_decay=0.5)
-    others = [
-        key(worker=Pretending("1.1")),
-        key(worker=Pretending(head="another")),
-        key(at=replace(cell, seed=1)),
-        key(replace(plain, specs={"peft lora": {"class": "LoraConfig", "options": {"r": 2}}})),
-        key(replace(plain, recipe=replace(plain.recipe, train=decayed))),
-        key(replace(plain, backbone="another")),
-    ]
-    assert len({key(), *others}) == 1 + len(others)
-    renamed = replace(plain, specs={"theirs": plain.specs["peft lora"]})
-    assert key(renamed, at=replace(cell, method="theirs")) == key()
-    assert plain.key(cell) != ours.contexts["train"].key(replace(cell, method="head"))
 
 
 def test_peers_get_the_options_of_the_recipe_or_refuse_them(study: Study, tmp_path: Path) -> None:
@@ -278,21 +139,6 @@ def refused(study: Study, tmp_path: Path, word: str) -> None:
     plan = plan_peers(replace(ours, contexts={"train": changed}), LORA,
                       {"peft": SimpleNamespace()})  # type: ignore[dict-item]  # fmt: skip
     context_of(plan).options(Cell("train", "peft lora", 90, 200, 1e-3, 0, "search"))
-
-
-@pytest.mark.apart
-@long_table("peer", [p for p in PEERS if p.library in HERE], ids=lambda p: p.label)
-def test_a_peer_trains_as_many_parameters_as_ours(
-    peer: PeerMethod, study: Study, workers: dict[str, Worker]
-) -> None:
-    """Of adapters, which needs another environment, --sizes of the script prints them."""
-    folder = study.recipe.backbone
-    anatomy = anatomy_of(meta_model(folder, task="classification"))
-    config = peer.configuration(anatomy)
-    job = {"do": "count", "folder": folder, "config": config, "classes": 2}
-    found = workers[peer.library].ask(job)
-    assert found["trained"] == peer.method.count(anatomy)
-    assert found["head"] > 0
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.label)

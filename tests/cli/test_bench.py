@@ -14,7 +14,7 @@ from adapterhub.bench.conduct import LocalEngine
 from adapterhub.cli import _study
 from adapterhub.training.loading import SharedLoader
 from tests.kit.data import sentences, write_tsv
-from tests.kit.session import home_in, refused
+from tests.kit.session import home_in, refused, succeeded
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 
@@ -85,9 +85,8 @@ def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
 
     monkeypatch.setattr(_study, "RayEngine", Engine)
     monkeypatch.setattr(ray_cluster, "import_ray", lambda: None)
-    code, _, err = adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
-                              "--ray-address", "host:1")  # fmt: skip
-    assert code == 0, err
+    succeeded(adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
+                              "--ray-address", "host:1"))  # fmt: skip
     assert calls == [(True, 2, "host:1"), "stopped"]
 
 
@@ -104,8 +103,7 @@ def test_the_table_and_the_reports(adapterhub, words, tmp_path):
     study = tmp_path / "study"
     small = ("--methods", "head,lora(rank=2)", "--rates", "1", "--seeds", "2", "--steps", "2")
     more = ("train.batch_size=8", "--quiet")
-    code, out, err = adapterhub("bench", *words, *small, *more)
-    assert code == 0, err
+    out = succeeded(adapterhub("bench", *words, *small, *more))
     told = "Cannot tell yet: no method has three finished seeds."
     for text in ("bag of words", "majority class", "against", told):
         assert text in out
@@ -119,9 +117,7 @@ def test_the_reports_are_made_anew_from_the_records(adapterhub, study):
     for command in (("bench", "--output", study), ("report", study)):
         for name in made:
             (study / name).unlink()
-        code, out, err = adapterhub(*command)
-        assert code == 0, err
-        assert "report.html" in out
+        succeeded(adapterhub(*command), "report.html")
         assert {name: (study / name).read_bytes() for name in made} == made
 
 

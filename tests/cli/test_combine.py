@@ -9,6 +9,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.files.native import Saved
 from tests.kit import tiny_models
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture
@@ -26,29 +27,27 @@ def folders(backbone, tmp_path):
 
 def test_combine_then_predict_and_merge(folders, adapterhub, backbone, tmp_path):
     where = ("--backbone", backbone)
-    code, out, err = adapterhub(
-        "combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where
+    succeeded(
+        adapterhub(
+            "combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where
+        ),
+        "linear of 2 adapters",
     )
-    assert code == 0, err
-    assert "linear of 2 adapters" in out
     manifest = Saved.at(tmp_path / "sum").manifest
     assert manifest.name == "combined"
     assert manifest.labels == ("bad", "good")
     assert manifest.training["combined"]["weights"] == [0.5, -0.25]
     assert manifest.methods[0]["lora"]["rank"] == 6
-    code, out, err = adapterhub("predict", tmp_path / "sum", "the movie was good", *where)
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", tmp_path / "sum", "the movie was good", *where))
     assert out.split()[0] in ("bad", "good")
-    code, out, err = adapterhub("merge", tmp_path / "sum", "--output", tmp_path / "out", *where)
-    assert code == 0, err
+    succeeded(adapterhub("merge", tmp_path / "sum", "--output", tmp_path / "out", *where))
 
 
 def test_ties_in_a_rank(folders, adapterhub, backbone, tmp_path):
-    code, out, err = adapterhub(
+    out = succeeded(adapterhub(
         "combine", *folders, "--how", "ties", "--density", 0.2, "--rank", 4, "--name", "both",
         "--backbone", backbone, "--output", tmp_path / "both", "--json",
-    )  # fmt: skip
-    assert code == 0, err
+    ))  # fmt: skip
     facts = json.loads(out)
     assert (facts["how"], facts["density"], facts["rank"]) == ("ties", 0.2, 4)
     assert 0 < facts["lost"] < 1
@@ -60,13 +59,9 @@ def test_a_head_is_chosen_where_labels_differ(folders, adapterhub, backbone, tmp
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=labels)
     ah.attach(model, "lora(rank=4)", name="same").save(tmp_path / "three")
     words = ("combine", folders[0], tmp_path / "three", "--backbone", backbone, "--output")
-    code, _, err = adapterhub(*words, tmp_path / "new")
-    assert code == 2
-    assert "1: same: bad, good" in err
-    assert "--head ADAPTER" in err
+    refused(adapterhub(*words, tmp_path / "new"), "1: same: bad, good", "--head ADAPTER")
     assert not (tmp_path / "new").exists()
-    code, _, err = adapterhub(*words, tmp_path / "new", "--head", tmp_path / "three")
-    assert code == 0, err
+    succeeded(adapterhub(*words, tmp_path / "new", "--head", tmp_path / "three"))
     assert Saved.at(tmp_path / "new").manifest.labels == tuple(labels)
 
 
@@ -78,7 +73,5 @@ def test_bad_input(folders, adapterhub, backbone, tmp_path):
         (("--density", "2"), "density 2.0"),
         (("--head", "other"), "--head other is not combined"),
     ]:
-        code, _, err = adapterhub("combine", *folders, *where, *words)
-        assert code == 2
-        assert expected in err
+        refused(adapterhub("combine", *folders, *where, *words), expected)
     assert not (tmp_path / "new").exists()

@@ -9,6 +9,7 @@ import pytest
 from adapterhub.cli.compare import difference_lines
 from adapterhub.pages.row_scores import Difference
 from tests.kit.runs import predictions, run_folder
+from tests.kit.session import refused, succeeded
 
 
 def rows(right: int, total: int = 40) -> list[dict]:
@@ -39,39 +40,38 @@ def test_a_difference_is_said_with_its_interval(adapterhub, runs):
 
 
 def test_chance_is_said_to_be_chance(adapterhub, runs):
-    code, out, _ = adapterhub("compare", runs["head"], runs["near"])
-    assert code == 0
-    assert "not significant: the difference may be chance" in out
+    succeeded(
+        adapterhub("compare", runs["head"], runs["near"]),
+        "not significant: the difference may be chance",
+    )
 
 
 def test_runs_on_different_data_are_only_listed(adapterhub, runs):
-    code, _, err = adapterhub("compare", runs["head"], runs["other"])
-    assert code == 2
-    assert "evaluated on different data" in err
-    assert "--list" in err
+    refused(
+        adapterhub("compare", runs["head"], runs["other"]), "evaluated on different data", "--list"
+    )
     code, out, err = adapterhub("compare", runs["head"], runs["other"], "--list")
     assert (code, err) == (0, "")
     assert "other - head" not in out
 
 
 def test_a_run_without_predictions_is_listed_with_the_reason(adapterhub, runs):
-    code, out, _ = adapterhub("compare", runs["head"], runs["lora"], runs["old"])
-    assert code == 0
-    assert "lora - head" in out
-    assert "no test for old: no predictions.jsonl" in out
+    succeeded(
+        adapterhub("compare", runs["head"], runs["lora"], runs["old"]),
+        "lora - head",
+        "no test for old: no predictions.jsonl",
+    )
 
 
 def test_many_runs_are_rows(adapterhub, runs):
-    code, out, _ = adapterhub("compare", "--list", *runs.values())
-    assert code == 0
+    out = succeeded(adapterhub("compare", "--list", *runs.values()))
     for name in runs:
         assert any(line.strip().startswith(name) for line in out.splitlines())
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
 def test_json(adapterhub, runs):
-    code, out, _ = adapterhub("compare", runs["head"], runs["lora"], "--json")
-    assert code == 0
+    out = succeeded(adapterhub("compare", runs["head"], runs["lora"], "--json"))
     found = json.loads(out)
     assert [run["name"] for run in found["runs"]] == ["head", "lora"]
     assert found["differences"][0]["significant"] is True
@@ -79,16 +79,11 @@ def test_json(adapterhub, runs):
 
 def test_runs_of_the_same_name_are_told_apart(adapterhub, tmp_path):
     folders = [run_folder(tmp_path / name / "run") for name in ("one", "two")]
-    code, out, _ = adapterhub("compare", "--list", *folders)
-    assert code == 0
-    assert "one/run" in out
-    assert "two/run" in out
+    succeeded(adapterhub("compare", "--list", *folders), "one/run", "two/run")
 
 
 def test_one_run_is_refused(adapterhub, runs):
-    code, _, err = adapterhub("compare", runs["head"])
-    assert code == 2
-    assert "nothing to compare" in err
+    refused(adapterhub("compare", runs["head"]), "nothing to compare")
 
 
 def test_difference_lines_without_disagreements():

@@ -10,6 +10,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.files.native import Saved
 from tests.kit import own_models, tiny_models
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture
@@ -30,19 +31,36 @@ def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
     data = tmp_path / "test.csv"
     data.write_text("text,label\nthe movie was good,good\nthe movie was bad,bad\n")
     where = ("--backbone", backbone)
-    code, out, err = adapterhub(
-        "convert", saved["oft"], "--output", tmp_path / "new", "--energy", 1, "--eval", data, *where
+    out = succeeded(
+        adapterhub(
+            "convert",
+            saved["oft"],
+            "--output",
+            tmp_path / "new",
+            "--energy",
+            1,
+            "--eval",
+            data,
+            *where,
+        )
     )
-    assert code == 0, err
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert float(lines["difference"].split()[0]) < 1e-4
     after, before = lines["accuracy"].replace(" before", "").split(", ")
     assert after == before
     assert set(Saved.at(tmp_path / "new").manifest.methods[0]) == {"lora"}
-    code, out, err = adapterhub(
-        "resize", tmp_path / "new", "--output", tmp_path / "small", "--rank", 2, "--json", *where
+    out = succeeded(
+        adapterhub(
+            "resize",
+            tmp_path / "new",
+            "--output",
+            tmp_path / "small",
+            "--rank",
+            2,
+            "--json",
+            *where,
+        )
     )
-    assert code == 0, err
     facts = json.loads(out)
     assert facts["ranks"] == [2, 2]
     assert 0 < facts["lost"] < 1
@@ -51,8 +69,7 @@ def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
 
 
 def test_without_a_folder_it_prints_what_each_rank_keeps(saved, adapterhub, backbone):
-    code, out, err = adapterhub("resize", saved["lora"], "--json", "--backbone", backbone)
-    assert code == 0, err
+    out = succeeded(adapterhub("resize", saved["lora"], "--json", "--backbone", backbone))
     kept = json.loads(out)["kept"]
     assert [*kept] == ["1", "2", "4"]
     assert 0 < kept["1"] < kept["2"] < kept["4"] == 1
@@ -64,25 +81,21 @@ def test_without_a_folder_it_prints_what_each_rank_keeps(saved, adapterhub, back
         (("oft",), "--energy 0.99"),
     ):
         name, *more = words
-        code, _, err = adapterhub("resize", saved[name], *more, "--backbone", backbone)
-        assert code == 2
-        assert says in err
+        refused(adapterhub("resize", saved[name], *more, "--backbone", backbone), says)
 
 
 def test_the_training_of_a_language_model_names_a_sufficient_rank(adapterhub, tmp_path):
     checkpoint = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "m")
     (tmp_path / "notes.txt").write_text("the movie was good\n\nthe movie was bad\n" * 8)
-    code, out, err = adapterhub(
+    out = succeeded(adapterhub(
         "train", tmp_path / "notes.txt", "--backbone", checkpoint, "--task", "causal-lm(data=text)",
         "--steps", 3, "--output", tmp_path / "run",
-    )  # fmt: skip
-    assert code == 0, err
+    ))  # fmt: skip
     rank, whole, kept = re.search(r"(\d+) of (\d+) would keep (\d+) % of", out).groups()
     assert 2 * int(rank) <= int(whole)
     assert int(kept) >= 95
     command = re.search(r"adapterhub (resize .*) DIR", out)[1]
-    code, _, err = adapterhub(*command.split(), tmp_path / "small")
-    assert code == 0, err
+    succeeded(adapterhub(*command.split(), tmp_path / "small"))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +109,10 @@ def test_the_training_of_a_language_model_names_a_sufficient_rank(adapterhub, tm
 )
 def test_what_is_refused(saved, adapterhub, backbone, tmp_path, words, says):
     command, name, *more = words
-    code, _, err = adapterhub(
-        command, saved[name], "--output", tmp_path / "new", "--backbone", backbone, *more
+    refused(
+        adapterhub(
+            command, saved[name], "--output", tmp_path / "new", "--backbone", backbone, *more
+        ),
+        says,
     )
-    assert code == 2
-    assert says in err
     assert not (tmp_path / "new").exists()

@@ -7,6 +7,7 @@ import pytest
 from adapterhub.adapters import export
 from adapterhub.interchange.peft import exporter
 from tests.kit import tiny_models
+from tests.kit.session import refused, succeeded
 from tests.kit.tiny_adapters import write_language_model, write_noisy
 
 pytestmark = [
@@ -17,8 +18,7 @@ pytestmark = [
 
 def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
     assert train("--method", "lora(rank=4)", "train.epochs=1")[0] == 0
-    code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
-    assert code == 0, err
+    succeeded(adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs"))
     files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
     assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "peft")
@@ -26,9 +26,9 @@ def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "vllm")
     assert code == 1
     assert "BertForSequenceClassification: vLLM serves LoRA on" in out
-    code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
-    assert code == 2
-    assert "already exists" in err
+    refused(
+        adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs"), "already exists"
+    )
 
 
 @pytest.fixture
@@ -45,15 +45,14 @@ def test_check_before_training(adapterhub, config_only):
     code, out, _ = adapterhub("export", "--check", "vllm", "--method", "lora(rank=64)", *where)
     assert code == 1
     assert "--max-lora-rank 64" in out
-    code, out, _ = adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
-    assert code == 0
-    assert "converted to a LoRA of rank 16" in out
+    succeeded(
+        adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where),
+        "converted to a LoRA of rank 16",
+    )
     code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
     assert code == 1
     assert "houlsby: peft has no such method" in out
-    code, _, err = adapterhub("export", "--check", "tgi", "--method", "lora", *where)
-    assert code == 2
-    assert "one of peft, vllm" in err
+    refused(adapterhub("export", "--check", "tgi", "--method", "lora", *where), "one of peft, vllm")
 
 
 def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
@@ -61,13 +60,11 @@ def test_an_adapter_is_exported_to_vllm(adapterhub, tmp_path):
     write_language_model(backbone, "llama")
     write_noisy(adapter, backbone, "dora(rank=2)")
     where = ("export", adapter, "--to", "vllm", "--output", output)
-    code, _, err = adapterhub(*where, "--max-lora-rank", "8")
-    assert code == 2
-    assert "as a LoRA of rank 8, noisy loses" in err
-    assert "--max-lost" in err
+    refused(
+        adapterhub(*where, "--max-lora-rank", "8"), "as a LoRA of rank 8, noisy loses", "--max-lost"
+    )
     assert not output.exists()
-    code, out, err = adapterhub(*where, "--max-lora-rank", "8", "--max-lost", "1")
-    assert code == 0, err
+    out = succeeded(adapterhub(*where, "--max-lora-rank", "8", "--max-lost", "1"))
     told, note, serve = out.splitlines()
     assert told == f"{output}: noisy for vLLM, a LoRA of rank 8"
     assert note.startswith("- converted to a LoRA of rank 8, which loses up to ")
@@ -100,6 +97,4 @@ def test_check_of_a_recipe(adapterhub, config_only, tmp_path):
 
 
 def test_neither_an_adapter_nor_a_check(adapterhub):
-    code, _, err = adapterhub("export")
-    assert code == 2
-    assert "adapterhub export ADAPTER --output DIR" in err
+    refused(adapterhub("export"), "adapterhub export ADAPTER --output DIR")

@@ -10,6 +10,7 @@ import pytest
 from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
 from tests.kit.data import HEADS, mixed_recipe
+from tests.kit.session import succeeded
 
 
 @pytest.fixture
@@ -23,25 +24,22 @@ def several(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_each_command_takes_one_head(adapterhub, several: Path) -> None:
     """One test, since training takes longest."""
     for name, labels in HEADS.items():
-        code, out, err = adapterhub("predict", several, "--head", name, "--json", "the movie")
-        assert code == 0, err
+        out = succeeded(adapterhub("predict", several, "--head", name, "--json", "the movie"))
         prediction = json.loads(out)
         assert tuple(prediction.get("scores", ())) == labels
         data = f"data/{name}-dev.tsv"
-        code, out, err = adapterhub("eval", several, "--head", name, "--data", data, "--json")
-        assert code == 0, err
+        out = succeeded(adapterhub("eval", several, "--head", name, "--data", data, "--json"))
         assert json.loads(out)["examples"] > 4
-    code, out, err = adapterhub("show", several)
-    assert code == 0, err
-    assert "heads       length (regression), mood (classification: neg, pos), thing-2" in out
-    assert "scores      mean " in out
-    assert f'predict {several} --head length "a text"' in out
-    code, out, err = adapterhub("export", several, "--head", "thing-2", "--output", "peft")
-    assert code == 0, err
+    succeeded(
+        adapterhub("show", several),
+        "heads       length (regression), mood (classification: neg, pos), thing-2",
+        "scores      mean ",
+        f'predict {several} --head length "a text"',
+    )
+    succeeded(adapterhub("export", several, "--head", "thing-2", "--output", "peft"))
     config = json.loads(Path("peft/adapter_config.json").read_text(encoding="utf-8"))
     assert config["modules_to_save"] == ["classifier"]
-    code, out, err = adapterhub("merge", several, "--head", "thing-2", "--output", "merged")
-    assert code == 0, err
+    succeeded(adapterhub("merge", several, "--head", "thing-2", "--output", "merged"))
     config = json.loads(Path("merged/config.json").read_text(encoding="utf-8"))
     assert list(config["id2label"].values()) == list(HEADS["thing-2"])
     card = (several / "adapter" / "README.md").read_text(encoding="utf-8")
@@ -64,8 +62,7 @@ def test_a_folder_with_several_heads_is_published_and_pulled_as_it_is(
     adapterhub, several: Path
 ) -> None:
     assert adapterhub("publish", several, "--name", "three")[0] == 0
-    code, out, err = adapterhub("predict", "three", "--head", "length", "the movie")
-    assert code == 0, err
+    succeeded(adapterhub("predict", "three", "--head", "length", "the movie"))
     code, out, err = adapterhub("show", "three@v1")
     assert "heads       " in out, err
     code, out, err = adapterhub("list")
@@ -76,8 +73,7 @@ def test_a_dry_run_shows_the_mixture(adapterhub, backbone: Path, tmp_path: Path)
     recipe = mixed_recipe(backbone, tmp_path, "mixing=temperature(t=2)", "train.max_steps=10")
     file = tmp_path / "recipe.yaml"
     file.write_text(recipe.to_yaml(), encoding="utf-8")
-    code, out, err = adapterhub("train", file, "--dry-run")
-    assert code == 0, err
+    out = succeeded(adapterhub("train", file, "--dry-run"))
     table = out[out.index("Tasks") :]
     assert "mood" in table
     assert "share" in table

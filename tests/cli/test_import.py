@@ -15,6 +15,7 @@ from tests.kit.selection import long_table
 
 peft = pytest.importorskip("peft")
 from tests.kit.peers import outputs  # noqa: E402
+from tests.kit.session import refused, succeeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -51,10 +52,11 @@ def test_import_then_use_and_export_again(adapterhub, backbone, tmp_path):
     adapter = ah.load(ours, tmp_path / "ours")
     assert adapter.labels == ("ham", "eggs", "spam")
     torch.testing.assert_close(outputs(ours), outputs(model), atol=5e-6, rtol=1e-5)
-    code, out, err = adapterhub(
-        "export", tmp_path / "ours", "--backbone", backbone, "--output", tmp_path / "back"
+    succeeded(
+        adapterhub(
+            "export", tmp_path / "ours", "--backbone", backbone, "--output", tmp_path / "back"
+        )
     )
-    assert code == 0, err
     config = json.loads((tmp_path / "back" / "adapter_config.json").read_text(encoding="utf-8"))
     assert sorted(config["target_modules"]) == ["query", "value"]
     assert "eggs" in (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
@@ -78,16 +80,14 @@ def test_an_imported_language_model_is_exported_and_used_without_its_task(
         ("export", tmp_path / "ours", "--output", tmp_path / "back"),
         ("predict", tmp_path / "ours", "a good movie"),
     ):
-        code, _, err = adapterhub(*command)
-        assert code == 0, err
+        succeeded(adapterhub(*command))
     manifest = json.loads((tmp_path / "ours" / "adapter.json").read_text(encoding="utf-8"))
     assert manifest["task"] == "causal-lm"
 
 
 def test_import_finds_the_backbone_and_the_outputs_in_the_files(adapterhub, backbone, tmp_path):
     save_with_peft(backbone, tmp_path / "theirs", outputs_=1)
-    code, _, err = adapterhub("import", tmp_path / "theirs", "--output", tmp_path / "ours")
-    assert code == 0, err
+    succeeded(adapterhub("import", tmp_path / "theirs", "--output", tmp_path / "ours"))
     manifest = json.loads((tmp_path / "ours" / "adapter.json").read_text(encoding="utf-8"))
     assert manifest["labels"] == []
     assert manifest["head"]
@@ -95,16 +95,15 @@ def test_import_finds_the_backbone_and_the_outputs_in_the_files(adapterhub, back
 
 
 def test_unknown_formats_and_wrong_labels_are_refused(adapterhub, backbone, tmp_path):
-    code, _, err = adapterhub("import", tmp_path, "--output", tmp_path / "ours")
-    assert code == 2
-    assert "no adapter in a known format" in err
+    refused(
+        adapterhub("import", tmp_path, "--output", tmp_path / "ours"),
+        "no adapter in a known format",
+    )
     save_with_peft(backbone, tmp_path / "theirs")
-    code, _, err = adapterhub(
+    refused(adapterhub(
         "import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours",
         "--labels", "ham,eggs",
-    )  # fmt: skip
-    assert code == 2
-    assert "2 labels for 3 outputs" in err
+    ), "2 labels for 3 outputs")  # fmt: skip
     assert not (tmp_path / "ours").exists()
 
 
@@ -161,10 +160,11 @@ def test_a_folder_with_other_weights_is_refused_with_flags(
     monkeypatch.chdir(written)
     monkeypatch.setenv("HOME", str(written))
     words = ("import", recorded, "--backbone", "other", "--output", tmp_path / "ours")
-    code, _, err = adapterhub(*words)
-    assert code == 2
-    assert "a different backbone" in err
-    assert f"--backbone {FOLDERS[recorded].format(here=written)}, or --any-backbone" in err
+    refused(
+        adapterhub(*words),
+        "a different backbone",
+        f"--backbone {FOLDERS[recorded].format(here=written)}, or --any-backbone",
+    )
     assert adapterhub(*words, "--any-backbone")[0] == 0
     code, _, err = adapterhub(*words, "--any-backbone")
     assert "--overwrite" in err

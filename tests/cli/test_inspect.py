@@ -22,13 +22,11 @@ from adapterhub.anatomy import Family, Stack
 from adapterhub.anatomy.family_file import read_family
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.methods import METHODS
+from tests.kit.session import refused, succeeded
 
 
 def test_inspect_shows_the_anatomy(adapterhub, backbone):
-    code, out, _ = adapterhub("inspect", backbone)
-    assert code == 0
-    assert "encoder.attn.q" in out
-    assert "2 (encoder)" in out
+    succeeded(adapterhub("inspect", backbone), "encoder.attn.q", "2 (encoder)")
     code, out, _ = adapterhub("inspect", backbone, "--json")
     facts = json.loads(out)
     assert facts["type"] == "bert"
@@ -55,8 +53,7 @@ def test_a_backbone_without_a_tokenizer(adapterhub, tmp_path):
     """A model of pictures without attention: its convolutions are named by their paths."""
     options = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
     ResNetModel(ResNetConfig(**options)).save_pretrained(tmp_path / "resnet")
-    code, out, err = adapterhub("inspect", tmp_path / "resnet", "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("inspect", tmp_path / "resnet", "--json"))
     facts = json.loads(out)
     (row,) = facts["sites"]
     assert (row["site"], row["modules"], row["number"]) == ("convolution", ["Conv2d"], 8)
@@ -80,8 +77,7 @@ def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
     folder = tmp_path / "moe"
     shutil.copytree(backbone, folder)
     Qwen2MoeForCausalLM(Qwen2MoeConfig(**options)).save_pretrained(folder)
-    code, out, _ = adapterhub("inspect", folder)
-    assert code == 0
+    out = succeeded(adapterhub("inspect", folder))
     line = next(line for line in out.splitlines() if "routed experts" in line)
     assert line.split(maxsplit=1)[1].startswith("4 routed experts, fused as tensors of 3")
     assert "lora(sites=[ffn.experts.*]) reaches them" in out
@@ -91,8 +87,7 @@ def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
 
 
 def test_inspect_names_the_fingerprint(adapterhub, backbone):
-    code, out, _ = adapterhub("inspect", backbone, "--json")
-    assert code == 0
+    out = succeeded(adapterhub("inspect", backbone, "--json"))
     assert json.loads(out)["fingerprint"] == fingerprint(backbone)
 
 
@@ -115,13 +110,10 @@ def persimmon(backbone, tmp_path):
 
 
 def test_a_draft_is_a_row_for_family(adapterhub, persimmon, tmp_path):
-    code, draft, _ = adapterhub("inspect", persimmon, "--draft-family")
-    assert code == 0
+    draft = succeeded(adapterhub("inspect", persimmon, "--draft-family"))
     row = tmp_path / "row.yaml"
     row.write_text(draft.replace("attn.qkv: whole", "attn.qkv: heads"))
-    code, out, _ = adapterhub("inspect", persimmon, "--family", row)
-    assert code == 0
-    assert "decoder.attn.v" in out
+    succeeded(adapterhub("inspect", persimmon, "--family", row), "decoder.attn.v")
     assert "decoder.attn.v" not in adapterhub("inspect", persimmon)[1]
     code, source, _ = adapterhub("inspect", persimmon, "--draft-family", "--python")
     assert eval(source, {"Family": Family, "Stack": Stack}) == read_family(yaml.safe_load(draft))
@@ -131,9 +123,10 @@ def test_a_row_that_does_not_fit_is_refused(adapterhub, persimmon, tmp_path):
     draft = adapterhub("inspect", persimmon, "--draft-family")[1]
     row = tmp_path / "row.yaml"
     row.write_text(draft.replace("mlp.dense_h_to_4h", "mlp.dense_h_to_4"))
-    code, _, err = adapterhub("inspect", persimmon, "--family", row)
-    assert code == 2
-    assert "decoder.ffn.up: 'mlp.dense_h_to_4'; did you mean 'mlp.dense_h_to_4h'" in err
+    refused(
+        adapterhub("inspect", persimmon, "--family", row),
+        "decoder.ffn.up: 'mlp.dense_h_to_4'; did you mean 'mlp.dense_h_to_4h'",
+    )
 
 
 def test_a_run_with_a_row_is_opened_without_it(adapterhub, persimmon, tmp_path):
@@ -143,16 +136,12 @@ def test_a_run_with_a_row_is_opened_without_it(adapterhub, persimmon, tmp_path):
     data.write_text("text\tlabel\n" + "good film\tyes\nbad film\tno\n" * 4)
     words = ("--backbone", persimmon, "--train", data, "--eval", data, "--output", run, "--quiet")
     words += ("--method", "lora(sites=[attn.v])", "--steps", "2")
-    code, _, err = adapterhub("train", *words)
-    assert code == 2
-    assert "attn.v" in err
-    code, _, err = adapterhub("train", *words, "--family", row)
-    assert code == 0, err
+    refused(adapterhub("train", *words), "attn.v")
+    succeeded(adapterhub("train", *words, "--family", row))
     row.unlink()
     assert yaml.safe_load((run / "recipe.yaml").read_text())["family"]["model_types"] == [
         "persimmon"
     ]
-    code, out, err = adapterhub("predict", run, "good film")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", run, "good film"))
     assert out.split("\t")[0].split()[0] in ("yes", "no")
     assert adapterhub("merge", run, "--output", tmp_path / "merged")[0] == 0

@@ -9,6 +9,7 @@ import pytest
 
 import adapterhub as ah
 from tests.kit.pipelines import pipeline
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,7 @@ def test_each_row_of_a_pipeline_can_be_named():
 
 
 def test_a_single_model(adapterhub, saved):
-    code, out, err = adapterhub("inspect", saved / "unet", "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("inspect", saved / "unet", "--json"))
     facts = json.loads(out)
     assert (facts["type"], facts["parts"]) == ("UNet2DConditionModel", [])
     assert "attn.q" in {row["site"] for row in facts["sites"]}
@@ -70,9 +70,7 @@ def test_a_model_with_parameters_at_no_site(adapterhub, tmp_path):
         num_embeddings=3, additional_embeddings=2,
     )  # fmt: skip
     prior.save_config(tmp_path / "prior")
-    code, out, err = adapterhub("inspect", tmp_path / "prior")
-    assert code == 0, err
-    assert "not found: at no site" in out
+    succeeded(adapterhub("inspect", tmp_path / "prior"), "not found: at no site")
     facts = json.loads(adapterhub("inspect", tmp_path / "prior", "--json")[1])
     (rest,) = facts["not_found"]
     assert rest["module"] == "PriorTransformer"
@@ -87,8 +85,7 @@ def test_a_hub_id_needs_its_configurations_only(adapterhub, saved, monkeypatch):
         return str(saved)
 
     monkeypatch.setattr("adapterhub.backbones.diffusers_folder.snapshot_download", download)
-    code, out, err = adapterhub("inspect", "acme/pictures", "--revision", "v1", "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("inspect", "acme/pictures", "--revision", "v1", "--json"))
     assert json.loads(out)["type"] == "StableDiffusionPipeline"
     names = ["model_index.json", "config.json", "*/config.json"]
     assert calls == [("acme/pictures", {"revision": "v1", "allow_patterns": names})]
@@ -96,17 +93,16 @@ def test_a_hub_id_needs_its_configurations_only(adapterhub, saved, monkeypatch):
 
 def test_an_unknown_hub_id_is_refused_as_any_backbone(adapterhub, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code, _, err = adapterhub("inspect", "acme/nothing-here")
-    assert code == 2
-    assert "no backbone 'acme/nothing-here'" in err
+    refused(adapterhub("inspect", "acme/nothing-here"), "no backbone 'acme/nothing-here'")
 
 
 def test_without_diffusers(adapterhub, saved, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, _, err = adapterhub("inspect", saved)
-    assert code == 2
-    assert "a pipeline or a model of diffusers needs diffusers, which is not installed" in err
-    assert 'pip install "adapterhub[diffusers]"' in err
+    refused(
+        adapterhub("inspect", saved),
+        "a pipeline or a model of diffusers needs diffusers, which is not installed",
+        'pip install "adapterhub[diffusers]"',
+    )
 
 
 def change(file, **fields):
@@ -117,10 +113,11 @@ def change(file, **fields):
 def test_a_pipeline_without_parts_names_a_model_instead(adapterhub, folder):
     missing = [None, None]
     change(folder / "model_index.json", unet=missing, text_encoder=missing)
-    code, _, err = adapterhub("inspect", folder)
-    assert code == 2
-    assert "adapters cannot be attached to a StableDiffusionPipeline" in err
-    assert "adapterhub inspect" in err
+    refused(
+        adapterhub("inspect", folder),
+        "adapters cannot be attached to a StableDiffusionPipeline",
+        "adapterhub inspect",
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,25 +132,19 @@ def test_a_pipeline_without_parts_names_a_model_instead(adapterhub, folder):
 )
 def test_a_folder_that_names_something_else(adapterhub, folder, file, fields, said):
     change(folder / file, **fields)
-    code, _, err = adapterhub("inspect", folder)
-    assert code == 2
-    assert said in err
+    refused(adapterhub("inspect", folder), said)
 
 
 def test_broken_files(adapterhub, folder):
     (folder / "unet/config.json").unlink()
-    code, _, err = adapterhub("inspect", folder)
-    assert code == 2
-    assert "has no config.json" in err
+    refused(adapterhub("inspect", folder), "has no config.json")
     (folder / "model_index.json").write_text("[")
     assert "is not JSON" in adapterhub("inspect", folder)[2]
 
 
 @pytest.mark.parametrize("words", [["--draft-family"], ["--family", "row.yaml"]])
 def test_a_row_is_for_models_of_transformers(adapterhub, saved, words):
-    code, _, err = adapterhub("inspect", saved, *words)
-    assert code == 2
-    assert f"{words[0]} is for models of transformers" in err
+    refused(adapterhub("inspect", saved, *words), f"{words[0]} is for models of transformers")
 
 
 def test_a_strangers_text_is_escaped(adapterhub, folder):
@@ -168,7 +159,6 @@ def test_adapters_on_a_pipeline_are_compared(adapterhub, tmp_path):
     for name in ("one", "two"):
         ah.attach(pipe, "lora(sites=['unet.*.to_q'])", name=name).save(tmp_path / name)
         ah.detach(pipe)
-    code, out, err = adapterhub("compare", tmp_path / "one", tmp_path / "two", "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("compare", tmp_path / "one", tmp_path / "two", "--json"))
     assert [run["trained"] for run in json.loads(out)["runs"]] == [2048, 2048]
     assert adapterhub("report", tmp_path / "one")[0] == 0

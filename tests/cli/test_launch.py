@@ -17,6 +17,7 @@ from adapterhub.loop import checkpoint
 from adapterhub.loop.processes import own_device
 from tests.kit import tiny_models
 from tests.kit.data import sentences, write_tsv
+from tests.kit.session import succeeded
 
 # One launch for all in the core: site modules, prefixes, and a trained part that grows.
 TOGETHER = "[lora(rank=2), prefix(length=2), unfreeze]"
@@ -56,10 +57,9 @@ def test_two_processes_train_like_one_with_gradient_accumulation(
         "train", "--backbone", steady, "--method", method, "--train", file, "--eval", file,
         "train.epochs=3", "train.batch_size=4", "train.log_every=1", "train.tensorboard=false",
     )  # fmt: skip
-    code, out, err = adapterhub(
-        *words, "--output", tmp_path / "one", "train.gradient_accumulation=2"
+    out = succeeded(
+        adapterhub(*words, "--output", tmp_path / "one", "train.gradient_accumulation=2")
     )
-    assert code == 0, err
     done = launch(*words, "--output", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = (

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 import adapterhub as ah
 from adapterhub.inference.open import open_adapter
 from tests.kit import tiny_models
+from tests.kit.session import refused, succeeded
 
 TEXTS = ["the movie was good", "the plot was very bad"]
 
@@ -33,8 +34,7 @@ def saved(backbone, tmp_path):
 
 def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, backbone, tmp_path):
     out, folder = tmp_path / "new" / "merged", saved()
-    code, text, err = adapterhub("merge", folder, "--output", out, "--backbone", backbone)
-    assert code == 0, err
+    text = succeeded(adapterhub("merge", folder, "--output", out, "--backbone", backbone))
     assert [line.split()[0] for line in text.splitlines()[1:3]] == ["merged", "reloaded"]
     assert text.count("max |difference|") == 2
     assert "AutoModelForSequenceClassification" in text
@@ -57,8 +57,7 @@ def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, b
 def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path, dtype):
     out = tmp_path / "merged"
     where = ("--output", out, "--backbone", backbone)
-    code, text, err = adapterhub("merge", saved(), *where, "--base-dtype", dtype, "--json")
-    assert code == 0, err
+    text = succeeded(adapterhub("merge", saved(), *where, "--base-dtype", dtype, "--json"))
     facts = json.loads(text)
     assert 0 < facts["merged"]["logits"] <= facts["tolerance"]["logits"]
     assert facts["loaded again"] == facts["merged"]
@@ -72,18 +71,14 @@ def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, m
     place.mkdir()
     where = ("--output", place / "out", "--backbone", backbone)
     arguments = ("merge", saved(), *where, "--base-dtype", "bf16")
-    code, _, err = adapterhub(*arguments, "--tolerance", "1e-9")
-    assert code == 2
-    assert "max |difference|" in err
+    refused(adapterhub(*arguments, "--tolerance", "1e-9"), "max |difference|")
     with monkeypatch.context() as patch:
 
         def full(*args, **kwargs):
             raise SafetensorError("No space left on device")
 
         patch.setattr(PreTrainedModel, "save_pretrained", full)
-        code, _, err = adapterhub(*arguments)
-        assert code == 2
-        assert "No space left" in err
+        refused(adapterhub(*arguments), "No space left")
     with monkeypatch.context() as patch:
         patch.setattr(
             "adapterhub.inference.merged_checkpoint._reloaded",
@@ -103,10 +98,11 @@ def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, m
 
 def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, tmp_path):
     where = ("--output", tmp_path / "out", "--backbone", backbone)
-    code, _, err = adapterhub("merge", saved("mam"), *where)
-    assert code == 2
-    assert "prefix at encoder.attn.kv" in err
-    assert "scaled-parallel at encoder.ffn" in err
+    refused(
+        adapterhub("merge", saved("mam"), *where),
+        "prefix at encoder.attn.kv",
+        "scaled-parallel at encoder.ffn",
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -119,6 +115,7 @@ def test_language_models(architecture, task, adapterhub, backbones, tmp_path):
     adapter.metadata.task = task
     adapter.save(tmp_path / "adapter")
     where = ("--output", tmp_path / "out", "--backbone", folder)
-    code, out, err = adapterhub("merge", tmp_path / "adapter", *where)
-    assert code == 0, err
-    assert {"causal-lm": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}[task] in out
+    succeeded(
+        adapterhub("merge", tmp_path / "adapter", *where),
+        {"causal-lm": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}[task],
+    )

@@ -21,7 +21,7 @@ from adapterhub.recipe.recipe import read
 from adapterhub.registry.pull import named_reference
 from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.selection import long_table
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 PACKAGE = Path(ah.__file__).parent
 STRANGE = {
@@ -149,11 +149,9 @@ def test_commands_refuse_strange_names(
 @pytest.mark.parametrize("length", [254, 256, 5000])
 def test_a_long_text_is_a_text(length, trained, adapterhub, monkeypatch):
     text = ("a good film / " * 400)[:length].strip()
-    code, out, err = adapterhub("predict", trained, text, "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", trained, text, "--json"))
     assert [row["text"] for row in json_lines(out)] == [text]
-    code, out, err = adapterhub("predict", trained, "good", text, "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", trained, "good", text, "--json"))
     assert [row["text"] for row in json_lines(out)] == ["good", text]
 
 
@@ -177,8 +175,7 @@ def test_a_folder_of_a_sweep_is_an_adapter(swept, adapterhub, backbone, data):
         ["serve", str(Path(swept).resolve()), "--check"],
         ["serve", f"x={swept}", "--check"],
     ):
-        code, _, err = adapterhub(*words)
-        assert code == 0, (words, err)
+        succeeded(adapterhub(*words))
     refused(adapterhub("serve", "./learning_rate=9", "--check"), "no such folder")
 
 

@@ -11,7 +11,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
 from adapterhub.recipe.recipe import TrainOptions
 from adapterhub.tasks import TASKS
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 
 def words_of(text):
@@ -19,8 +19,7 @@ def words_of(text):
 
 
 def test_all_options_of_a_recipe_are_listed(adapterhub):
-    code, out, _ = adapterhub("options")
-    assert code == 0
+    out = succeeded(adapterhub("options"))
     assert max(map(len, out.splitlines())) <= 80
     for prefix, cls in (("data.", DataOptions), ("train.", TrainOptions)):
         for option in options_of(cls):
@@ -53,15 +52,13 @@ def test_methods_and_tasks_print_the_same(adapterhub):
 
 @pytest.mark.parametrize("name", ["lr", "train.lr", "learning_rate", "train.learning_rate"])
 def test_an_option_by_any_of_its_names(adapterhub, name):
-    code, out, _ = adapterhub("options", name)
-    assert code == 0
+    out = succeeded(adapterhub("options", name))
     assert out.startswith("train.learning_rate\n")
     assert "peak learning rate" in out
 
 
 def test_json(adapterhub):
-    code, out, _ = adapterhub("options", "train", "lora", "--json")
-    assert code == 0
+    out = succeeded(adapterhub("options", "train", "lora", "--json"))
     train, lora = json.loads(out).values()
     (every,) = (option for option in train if option["name"] == "train.log_every")
     assert every | {"help": ""} == {

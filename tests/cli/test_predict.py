@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit import tiny_models
 from tests.kit.data import json_lines, sentences, write_tsv
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -18,15 +18,13 @@ def test_predict_from_a_file_and_from_standard_input(
     train, adapterhub, data, tmp_path, monkeypatch
 ):
     assert train(*LEARN)[0] == 0
-    code, from_file, _ = adapterhub(
-        "predict", tmp_path / "run" / "adapter", "--data", data[1], "--json"
+    from_file = succeeded(
+        adapterhub("predict", tmp_path / "run" / "adapter", "--data", data[1], "--json")
     )
-    assert code == 0
     texts = [row["text"] for row in json_lines(from_file)]
     assert texts == [text for text, _ in sentences(64)[::3]]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
-    code, from_stdin, _ = adapterhub("predict", tmp_path / "run", "--json")
-    assert code == 0
+    from_stdin = succeeded(adapterhub("predict", tmp_path / "run", "--json"))
     assert from_stdin == from_file
 
 
@@ -38,8 +36,7 @@ def test_no_row_vanishes(train, adapterhub, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     keep = ("--json", "--keep-empty")
     from_stdin = adapterhub("predict", run, *keep)[1]
-    code, from_file, _ = adapterhub("predict", run, "--data", tmp_path / "lines.txt", *keep)
-    assert code == 0
+    from_file = succeeded(adapterhub("predict", run, "--data", tmp_path / "lines.txt", *keep))
     assert len(json_lines(from_file)) == 4
     assert from_file == from_stdin
     rows = tmp_path / "rows.jsonl"
@@ -61,26 +58,24 @@ def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
     file = write_tsv(tmp_path / "pairs.tsv", rows, header="one\ttwo\tscore")
     columns = ("--text", "one", "--pair", "two", "--label", "score", "--task", "regression")
     where = ("--train", file, "--eval", file, "--output", tmp_path / "run")
-    code, out, err = adapterhub(
-        "train",
-        "--backbone",
-        backbone,
-        *columns,
-        *where,
-        "train.tensorboard=false",
-        "train.report=false",
+    succeeded(
+        adapterhub(
+            "train",
+            "--backbone",
+            backbone,
+            *columns,
+            *where,
+            "train.tensorboard=false",
+            "train.report=false",
+        ),
+        "pearson",
+        "spearman",
     )
-    assert code == 0, err
-    assert "pearson" in out
-    assert "spearman" in out
-    code, out, _ = adapterhub(
-        "predict", tmp_path / "run", "the movie was good", "--pair", "a film", "--json"
+    out = succeeded(
+        adapterhub("predict", tmp_path / "run", "the movie was good", "--pair", "a film", "--json")
     )
-    assert code == 0
     assert isinstance(json_lines(out)[0]["value"], float)
-    code, _, err = adapterhub("predict", tmp_path / "run", "the movie was good")
-    assert code == 2
-    assert "--pair" in err
+    refused(adapterhub("predict", tmp_path / "run", "the movie was good"), "--pair")
 
 
 def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_path):

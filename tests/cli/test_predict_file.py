@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.kit.data import sentences
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 READERS = {
     ".csv": lambda path: pd.read_csv(path, keep_default_na=False),
@@ -41,8 +41,7 @@ def written(path):
 def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, source, into):
     file, output = written(tmp_path / f"rows{source}"), tmp_path / "new" / f"out{into}"
     keep = ("--keep-empty",)
-    code, out, err = adapterhub("predict", trained, file, "--output", output, "--all", *keep)
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", trained, file, "--output", output, "--all", *keep))
     assert out == f"4 rows: {output}\n"
     found = READERS[into](output)
     assert list(found["TEXT"]) == TEXTS
@@ -66,8 +65,7 @@ def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, 
 
 def test_two_columns_on_the_terminal(adapterhub, trained):
     for more in ([], ["--all"]):
-        code, out, _ = adapterhub("predict", trained, "the end", "a\tplot", *more)
-        assert code == 0
+        out = succeeded(adapterhub("predict", trained, "the end", "a\tplot", *more))
         cells = [line.split("\t") for line in out.splitlines()]
         assert [row[-1] for row in cells] == ["the end", "a\\tplot"]
         assert {row[0] for row in cells} <= {"neg", "pos"}
@@ -90,14 +88,12 @@ def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
         columns = header.strip().split(",")
         options = [f"data.text={columns[0]}", f"data.label={columns[-1]}"]
         options += [f"data.pair={columns[1]}"] * (name == "pairs")
-        code, _, err = adapterhub(
+        succeeded(adapterhub(
             "train", "--backbone", backbone, "--train", tmp_path / "train.csv", "--output",
             tmp_path / name, "train.max_steps=1", "train.report=false", "data.eval=none", *options,
-        )  # fmt: skip
-        assert code == 0, err
+        ))  # fmt: skip
         for words in (("--data", tmp_path / "texts.txt"), (tmp_path / "texts.txt",)):
-            code, out, err = adapterhub("predict", tmp_path / name, *words)
-            assert code == 0, err
+            out = succeeded(adapterhub("predict", tmp_path / name, *words))
             assert [tuple(line.split("\t")[2:]) for line in out.splitlines()] == typed
 
 
@@ -127,10 +123,9 @@ def test_what_cannot_be_is_refused(adapterhub, trained, monkeypatch, tmp_path, w
 def test_probabilities_of_labels_need_labels(adapterhub, backbone, tmp_path):
     rows = "".join(f"{text}\t{i / 7}\n" for i, (text, _) in enumerate(sentences(24)))
     (tmp_path / "numbers.tsv").write_text(f"text\tlabel\n{rows}")
-    code, _, err = adapterhub(
+    succeeded(adapterhub(
         "train", "--backbone", backbone, "--train", tmp_path / "numbers.tsv", "--task",
         "regression", "--output", tmp_path / "run", "train.max_steps=1", "train.report=false",
         "data.eval=none",
-    )  # fmt: skip
-    assert code == 0, err
+    ))  # fmt: skip
     refused(adapterhub("predict", tmp_path / "run", "a", "--all"), "--all: regression has no")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from adapterhub.inference.open import Predictor
+from tests.kit.session import succeeded
 from tests.kit.task_cases import CASES
 
 
@@ -26,12 +27,11 @@ def typing(adapterhub, monkeypatch, tmp_path, backbones) -> Callable:
 
     def type_lines(task: str, text: str, *words: str) -> tuple[int, str, str]:
         case = CASES[task]
-        code, _, err = adapterhub(
+        succeeded(adapterhub(
             "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train",
             case.data(tmp_path), "--output", tmp_path / "run", "train.max_steps=1",
             "train.report=false", "data.eval=none",
-        )  # fmt: skip
-        assert code == 0, err
+        ))  # fmt: skip
         monkeypatch.setattr("sys.stdin", Terminal(text))
         return adapterhub("predict", tmp_path / "run", *words)
 
@@ -51,8 +51,7 @@ def test_each_line_is_answered_until_an_empty_one(typing, adapterhub, tmp_path, 
     assert [[example.text for example in each] for each in loads] == [["the end"], ["a plot"]]
     assert "text, then Enter; an empty line or Ctrl-D ends" in err
     monkeypatch.setattr("sys.stdin", Terminal("the end"))  # and the end of input
-    code, out, _ = adapterhub("predict", tmp_path / "run", "--json")
-    assert code == 0
+    out = succeeded(adapterhub("predict", tmp_path / "run", "--json"))
     assert json.loads(out)["text"] == "the end"
 
 
@@ -95,8 +94,7 @@ def test_a_chat_goes_on_until_it_begins_anew(typing, monkeypatch):
 
 @pytest.mark.parametrize("task", ["seq2seq", "denoising"])
 def test_other_tasks_write_each_text_alone(task, typing, adapterhub, tmp_path):
-    code, out, err = typing(task, "the film\nthe film\n")
-    assert code == 0, err
+    out = succeeded(typing(task, "the film\nthe film\n"))
     first, second = out.splitlines()
     assert first == second
     code, out, _ = adapterhub("predict", tmp_path / "run", "the film", "--stream")

@@ -17,7 +17,7 @@ from adapterhub.inference.open import AdapterSource
 from tests.kit.data import sentences
 from tests.kit.processes import fork_command
 from tests.kit.runs import TABLE_ROWS, train_two, write_table
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,7 @@ def test_one_adapter_into_one_file(
 ) -> None:
     source, output = write_table(tmp_path / "rows"), tmp_path / "out.parquet"
     words = ("predict", trained["mood"].reference, "--input", source, "--output", output)
-    code, out, err = adapterhub(*words)
-    assert code == 0, err
+    out = succeeded(adapterhub(*words))
     assert out.strip() == f"{TABLE_ROWS} rows in 10 parts: {output}"
     rows = pq.read_table(output).to_pylist()
     code, shown, _ = adapterhub("predict", trained["mood"].reference, "--json", *(
@@ -59,8 +58,7 @@ def test_a_column_names_the_adapter(
 ) -> None:
     source, output = write_table(tmp_path / "rows"), tmp_path / "out"
     words = ("predict", *named(trained), "--input", source, "--output", output, "--into", "guess")
-    code, _, err = adapterhub(*words)
-    assert code == 0, err
+    succeeded(adapterhub(*words))
     rows = pq.read_table(sorted(output.glob("part-*.parquet"))[0]).to_pylist()
     assert list(rows[0]) == ["id", "text", "adapter", "guess"]
     sizes = {row["adapter"]: len(json.loads(row["guess"])["scores"]) for row in rows}
@@ -127,6 +125,4 @@ def test_what_does_not_go_together_is_told(
 
 
 def test_without_an_adapter(adapterhub: Any) -> None:
-    code, _, err = adapterhub("predict")
-    assert code == 2
-    assert "ADAPTER" in err
+    refused(adapterhub("predict"), "ADAPTER")

@@ -24,6 +24,7 @@ from adapterhub.training.run import prepare
 from tests.kit import tiny_models
 from tests.kit.own_models import codes
 from tests.kit.selection import long_table
+from tests.kit.session import refused, succeeded
 
 KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
@@ -39,22 +40,16 @@ def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
     assert found["backbone"]["fingerprint"] == ah.fingerprint(backbone)
     model = open_adapter(tmp_path / "run").model
     assert type(model.bert.encoder.layer[0].output.dense).__name__ == "Linear4bit"
-    code, out, err = adapterhub("eval", tmp_path / "run", "--data", data[1])
-    assert code == 0, err
+    out = succeeded(adapterhub("eval", tmp_path / "run", "--data", data[1]))
     assert float(out.split("accuracy")[1].split()[0]) == pytest.approx(accuracy, abs=1e-4)
     merged = ("merge", tmp_path / "run", "--output", tmp_path / "merged", "--base-dtype", "bf16")
-    code, out, err = adapterhub(*merged)
-    assert code == 0, err
-    assert "max |difference|" in out
+    succeeded(adapterhub(*merged), "max |difference|")
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
     out_folder = tmp_path / "again"
     again = ("merge", tmp_path / "run", "--output", out_folder, "--requantize")
-    code, _, err = adapterhub(*again, "--base-dtype", "bf16")
-    assert code == 2
-    assert "one of the two" in err
-    code, out, err = adapterhub(*again)
-    assert code == 0, err
+    refused(adapterhub(*again, "--base-dtype", "bf16"), "one of the two")
+    out = succeeded(adapterhub(*again))
     first, merged, loaded, _ = out.splitlines()
     assert first.endswith(", nf4")
     assert "max |difference|" in merged
@@ -152,16 +147,15 @@ def test_bf16_that_is_asked_for_stays_with_a_note(train, word, slow_in_bf16):
 
 def test_nothing_to_quantize_again(train, adapterhub, tmp_path):
     assert train("--method", "lora", "train.max_steps=1")[0] == 0
-    code, _, err = adapterhub("merge", tmp_path / "run", "--output", tmp_path / "m", "--requantize")
-    assert code == 2
-    assert "not quantized" in err
+    refused(
+        adapterhub("merge", tmp_path / "run", "--output", tmp_path / "m", "--requantize"),
+        "not quantized",
+    )
     assert not (tmp_path / "m").exists()
 
 
 def test_an_unknown_quantization(train, tmp_path):
-    code, _, err = train("--quantize", "nf3")
-    assert code == 2
-    assert "did you mean 'nf4'" in err
+    refused(train("--quantize", "nf3"), "did you mean 'nf4'")
     assert not (tmp_path / "run").exists()
 
 
@@ -208,8 +202,7 @@ def test_requantized_weights_may_differ_from_the_adapter(train, adapterhub, tmp_
     options = ("quantize=nf4", "--method", "lora", "--task", task, "train.learning_rate=0.05")
     assert train(*options, "train.epochs=6")[0] == 0
     merged = ("merge", tmp_path / "run", "--output", tmp_path / "merged", "--requantize", "--json")
-    code, out, err = adapterhub(*merged)
-    assert code == 0, err
+    out = succeeded(adapterhub(*merged))
     difference = json.loads(out)["merged"]["logits"]
     assert difference > 0.1
     assert json.loads(out)["loaded again"]["logits"] < difference / 10

@@ -11,6 +11,7 @@ import pytest
 
 from adapterhub.data import tickets
 from tests.kit import stand_ins
+from tests.kit.session import succeeded
 
 quickstart = importlib.import_module("adapterhub.cli.quickstart")
 
@@ -30,8 +31,7 @@ def small(backbone, data, monkeypatch):
 
 
 def test_a_head_and_a_lora_are_trained_and_compared(small, adapterhub, tmp_path):
-    code, out, err = adapterhub("quickstart", "--output", tmp_path / "runs", "--quiet")
-    assert code == 0, err
+    out = succeeded(adapterhub("quickstart", "--output", tmp_path / "runs", "--quiet"))
     rows = {line[:22].strip(): line[22:].split() for line in out.splitlines()}
     assert len(rows["trained parameters"][0]) < len(rows["trained parameters"][1])
     assert len(rows["accuracy"]) == len(rows["macro F1"]) == 2
@@ -93,8 +93,7 @@ def test_a_chat_is_taught_and_both_answers_are_shown(small, adapterhub, tmp_path
     }  # fmt: skip
     monkeypatch.setattr(quickstart, "CHAT_RECIPE", recipe)
     monkeypatch.setattr(tickets, "HELD_OUT", 5)
-    code, out, err = adapterhub("quickstart", "--chat", "--output", tmp_path / "runs", "--quiet")
-    assert code == 0, err
+    out = succeeded(adapterhub("quickstart", "--chat", "--output", tmp_path / "runs", "--quiet"))
     scores = [line for line in out.splitlines() if "exact match" in line]
     assert [line.split("exact match")[1].split(" (")[0].strip() for line in scores] == ["0.000"] * 2
     assert all(line.endswith("n = 5)") for line in scores)

@@ -10,6 +10,7 @@ import pytest
 from adapterhub.cli._format import has_display
 from adapterhub.pages.row_scores import read_predictions
 from tests.kit.runs import predictions, run_folder
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture
@@ -78,15 +79,11 @@ def test_several_runs_are_one_page(adapterhub, tmp_path, browser):
 def test_a_study_among_runs_is_refused(adapterhub, tmp_path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.yaml").write_text("bench: {}\n")
-    code, _, err = adapterhub("report", run_folder(tmp_path / "run"), tmp_path / "study")
-    assert code == 2
-    assert "is a study" in err
+    refused(adapterhub("report", run_folder(tmp_path / "run"), tmp_path / "study"), "is a study")
 
 
 def test_a_folder_without_a_run_is_refused(adapterhub, tmp_path):
-    code, _, err = adapterhub("report", tmp_path)
-    assert code == 2
-    assert "no run in" in err
+    refused(adapterhub("report", tmp_path), "no run in")
 
 
 def test_a_page_that_cannot_be_written_is_one_error(adapterhub, tmp_path):
@@ -98,8 +95,7 @@ def test_a_page_that_cannot_be_written_is_one_error(adapterhub, tmp_path):
 
 
 def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
-    code, out, err = train("--open", "train.epochs=3", "train.log_every=2", "train.report=true")
-    assert code == 0, err
+    out = succeeded(train("--open", "train.epochs=3", "train.log_every=2", "train.report=true"))
     (page,) = browser
     assert page.endswith("/report.html")
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
@@ -113,10 +109,8 @@ def test_texts_of_the_data_are_never_published(train, adapterhub, tmp_path):
     """`publish` of a run takes the files of adapter/ only; push and export read the same folder."""
     assert train("train.epochs=1", "train.report=true", output=tmp_path / "mine")[0] == 0
     (word,) = {row["texts"][0] for row in read_predictions(tmp_path / "mine").rows[:1]}
-    code, _, err = adapterhub("publish", tmp_path / "mine", "--registry", tmp_path / "registry")
-    assert code == 0, err
-    code, _, err = adapterhub("export", tmp_path / "mine", "--output", tmp_path / "exported")
-    assert code == 0, err
+    succeeded(adapterhub("publish", tmp_path / "mine", "--registry", tmp_path / "registry"))
+    succeeded(adapterhub("export", tmp_path / "mine", "--output", tmp_path / "exported"))
     files = [p for f in ("registry", "exported") for p in (tmp_path / f).rglob("*") if p.is_file()]
     assert len(files) > 5
     assert not [p for p in files if p.name in ("report.html", "predictions.jsonl")]
@@ -124,8 +118,7 @@ def test_texts_of_the_data_are_never_published(train, adapterhub, tmp_path):
 
 
 def test_train_without_a_report(train, tmp_path):
-    code, out, err = train("train.report=false", "train.epochs=1")
-    assert code == 0, err
+    out = succeeded(train("train.report=false", "train.epochs=1"))
     assert "report  " not in out
     (page,) = tmp_path.rglob("recipe.yaml")
     names = {path.name for path in page.parent.iterdir()}

@@ -10,7 +10,7 @@ import pytest
 from adapterhub.files.native import Saved
 from tests.kit.data import sentences, write_tasks, write_tsv
 from tests.kit.selection import long_table
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import CASES
 
 TO = "\N{EN DASH}"
@@ -25,18 +25,19 @@ def test_each_task_prints_and_records_the_error_of_each_score(
     case = CASES[name]
     file, output = case.data(tmp_path), tmp_path / "run"
     words = ("--train", file, "--eval", file, "--test", file, "--task", case.task, "--epochs", 1)
-    code, out, err = adapterhub(
-        "train",
-        "--backbone",
-        backbones(case.backbone),
-        "--output",
-        output,
-        *words,
-        *case.words,
-        "--quiet",
-        "train.report=false",
+    out = succeeded(
+        adapterhub(
+            "train",
+            "--backbone",
+            backbones(case.backbone),
+            "--output",
+            output,
+            *words,
+            *case.words,
+            "--quiet",
+            "train.report=false",
+        )
     )
-    assert code == 0, err
     manifest = Saved.at(output / "adapter").manifest
     errors = manifest.training["errors"]
     assert errors.keys() == manifest.metrics.keys()
@@ -108,8 +109,7 @@ def test_each_of_several_tasks_has_test_rows(adapterhub, backbone, tmp_path):
     recipe |= {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": {"test": 0.2}}
     tasks["length"]["data"]["test"] = None
     (tmp_path / "r.yaml").write_text(json.dumps(recipe), encoding="utf-8")
-    code, out, err = adapterhub("train", tmp_path / "r.yaml", "--quiet")
-    assert code == 0, err
+    out = succeeded(adapterhub("train", tmp_path / "r.yaml", "--quiet"))
     metrics = Saved.at(tmp_path / "run" / "adapter").manifest.metrics
     assert {"test/mean", "test/mood/accuracy", "test/thing-2/accuracy"} < metrics.keys()
     assert "test/length/pearson" not in metrics

@@ -9,15 +9,6 @@ from adapterhub.registry.trust import trust_key
 from tests.kit import registries
 
 
-def test_show_prints_the_versions(typed, tmp_path):
-    registries.write_sample(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
-    typed("publish run --name polite --tag best")
-    shown = typed("show polite@best")
-    assert shown.startswith("polite@v1, published 20")
-    assert "versions    v1 (best, 20" in shown
-    assert "# Polite" in typed("show polite --card")
-    assert json.loads(typed("show polite --json"))["metrics"] == {"accuracy": 0.75}
-    assert "versions" not in typed("show ./run"), "a folder has no versions"
 
 
 def test_the_card_is_one_screen(typed, trained, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.bench import suggest
 from tests.kit.data import sentences, write_tsv
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture
@@ -32,8 +32,7 @@ def published(words: tuple[object, ...], backbone: Path, tmp_path: Path) -> list
 
 
 def test_the_adapters_of_the_registry_are_ranked(adapterhub, words, published):
-    code, out, err = adapterhub("suggest", *words)
-    assert code == 0, err
+    out = succeeded(adapterhub("suggest", *words))
     for name in (*published, "bare backbone", "bag of words"):
         assert name in out
     assert "A bag of words was not shown to be worse than the features of" in " ".join(out.split())
@@ -43,8 +42,7 @@ def test_the_adapters_of_the_registry_are_ranked(adapterhub, words, published):
 
 
 def test_named_adapters_are_compared_and_printed_as_json(adapterhub, words, published, tmp_path):
-    code, out, _ = adapterhub("suggest", tmp_path / "first", *words, "--json", "--rows", "40")
-    assert code == 0
+    out = succeeded(adapterhub("suggest", tmp_path / "first", *words, "--json", "--rows", "40"))
     found = json.loads(out)
     assert (found["score"], found["best"]) == ("accuracy", None)
     assert [each["adapter"] for each in found["adapters"]] == [str(tmp_path / "first")]
@@ -60,8 +58,7 @@ def test_a_better_one_is_suggested_with_the_command(adapterhub, words, published
         return {n: found + 9 * np.array(labels) * (n == "candidate-1") for n in names}
 
     monkeypatch.setattr(suggest, "features_of", helped)
-    code, out, _ = adapterhub("suggest", *words)
-    assert code == 0
+    out = succeeded(adapterhub("suggest", *words))
     assert "Start from second@v1" in " ".join(out.split())
     assert "adapterhub train --from second@v1" in out
 
@@ -84,9 +81,7 @@ def test_texts_have_room_behind_the_virtual_tokens_of_every_adapter(
 
 
 def test_an_empty_registry_has_nothing_to_compare(adapterhub, words):
-    code, out, _ = adapterhub("suggest", *words)
-    assert code == 0
-    assert "No adapter to compare" in out
+    succeeded(adapterhub("suggest", *words), "No adapter to compare")
 
 
 def test_wrong_lines_say_what_to_type(adapterhub, words, tmp_path):

@@ -20,6 +20,7 @@ from tests.kit.compare import problems
 from tests.kit.data import json_lines, write_tsv
 from tests.kit.processes import fork_command
 from tests.kit.selection import cases_of
+from tests.kit.session import refused, succeeded
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -29,14 +30,12 @@ def test_train_eval_predict(train, adapterhub, data, tmp_path):
     assert code == 0, err
     assert "accuracy     1.0000" in out
     assert "epoch 12.00" in err, "progress"
-    code, out, _ = adapterhub("eval", tmp_path / "run", "--data", data[1], "--json")
-    assert code == 0
+    out = succeeded(adapterhub("eval", tmp_path / "run", "--data", data[1], "--json"))
     assert json.loads(out)["accuracy"] == 1.0
     assert json.loads(out)["examples"] == 22
-    code, out, _ = adapterhub(
-        "predict", tmp_path / "run", "the movie was good", "the movie was bad", "--json"
+    out = succeeded(
+        adapterhub("predict", tmp_path / "run", "the movie was good", "the movie was bad", "--json")
     )
-    assert code == 0
     rows = json_lines(out)
     assert [row["label"] for row in rows] == ["pos", "neg"]
     assert all(abs(sum(row["scores"].values()) - 1) < 1e-5 for row in rows)
@@ -49,10 +48,9 @@ def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
         f"data: {{train: {data[0]}, eval: {data[1]}}}\n"
         "train: {epochs: 5, tensorboard: false, report: false}\n"
     )
-    code, _, err = adapterhub(
-        "train", recipe, "train.epochs=1", "--method", "pfeiffer(size=3)", "--quiet"
+    succeeded(
+        adapterhub("train", recipe, "train.epochs=1", "--method", "pfeiffer(size=3)", "--quiet")
     )
-    assert code == 0, err
     manifest = json.loads((tmp_path / "run/adapter/adapter.json").read_text())
     assert manifest["methods"][0]["pfeiffer"]["size"] == 3
     assert manifest["training"]["recipe"]["train"]["epochs"] == 1
@@ -60,8 +58,7 @@ def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
 
 def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
     options = ("batch_size=3", "max_length=4", "head_learning_rate=4e-3", "schedule=cosine")
-    code, out, _ = train("--method", "mam", "--dry-run", *(f"train.{o}" for o in options))
-    assert code == 0
+    out = succeeded(train("--method", "mam", "--dry-run", *(f"train.{o}" for o in options)))
     for expected in (
         "encoder.0.attn.kv",
         "encoder.1.ffn",
@@ -81,17 +78,14 @@ def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
 
 def test_dry_run_of_a_run_that_exists(trained, train):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    code, out, err = train("--dry-run")
-    assert code == 0, err
-    assert "encoder.0.attn.q" in out
+    succeeded(train("--dry-run"), "encoder.0.attn.q")
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
 @pytest.mark.parametrize("method", ["full", "prefix", "[prompt, lora(rank=2)]"])
 def test_the_same_run_gives_the_same_bytes(train, tmp_path, method):
     for name in ("one", "two"):
-        code, _, err = train("--method", method, "train.epochs=1", output=tmp_path / name / "run")
-        assert code == 0, err
+        succeeded(train("--method", method, "train.epochs=1", output=tmp_path / name / "run"))
     for file in ("adapter.safetensors", "adapter.json", "README.md"):
         assert (tmp_path / "one/run/adapter" / file).read_bytes() == (
             tmp_path / "two/run/adapter" / file
@@ -142,22 +136,19 @@ def test_new_tokens_are_trained_saved_and_predicted_with(adapterhub, backbone, t
     file = write_tsv(tmp_path / "train.tsv", rows * 16)
     words = ["--backbone", backbone, "--train", file, "--eval", file, "--output", tmp_path / "run"]
     more = ("--method", "lora(rank=2)", "new_tokens=[<x>, <y>]", "train.tensorboard=false")
-    code, _, err = adapterhub("train", *words, *more, "train.batch_size=4", "train.epochs=6")
-    assert code == 0, err
+    succeeded(adapterhub("train", *words, *more, "train.batch_size=4", "train.epochs=6"))
     manifest = Saved.at(tmp_path / "run" / "adapter").manifest
     assert [token.content for token in manifest.tokens] == ["<x>", "<y>"]
     assert manifest.training["data"]["sha256"]
     assert manifest.versions.keys() == {"adapterhub", "torch", "transformers"}
     texts = [text for text, _ in rows]
-    code, out, err = adapterhub("predict", tmp_path / "run", *texts, "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", tmp_path / "run", *texts, "--json"))
     assert [row["label"] for row in json_lines(out)] == ["pos", "neg"]
 
 
 def test_the_schema_of_recipes_is_the_committed_one(adapterhub):
     """Editors complete recipes from recipes/schema.json."""
-    code, out, _ = adapterhub("train", "--schema")
-    assert code == 0
+    out = succeeded(adapterhub("train", "--schema"))
     recipes = Path(__file__).parents[2] / "recipes"
     assert json.loads(out) == json.loads((recipes / "schema.json").read_text(encoding="utf-8"))
     files = list(recipes.glob("*.yaml"))
@@ -168,8 +159,7 @@ def test_the_schema_of_recipes_is_the_committed_one(adapterhub):
 
 def test_flags_of_common_options(train, tmp_path):
     words = ("--epochs", 1, "--lr", "1e-3", "--batch-size", 8, "--max-length", 16, "--steps", 2)
-    code, _, err = train(*words, "--name", "mine", "--quiet")
-    assert code == 0, err
+    succeeded(train(*words, "--name", "mine", "--quiet"))
     recipe = read(tmp_path / "run" / "recipe.yaml")
     options = recipe.train
     assert (options.epochs, options.learning_rate, options.batch_size) == (1, 1e-3, 8)
@@ -188,8 +178,7 @@ def test_other_names_are_recorded_in_normal_form(train, tmp_path):
     (method,) = training["method"]
     assert (method["lora"]["rank"], method["lora"]["alpha"]) == (2, 4.0)
     own = ("train.learning_rate=1e-3", "train.batch_size=8", "train.epochs=1")
-    code, _, err = train(*own, "--method", "lora(rank=2, alpha=4)", "--resume")
-    assert code == 0, f"the same recipe: {err}"
+    succeeded(train(*own, "--method", "lora(rank=2, alpha=4)", "--resume"))
 
 
 def test_the_recipe_of_a_run_has_its_schema_beside_it(train, tmp_path):
@@ -215,9 +204,7 @@ def test_the_recipe_of_a_run_has_its_schema_beside_it(train, tmp_path):
     ],
 )
 def test_an_unknown_flag_says_what_to_type(train, words, expected):
-    code, _, err = train(*words)
-    assert code == 2
-    assert expected in err
+    refused(train(*words), expected)
 
 
 def test_each_flag_is_an_option():

@@ -12,6 +12,7 @@ from adapterhub.bench.results import study_results
 from adapterhub.bench.study import read_study
 from adapterhub.cli._study import train_commands
 from tests.kit.data import sentences, write_tsv
+from tests.kit.session import succeeded
 from tests.kit.studies import made_records
 
 BEST = "lora(rank=2)"
@@ -34,8 +35,7 @@ def test_the_command_trains_the_winner(adapterhub, study, tmp_path):
     assert place == ("my data", 100)
     program, *words = shlex.split(line)
     assert program == "adapterhub"
-    code, _, err = adapterhub(*words)
-    assert code == 0, err
+    succeeded(adapterhub(*words))
     recipe = (tmp_path / "study" / "best" / "recipe.yaml").read_text()
     for option in ("batch_size: 8", "max_steps: 80", "learning_rate: 0.001", "dtype: fp32"):
         assert option in recipe

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.kit.data import json_lines, sentences, write_json_lines
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 FAST = ("train.epochs=1", "train.tensorboard=false")
 
@@ -92,8 +92,7 @@ def test_the_form_of_new_data_can_be_given(learn, adapterhub, tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes("the film|abc\nsch\u00f6n|def\n".encode("cp850"))
     words = ("--text", "0", "--encoding", "cp850", "--delimiter", "|", "--no-header", "--json")
-    code, out, err = adapterhub("predict", tmp_path / "run", "--data", file, *words)
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", tmp_path / "run", "--data", file, *words))
     assert [row["text"] for row in json_lines(out)] == ["the film", "sch\u00f6n"]
     words = ("--label", "1", *words)
     refused(adapterhub("eval", tmp_path / "run", "--data", file, *words), "'abc': 1 time")
@@ -109,8 +108,7 @@ def test_a_template_over_columns_travels_with_the_adapter(learn, adapterhub, tmp
     file = write_json_lines(tmp_path / "posts.jsonl", rows)
     printed = learn(file, "--text", "{title}. {body}")
     assert "16 of 64 rows have no 'body': it is left out there" in printed
-    code, out, err = adapterhub("predict", tmp_path / "run", "--data", file, "--json")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", tmp_path / "run", "--data", file, "--json"))
     assert [row["text"] for row in json_lines(out)][:2] == [
         "title 0.",
         f"title 1. {rows[1]['body']}",
@@ -133,11 +131,9 @@ def test_columns_in_doubt_are_shown_with_what_to_type(adapterhub, backbone, tmp_
     words = ("--backbone", backbone, "--train", file, "--output", tmp_path / "run")
     result = adapterhub("train", *words, *FAST)
     refused(result, "- 3: This is sentence 0.", "--text 3 --label 1")
-    code, _, err = adapterhub("train", *words, *FAST, "--text", "3", "--label", "1")
-    assert code == 0, err
+    succeeded(adapterhub("train", *words, *FAST, "--text", "3", "--label", "1"))
     (tmp_path / "new.tsv").write_text("One text of five words\nAnother text of five words\n")
-    code, out, err = adapterhub("predict", tmp_path / "run", "--data", tmp_path / "new.tsv")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", tmp_path / "run", "--data", tmp_path / "new.tsv"))
     assert len(out.splitlines()) == 2
 
 

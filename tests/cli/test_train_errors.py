@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from tests.kit.data import write_tsv
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 
 @pytest.mark.parametrize(
@@ -148,16 +148,11 @@ def test_a_backbone_that_moved_is_told_on_resume(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(backbone, tmp_path / "models" / "bert")
     words = ("--backbone", "models/bert", "train.max_steps=2", "train.schedule=constant")
-    code, _, err = train(*words)
-    assert code == 0, err
+    succeeded(train(*words))
     (tmp_path / "models").rename(tmp_path / "moved")
     resume = ("train", "--resume", "--output", tmp_path / "run", "train.max_steps=4")
-    code, _, err = adapterhub(*resume)
-    assert code == 2
-    assert "the folder does not exist" in err
-    assert "--backbone FOLDER" in err
-    code, _, err = adapterhub(*resume, "--backbone", "moved/bert")
-    assert code == 0, err
+    refused(adapterhub(*resume), "the folder does not exist", "--backbone FOLDER")
+    succeeded(adapterhub(*resume, "--backbone", "moved/bert"))
 
 
 def test_quiet_hides_progress_only(train, adapterhub, tmp_path):

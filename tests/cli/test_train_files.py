@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.recipe.recipe import read
 from tests.kit.selection import long_table
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 RECIPE = {"method": "lora(rank=2)", "seed": 3, "train": {"max_steps": 2, "batch_size": 8}}
 STEPS = ("--steps", "2", "--batch-size", "8")
@@ -55,8 +55,7 @@ def here(tmp_path, monkeypatch, backbone, data, adapterhub):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_data_and_recipes_are_told_apart_by_content(words, output, here, tmp_path):
-    code, _, err = here(*words)
-    assert code == 0, err
+    succeeded(here(*words))
     recipe = read(tmp_path / output / "recipe.yaml")
     assert (recipe.train.max_steps, recipe.task) == (2, "classification")
     assert recipe.seed == (3 if any(word.startswith(("r.", "whole")) for word in words) else 0)

@@ -104,6 +104,15 @@ def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
 # Assertions on a run of the command line.
 
 
+def succeeded(result, *expected):
+    """Assert that a run ended well, and printed every text; return what it printed."""
+    code, out, err = result
+    assert code == 0, err
+    for text in expected:
+        assert text in out, out
+    return out
+
+
 def refused(result, *expected):
     """Assert that a run failed with exit code 2 and one message that contains every text."""
     code, out, err = result

@@ -1,0 +1,384 @@
+"""The scripts of benchmarks/studies start on small data, and their tables are those of the guides.
+
+Those of other libraries are in test_peers.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import math
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import claims
+import forgetting
+import general_text
+import good_rates
+import miniature
+import numpy as np
+import pytest
+import several_heads
+import winners
+from checks import Check, claim, over_groups, rank_correlation
+from run_records import RunRecords, study_parser
+
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.backbones.load import meta_model
+from adapterhub.bench.baselines import Constant, write_baselines
+from adapterhub.bench.cells import Cell
+from adapterhub.bench.records import RecordFolder
+from adapterhub.bench.study import RECORDS, STUDY, Study, read_study
+from adapterhub.methods.common.base import parse_methods
+from adapterhub.pages.row_scores import row_score
+from adapterhub.recipe.recipe import read_draft
+from adapterhub.tasks import parse_task
+from tests.kit.studies import made_record, made_records
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_records_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    records = RunRecords(tmp_path / "new")
+    assert records.read() == []
+    records.add({"seed": 1})
+    first = records.pack().read_bytes()
+    records.add({"seed": 2})
+    assert records.read() == [{"seed": 1}, {"seed": 2}]
+    records.pack()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["records.jsonl.gz"]
+    assert records.read() == [{"seed": 1}, {"seed": 2}]
+    other = RunRecords(tmp_path / "other")
+    other.add({"seed": 1})
+    assert other.pack().read_bytes() == first
+
+
+def test_the_commands_name_one_folder() -> None:
+    parser, training = study_parser("what it does")
+    training.add_argument("--only")
+    options = parser.parse_args(["train", "glue", "--output", "out", "--only", "lora"])
+    assert (options.folder, options.seeds, options.only) == (Path("out"), 3, "lora")
+    assert parser.parse_args(["table", "out"]).folder == Path("out")
+
+
+@pytest.mark.parametrize(
+    ("script", "guide", "count"),
+    [
+        (general_text, "continued-pretraining", 3 * len(general_text.METHODS)),
+        (several_heads, "multi-task", 3),
+    ],
+    ids=["general_text", "several_heads"],
+)
+def test_a_guide_has_the_table_of_the_committed_records(
+    script: ModuleType, guide: str, count: int
+) -> None:
+    name = script.__name__.replace("_", "-")
+    records = RunRecords(ROOT / "benchmarks" / "studies" / name).read()
+    assert len(records) == count
+    assert script.table(records) in (ROOT / f"docs/guides/{guide}.md").read_text("utf-8")
+
+
+def test_the_news_to_train_on_and_to_hold_are_disjoint(tmp_path: Path) -> None:
+    (tmp_path / "mrpc").mkdir()
+    rows = [f"1\t{i}\t{i}\tsentence number {i}\tanother" for i in range(10)]
+    text = "\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows])
+    (tmp_path / "mrpc" / "train.tsv").write_text("\ufeff" + text + "\n", encoding="utf-8")
+    files = general_text.write_news(tmp_path, tmp_path)
+    news, held = (set(file.read_text().splitlines()) for file in files)
+    assert len(news) == len(held) == 5
+    assert not news & held
+
+
+@pytest.mark.parametrize("tasks", [["mrpc"], ["stsb"], list(several_heads.TASKS)])
+def test_recipes_of_heads_are_valid_and_take_as_many_steps(
+    tmp_path: Path, tasks: list[str]
+) -> None:
+    recipe = read_draft(None, (), several_heads.recipe_of(tmp_path, tasks, 7, 150))
+    assert (recipe.train.max_steps, recipe.seed) == (150 * len(tasks), 7)
+    assert list(recipe.tasks) == (tasks if len(tasks) > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("score", "curve", "expected"),
+    [
+        (
+            ("classes",),
+            {1e-4: [0.795], 1e-3: [0.8], 1e-2: [0.791], 1.0: [0.5]},
+            (1e-3, 1e-4, 1e-2),
+        ),
+        (("classes",), {1e-4: [0.79], 1e-3: [0.80], 1e-2: [0.1]}, (1e-3, 1e-4, 1e-3)),
+        (("classes",), {1e-4: [0.77], 1e-3: [0.77, 0.83], 1e-2: [0.7]}, (1e-3, 1e-4, 1e-3)),
+        (("classes",), {1e-4: [math.nan], 1e-3: [0.9], 1e-2: [0.9, math.inf]}, (1e-3, 1e-3, 1e-3)),
+        (("losses",), {1e-4: [2.01], 1e-3: [2.0], 1e-2: [2.03]}, (1e-3, 1e-4, 1e-3)),
+        (("texts", "bleu"), {1e-4: [29.1], 1e-3: [30.0], 1e-2: [28.0]}, (1e-3, 1e-4, 1e-3)),
+        (("classes",), {1e-4: [math.nan], 1e-3: []}, None),
+    ],
+)
+def test_rates_as_good_as_the_best_but_for_a_point_or_the_spread_over_seeds_are_good(
+    score: tuple[str, ...], curve: dict[float, list[float]], expected: tuple[float, ...] | None
+) -> None:
+    found = good_rates.good_rates(curve, row_score(*score))
+    assert (found and (found.best, found.low, found.high)) == expected
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Forty lines of Multi30k in two languages, and a row of GSM8K."""
+    monkeypatch.setattr(miniature, "PRETRAINING", 30)
+    source = tmp_path / "source"
+    for name in ("multi30k", "gsm8k"):
+        (source / name).mkdir(parents=True)
+    for split, language in itertools.product(("train", "val"), ("en", "de")):
+        lines = "".join(f"{language} {split} line {n}\n" for n in range(40))
+        packed = gzip.compress(lines.encode())
+        (source / f"multi30k/{split}.{language}.gz").write_bytes(packed)
+    row = json.dumps({"question": "How many?", "answer": "4"}) + "\n"
+    (source / "gsm8k/train.jsonl").write_text(row, encoding="utf-8")
+    return source
+
+
+def test_no_row_of_a_study_pre_trains_the_miniature(corpora: Path, tmp_path: Path) -> None:
+    files = miniature.write_data(corpora, tmp_path / "data")
+    own = {text for path in files.values() for text in miniature._texts(path)}
+    written = sorted((tmp_path / "data").glob("*.t*.jsonl"))
+    studies = {text for path in written for text in miniature._texts(path)}
+    assert "en train line 29" in own
+    assert {"de train line 30", "de val line 0"} <= studies
+    assert not {text.removeprefix(miniature.TO_GERMAN) for text in studies} & own
+    rows = [json.loads(line) for line in miniature._lines(tmp_path / "data/translation.test.jsonl")]
+    assert rows[0] == {"text": miniature.TO_GERMAN + "en val line 0", "label": "de val line 0"}
+
+
+@pytest.mark.parametrize(
+    ("study", "name"), [("miniature-seq2seq", "encoder-decoder"), ("miniature-causal", "decoder")]
+)
+def test_every_method_fits_the_miniature(study: str, name: str, tmp_path: Path) -> None:
+    recipe = read_study(Path(miniature.__file__).with_name(f"{study}.yaml"))
+    (task,) = recipe.tasks().values()
+    assert task.backbone == name
+    miniature.MINIATURES[name].config.save_pretrained(tmp_path)
+    anatomy = anatomy_of(meta_model(str(tmp_path), task=parse_task(task.task).head))
+    size = sum(p.numel() for p in anatomy.parameters().values())
+    assert 1.5e6 < size < 3e6
+    for label, spec in recipe.labels().items():
+        assert 0 < sum(method.count(anatomy) for method in parse_methods(spec)) <= size, label
+
+
+def test_the_record_of_forgetting_has_each_test_row_before_and_after(
+    backbone: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "dev"):
+        rows = [f"a {('bad', 'good')[n % 2]} film {n} {split}\t{n % 2}" for n in range(40)]
+        text = "\n".join(["sentence\tlabel", *rows, ""])
+        (tmp_path / f"sst2/{split}.tsv").write_text(text, encoding="utf-8")
+    read = forgetting.read_task(tmp_path, "sst2")
+    assert read["test"].texts[1] == ("a good film 1 dev",)
+    assert read["test"].labels[:4] == [0, 1, 0, 1]
+    names = ["lora", "lora, one per task"]
+    data = dict.fromkeys(forgetting.TASKS, read)
+    found = forgetting.study(data, names, str(backbone), seeds=2, steps=3)
+    assert list(found["approaches"]) == names
+    assert found["device"].startswith("CPU")
+    assert set(found["versions"]) == {"adapterhub", "torch", "transformers", "python"}
+    for runs in found["approaches"].values():
+        sides = [side for run in runs for side in run.values()]
+        assert [len(side) for side in sides] == [40] * 6
+        assert {digit for side in sides for digit in side} <= {"0", "1"}
+    assert all(run["before"] == run["after"] for run in found["approaches"][names[1]])
+
+
+def test_batches_go_through_all_rows_before_any_again() -> None:
+    rows = forgetting.Rows([(f"film {n}",) for n in range(40)], [n % 2 for n in range(40)])
+    batches = rows.batches(10, random.Random(0))
+    assert sorted(t for _ in range(4) for t in next(batches).texts) == sorted(rows.texts)
+    assert len(next(batches).labels) == 10
+
+
+def written(study: Study, folder: Path, accuracy: dict[str, float]) -> None:
+    (folder / STUDY).write_text(study.to_yaml(), encoding="utf-8")
+    records = RecordFolder(folder / RECORDS)
+    for record in made_records(study, accuracy | {"mam": math.nan}):
+        records.write(record)
+
+
+def test_the_winner_is_trained_for_epochs_with_its_rate_and_published(
+    made_study: Study, tmp_path: Path
+) -> None:
+    written(made_study, tmp_path, {"head": 0.6, "lora": 0.9})
+    ((task, method, words),) = winners.winners(tmp_path, tmp_path / "runs", 3)
+    assert (task, method, words[0]) == ("mine", "lora", "train")
+    pairs = dict(itertools.pairwise(words))
+    assert (pairs["--method"], float(pairs["--lr"]), pairs["--epochs"]) == ("lora", 1e-3, "3")
+    assert pairs["--output"] == str(tmp_path / "runs" / "mine")
+    assert "--steps" not in words
+    options = argparse.Namespace(output=tmp_path / "runs", registry=tmp_path / "registry")
+    line = winners.published(task, method, options)
+    assert line[:2] == ["publish", str(tmp_path / "runs" / "mine")]
+    assert line[-2:] == ["--registry", str(tmp_path / "registry")]
+
+
+def test_a_task_on_which_nothing_was_shown_to_learn_has_no_winner(
+    made_study: Study, tmp_path: Path
+) -> None:
+    written(made_study, tmp_path, {"head": 0.5, "lora": 0.53})
+    assert len(list(winners.winners(tmp_path, tmp_path / "runs", 3))) == 1
+    write_baselines(tmp_path, {"mine": Constant("majority class", "classes", "pos", 0.6)}, {})
+    assert list(winners.winners(tmp_path, tmp_path / "runs", 3)) == []
+
+
+# The claims of textbooks, on planted studies, of which it is known whether a claim holds
+
+PREFIX, UNFREEZE = "prefix(length=5)", "unfreeze(size=2)"
+MAM, LONG = "mam(length=30, size=64)", "prefix(length=95)"
+SCALED, PARALLEL, PFEIFFER = ("scaled-parallel(size=94", "parallel(size=94", "pfeiffer(size=94")
+FFN, ATTN = ")", ", sites=[attn])"
+ONE_STUDY = {
+    "small prefix": ({PREFIX: 0.90, "full": 0.90}, {PREFIX: 0.80, "full": 0.90}),
+    "gradual unfreezing": (
+        {UNFREEZE: 0.90, "freeze": 0.80, "full": 0.80},
+        {UNFREEZE: 0.90, "freeze": 0.80, "full": 0.95},
+    ),
+    "he2022: mam": (
+        {MAM: 0.90, LONG: 0.80, SCALED + FFN: 0.82},
+        {MAM: 0.80, LONG: 0.85, SCALED + FFN: 0.70},
+    ),
+    "he2022: ffn": (
+        {PFEIFFER + FFN: 0.9, PFEIFFER + ATTN: 0.8, PARALLEL + FFN: 0.9, PARALLEL + ATTN: 0.8},
+        {PFEIFFER + FFN: 0.9, PFEIFFER + ATTN: 0.8, PARALLEL + FFN: 0.8, PARALLEL + ATTN: 0.9},
+    ),
+    "he2022: parallel": (
+        {PARALLEL + FFN: 0.90, PFEIFFER + FFN: 0.80},
+        {PARALLEL + FFN: 0.80, PFEIFFER + FFN: 0.90},
+    ),
+    "he2022: scaled": (
+        {SCALED + ATTN: 0.90, PARALLEL + ATTN: 0.80},
+        {SCALED + ATTN: 0.80, PARALLEL + ATTN: 0.90},
+    ),
+    "peers": (
+        {"lora": 0.86, "prefix": 0.90, "peft lora": 0.86, "peft prefix": 0.85},
+        {"lora": 0.80, "prefix": 0.90, "peft lora": 0.90, "peft prefix": 0.90},
+    ),
+}
+
+
+@cache
+def study_of(*methods: str) -> str:
+    """Return the text of a study of methods, of which the first is the baseline."""
+    flags = {"backbone": "sentence-transformers/all-MiniLM-L6-v2", "data": {"train": "sst2.tsv"},
+             "train": {"batch_size": 16}}  # fmt: skip
+    peers = [method for method in methods if method.startswith("peft ")]
+    own = [method for method in methods if method not in peers]
+    bench = {"methods": own, "recorded": peers, "baseline": methods[0], "steps": 120}
+    return read_study(None, (), flags, bench).to_yaml()
+
+
+def planted(folder: Path, accuracy: dict[int, dict[str, float]], test_rows: int = 1200) -> Path:
+    """Write a study: the accuracy of each method by the number of training rows."""
+    methods = dict.fromkeys(method for each in accuracy.values() for method in each)
+    folder.mkdir()
+    (folder / STUDY).write_text(study_of(*methods), encoding="utf-8")
+    records = RecordFolder(folder / RECORDS)
+    for rows, values in accuracy.items():
+        for number, (method, value) in enumerate(values.items()):
+            for seed in (1, 2, 3, 4):
+                cell = Cell("sst2", method, rows, 120, 1e-3, seed, "final")
+                made = made_record(cell, 100 * rows + number, value, test_rows)
+                records.write(replace(made, costs=replace(made.costs, trained=10**4, head=0)))
+    return folder
+
+
+def verdict_of(name: str, path: Path) -> str:
+    (found,) = [each for each in claims.check_claims([path]) if each.name == name]
+    return found.verdict if found.checks else "not checked"
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("checks.RESAMPLES", 999)
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("name", ONE_STUDY)
+def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name: str, tmp_path: Path) -> None:
+    holds, fails = ONE_STUDY[name]
+    equal = dict.fromkeys(holds, 0.85)
+    assert verdict_of(name, planted(tmp_path / "holds", {100: holds})) == "holds"
+    assert verdict_of(name, planted(tmp_path / "fails", {100: fails})) == "does not hold"
+    assert verdict_of(name, planted(tmp_path / "few", {100: equal}, 60)) == "cannot be told"
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_small_prefix_with_little_data(tmp_path: Path) -> None:
+    name = "small prefix, little data"
+    near, far = {PREFIX: 0.88, "full": 0.88}, {PREFIX: 0.80, "full": 0.90}
+    assert verdict_of(name, planted(tmp_path / "holds", {50: near, 2000: far})) == "holds"
+    assert verdict_of(name, planted(tmp_path / "fails", {50: far, 2000: near})) == "does not hold"
+    assert verdict_of(name, planted(tmp_path / "one", {50: near})) == "not checked"
+
+
+def record_of_forgetting(folder: Path, after: float, changed: bool = False) -> Path:
+    draw = np.random.default_rng(0)
+
+    def digits(share: float) -> str:
+        return "".join(str(int(x)) for x in draw.random(900) < share)
+
+    alone = [{"before": each, "after": each} for each in (digits(0.9) for _ in range(3))]
+    if changed:
+        alone[0]["after"] = alone[0]["after"][:-1] + str(1 - int(alone[0]["after"][-1]))
+    runs = [{"before": digits(0.9), "after": digits(after)} for _ in range(3)]
+    record: dict[str, Any] = {"first": "sst2", "second": "mrpc"}
+    record["approaches"] = {"full": runs, "lora, one per task": alone}
+    path = folder / "forgetting.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_claims_on_forgetting(tmp_path: Path) -> None:
+    expected = {0.7: "holds", 0.98: "does not hold", 0.9: "cannot be told"}
+    for after, verdict in expected.items():
+        path = record_of_forgetting(tmp_path, after)
+        assert verdict_of("forgetting", path) == verdict
+        assert verdict_of("forgetting, adapters", path) == "holds"
+    changed = record_of_forgetting(tmp_path, 0.7, changed=True)
+    assert verdict_of("forgetting, adapters", changed) == "does not hold"
+    assert "1 of 2,700 answers changed" in claims.as_text(claims.check_claims([changed]))
+
+
+def test_a_claim_holds_only_if_all_checks_do_after_correction() -> None:
+    for checks, verdict in (
+        ([(1, 0.03)], "holds"),
+        ([(1, 0.03), (1, 0.03)], "cannot be told"),
+        ([(1, 0.001), (1, 0.01)], "holds"),
+        ([(1, 0.001), (1, 0.9)], "cannot be told"),
+        ([(1, 0.001), (-1, 0.001)], "does not hold"),
+    ):
+        made = [Check("here", "a - b", value=value, p=p) for value, p in checks]
+        assert claim("x", "", made).verdict == verdict
+
+
+def test_few_groups_and_few_methods_give_no_verdict() -> None:
+    here = Check("here", "x")
+    assert over_groups(here, [1.0] * 5).why_open == "5 groups, 6 are needed"
+    assert over_groups(here, [1.0] * 6).p == pytest.approx(2 / 64)
+    assert rank_correlation(here, [1, 2, 3], [1, 2, 3]).why_open == "3 methods, 6 are needed"
+    assert rank_correlation(here, range(7), range(7)).value == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_table_is_narrow_and_the_markdown_has_every_check(tmp_path: Path) -> None:
+    folder = planted(tmp_path / "s", {100: ONE_STUDY["he2022: ffn"][0]})
+    found = claims.check_claims([folder, record_of_forgetting(tmp_path, 0.7)])
+    assert max(map(len, claims.as_text(found).splitlines())) <= 100
+    markdown = claims.as_markdown(found)
+    for each in found:
+        assert f"## {each.text}" in markdown
+        for check in each.checks:
+            assert f"| {check.what} | {check.numbers} | {check.verdict} |" in markdown
