@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -173,10 +172,3 @@ def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
     engine = RayEngine({}, tmp_path, address="127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1"), engine:
         pass
-
-
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match="not installed") as error:
-        RayEngine({}, tmp_path)
-    assert 'pip install "adapterhub[ray]"' in str(error.value)

@@ -1,12 +1,30 @@
-"""Cells and their digests."""
+"""Cells, their digests, and the search for learning rates: a pure function of what is done."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from adapterhub.bench.cells import Cell, Shard, cell_key, parse_shard
+from adapterhub.bench.cells import (
+    KEPT,
+    LEAST_STEPS,
+    MOST_EXTENSIONS,
+    SHARE,
+    STEP,
+    Cell,
+    Group,
+    RateChoice,
+    Shard,
+    cell_key,
+    next_cells,
+    parse_shard,
+    rate_grid,
+)
 from adapterhub.errors import ConfigError
 
 CELL = Cell("sst2", "lora(rank=4)", 1_000, 200, 1e-3, 1, "final")
@@ -40,3 +58,162 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--shard") as error:
         parse_shard(text)
     assert "K/N" in str(error.value)
+
+
+GROUP = Group("data", "lora", 1_000, 200, 1e-3)
+Landscape = Callable[[Cell], float]
+
+
+def conduct(
+    groups: list[Group],
+    landscape: Landscape,
+    rates: int = 5,
+    seeds: int = 3,
+    batch: int = 1000,
+    tuning_seeds: int = 1,
+) -> tuple[dict[Group, RateChoice], list[Cell]]:
+    """Run a whole search; `batch` cells at a time, as a study that is killed and continued."""
+    done: dict[Cell, float] = {}
+    order: list[Cell] = []
+    for _ in range(10_000):
+        cells, choices = next_cells(groups, rates, seeds, done.get, tuning_seeds)
+        if not cells:
+            return choices, order
+        assert not set(cells) & done.keys(), "a cell is run twice"
+        assert len(set(cells)) == len(cells)
+        for cell in cells[:batch]:
+            done[cell] = landscape(cell)
+            order.append(cell)
+    raise AssertionError("the search does not end")
+
+
+def peak_at(rate: float) -> Landscape:
+    return lambda cell: -abs(math.log10(cell.rate / rate)) + cell.steps / 1e6
+
+
+def test_a_grid_is_around_the_default_half_a_decade_apart() -> None:
+    assert rate_grid(1e-3, 5) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2]
+    assert rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
+    assert rate_grid(5e-5, 1) == [5e-5]
+
+
+@given(st.floats(-4, 4), st.integers(3, 7))
+def test_the_best_rate_of_the_grid_is_found(decades: float, rates: int) -> None:
+    best = GROUP.rate * 10**decades
+    choices, cells = conduct([GROUP], peak_at(best), rates)
+    chosen = choices[GROUP].rate
+    assert chosen is not None
+    tried = {cell.rate for cell in cells if cell.stage == "search"}
+    assert abs(math.log10(chosen / best)) == pytest.approx(
+        min(abs(math.log10(rate / best)) for rate in tried), abs=0.01
+    )
+    below, above = rate_grid(GROUP.rate, rates)[0], rate_grid(GROUP.rate, rates)[-1]
+    reach = STEP**MOST_EXTENSIONS
+    outside = not below / reach / 1.2 < best < above * reach * 1.2
+    assert chosen in (min(tried), max(tried)) or not outside, "the best rate is beyond all grids"
+
+
+def test_a_grid_that_grows_has_the_rates_of_a_larger_one() -> None:
+    _, cells = conduct([GROUP], peak_at(1.0))
+    tried = {cell.rate for cell in cells if cell.steps < GROUP.steps}
+    assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
+
+
+def test_a_best_rate_inside_the_grid_costs_the_planned_trials() -> None:
+    choices, cells = conduct([GROUP], peak_at(1e-3))
+    steps = [cell.steps for cell in cells]
+    assert steps == [GROUP.steps // SHARE] * 5 + [GROUP.steps] * (KEPT + 3)
+    assert choices[GROUP].trials == tuple(cells[:7])
+    assert [cell.seed for cell in cells] == [0] * 7 + [1, 2, 3]
+    assert {cell.rate for cell in cells[7:]} == {1e-3}
+
+
+def lucky_at(rate: float, seed: int = 0) -> Landscape:
+    """Return scores where a rate is by far the best with one seed, and diverges with others."""
+
+    def score(cell: Cell) -> float:
+        if cell.rate != rate:
+            return 0.5 - abs(math.log10(cell.rate / 1e-3)) / 10
+        return 0.9 if cell.seed == seed else 0.0
+
+    return score
+
+
+@pytest.mark.parametrize(("tuning", "chosen"), [(1, 3.16e-3), (2, 1e-3), (3, 1e-3)])
+def test_a_rate_that_one_seed_is_lucky_with_is_not_chosen_by_several(tuning, chosen) -> None:
+    choices, cells = conduct([GROUP], lucky_at(3.16e-3), tuning_seeds=tuning)
+    assert choices[GROUP].rate == chosen
+    seeds = {cell.seed for cell in cells if cell.stage == "search"}
+    finals = {cell.seed for cell in cells if cell.stage == "final"}
+    assert len(seeds) == tuning
+    assert finals == {1, 2, 3}
+    assert not seeds & finals, "what is tested has chosen nothing"
+
+
+def test_one_seed_that_diverges_rejects_a_rate() -> None:
+    def landscape(cell: Cell) -> float:
+        return -math.inf if (cell.rate, cell.seed) == (1e-3, 1000) else peak_at(1e-3)(cell)
+
+    choice = conduct([GROUP], landscape, tuning_seeds=2)[0][GROUP]
+    assert choice.rate in (3.16e-4, 3.16e-3)
+
+
+def test_short_runs_have_as_many_seeds() -> None:
+    short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
+    _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
+    assert len(cells) == 5 + KEPT + 3
+
+
+def test_every_method_has_the_same_trials_whatever_its_scores() -> None:
+    groups = [Group("data", name, 1_000, 200, 1e-3) for name in ("a", "b", "c")]
+    _, cells = conduct(groups, lambda cell: len(cell.method) - abs(math.log(cell.rate / 1e-3)))
+    counts = {name: [c.method for c in cells].count(name) for name in "abc"}
+    assert len(set(counts.values())) == 1
+
+
+scores = st.one_of(st.floats(-1, 1), st.just(-math.inf), st.just(math.nan))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+def test_a_study_that_is_continued_ends_as_one_that_was_not(
+    data: st.DataObject, rates: int, seeds: int, batch: int, tuning: int
+) -> None:
+    groups = [Group("t", m, 100, steps, 1e-3) for m, steps in (("a", 8), ("b", 400))]
+    table: dict[Cell, float] = {}
+
+    def landscape(cell: Cell) -> float:
+        return table.setdefault(cell, data.draw(scores))
+
+    whole = conduct(groups, landscape, rates, seeds, tuning_seeds=tuning)
+    parts = conduct(groups, landscape, rates, seeds, batch, tuning)
+    assert whole[0] == parts[0]
+    assert set(whole[1]) == set(parts[1])
+
+
+def test_equal_scores_choose_the_default() -> None:
+    choices, _ = conduct([GROUP], lambda cell: 0.5)
+    assert choices[GROUP].rate == GROUP.rate
+
+
+def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none() -> None:
+    high = conduct([GROUP], lambda cell: -math.inf if cell.rate > 5e-4 else 0.5)[0][GROUP]
+    assert high.rate == 3.16e-4
+    choices, cells = conduct([GROUP], lambda cell: -math.inf)
+    assert choices[GROUP].rate is None
+    assert {cell.stage for cell in cells} == {"search"}
+    assert len(cells) == 5
+
+
+def test_short_runs_are_tried_as_a_whole() -> None:
+    short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
+    assert short.first_steps == short.steps
+    _, cells = conduct([short], peak_at(1e-3))
+    assert {cell.steps for cell in cells} == {short.steps}
+    assert len(cells) == 5 + 3
+
+
+def test_one_rate_is_the_default_without_trials() -> None:
+    choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
+    assert choices[GROUP] == RateChoice(GROUP.rate, ())
+    assert len(cells) == 3

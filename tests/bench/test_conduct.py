@@ -77,12 +77,17 @@ def test_records_of_another_machine_are_taken_as_they_are(finished: Any, tmp_pat
     assert StudyState(other, merged).records == state.records
 
 
-def test_numbers_of_rows_are_compared_separately(study: Study, tmp_path: Path) -> None:
+def test_numbers_of_rows_are_compared_by_the_metric_that_selects(
+    study: Study, tmp_path: Path
+) -> None:
+    recipe = replace(study.recipe, train=replace(study.recipe.train, best_metric="matthews"))
     bench = replace(study.bench, rows=(20, 10_000), methods=("head",), rates=1, seeds=1)
-    plan, folder, engine = planned(replace(study, bench=bench), tmp_path)
+    plan, folder, engine = planned(replace(study, recipe=recipe, bench=bench), tmp_path)
     assert [group.rows for group in plan.groups] == [20, 104]
     state = run_study(plan, folder, engine)
     assert {record.cell.rows for record in state.records} == {20, 104}
+    assert {record.metric for record in state.records} == {"matthews"}
+    assert all("matthews" in r.selected.keys() & r.tested.keys() for r in state.records)
 
 
 def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
@@ -99,16 +104,6 @@ def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
     assert [group.method for group in named.groups] == ["head"]
     assert named.key(own.cell) == own.key
     assert StudyState(named, folder).records == (own, other)
-
-
-def test_the_metric_that_selects_is_the_one_that_is_recorded(study: Study, tmp_path: Path) -> None:
-    recipe = replace(study.recipe, train=replace(study.recipe.train, best_metric="matthews"))
-    bench = replace(study.bench, methods=("head",), rates=1, seeds=1)
-    plan, folder, engine = planned(replace(study, recipe=recipe, bench=bench), tmp_path)
-    (record,) = run_study(plan, folder, engine).records
-    assert record.metric == "matthews"
-    assert "matthews" in record.selected
-    assert "matthews" in record.tested
 
 
 def test_a_method_may_start_from_a_trained_adapter(study: Study, tmp_path: Path) -> None:

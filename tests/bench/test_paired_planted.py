@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 
 from adapterhub.bench.paired import compare_all_pairs, compare_with
 from adapterhub.bench.statistics import estimate_all
-from tests.kit.studies import PREDICTIONS, equal, with_better
+from tests.kit.studies import equal, with_better
 
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 UNEQUAL_SPREADS = (0.5, 0.2, 3.0, 0.2, 1.0, 0.5, 1.0, 3.0)
@@ -141,9 +141,3 @@ def test_equal_methods_of_every_size_are_called_tied(name):
     most = HARDEST.get(name, 0.05)
     assert binomtest(alarms, 2000, most, alternative="greater").pvalue > 0.001, alarms / 2000
     assert 0.92 <= hits / 2000 / len(values) <= 0.985
-
-
-def test_the_grid_has_every_size():
-    assert len(GRID) - len(SPECIAL) == 3 * 3 * 2 * 4 + 3 * 2 * 4
-    assert HARDEST.keys() < GRID.keys()
-    assert {truth.kind for truth in GRID.values()} == PREDICTIONS.keys()

@@ -5,19 +5,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
 
 from adapterhub.bench.report import (
     LIMITS,
+    count_words,
     failure_lines,
+    rates_chart,
+    rows_chart,
+    score_range,
+    seeds_chart,
     study_markdown,
     study_page,
     study_subtitle,
     study_title,
-    write_study_reports,
 )
+from adapterhub.bench.results import study_results
+from adapterhub.pages.figures import COLOURS
+from tests.kit.studies import made_records
 
 pytestmark = pytest.mark.usefixtures("charts")
 COMMANDS = {("mine", 100): "adapterhub train --method 'lora(rank=2)'"}
@@ -38,6 +46,7 @@ def test_recorded_methods_are_named_as_such(made_study, made_results):
     recorded = replace(made_study, bench=replace(made_study.bench, recorded=("theirs",)))
     assert "recorded by another program" in study_page(recorded, made_results, {})
     assert "recorded by another program" not in study_page(made_study, made_results, {})
+    assert "3 methods and 1 recorded" in study_subtitle(recorded, made_results)
 
 
 def test_the_page_needs_no_network_and_runs_no_script_but_its_own(made_study, made_results):
@@ -67,13 +76,9 @@ def test_several_tasks_have_a_summary_and_a_section_each(made_study, made_result
     assert "All tasks" not in one
     assert "mine, 50 rows" in page
     assert page.count("By number of training rows") == 1
-
-
-def test_both_files_are_written(made_study, made_results, tmp_path):
-    page, markdown = write_study_reports(tmp_path, made_study, made_results, COMMANDS)
-    assert (page.name, markdown.name) == ("report.html", "report.md")
-    assert "Take lora" in markdown.read_text()
-    assert page.read_text().startswith("<!doctype html>")
+    other = replace(task, task="yours")
+    assert "## All tasks" in study_markdown(made_study, [task, other], {})
+    assert "## All tasks" not in study_markdown(made_study, made_results, {})
 
 
 def test_the_markdown_has_the_advice_the_command_and_the_whole_table(made_study, made_results):
@@ -94,12 +99,6 @@ def test_the_markdown_has_the_advice_the_command_and_the_whole_table(made_study,
     assert all(limit in text for limit in LIMITS)
 
 
-def test_the_number_of_recorded_methods_is_said(made_study, made_results):
-    recorded = replace(made_study, bench=replace(made_study.bench, recorded=("a", "b")))
-    assert "3 methods and 2 recorded" in study_subtitle(recorded, made_results)
-    assert "recorded" not in study_subtitle(made_study, made_results)
-
-
 def test_names_are_no_markup(made_study, made_results):
     name = "a|b*<img>\n# c"
     methods = tuple(replace(each, method=name) for each in made_results[0].methods)
@@ -110,15 +109,56 @@ def test_names_are_no_markup(made_study, made_results):
     assert "\n# c" not in text
 
 
-def test_several_tasks_have_a_summary_in_markdown(made_study, made_results):
-    other = replace(made_results[0], task="yours")
-    assert "## All tasks" in study_markdown(made_study, [made_results[0], other], {})
-    assert "## All tasks" not in study_markdown(made_study, made_results, {})
-
-
 def test_a_study_has_the_name_of_its_folder(made_study, made_results):
     assert study_title(made_study) == "mine"
     assert study_subtitle(made_study, made_results) == (
         "some/backbone · 3 methods · 3 learning rates and 3 seeds each"
     )
     assert len(failure_lines(made_results[0])) == 1
+
+
+def texts(svg):
+    tree = ElementTree.fromstring(svg)
+    assert not any(colour in svg for colour in COLOURS)
+    return [text.strip() for text in tree.itertext() if text.strip()]
+
+
+def test_seeds_are_shown_with_the_name_of_each_method(made_results):
+    found = texts(seeds_chart(made_results[0]))
+    assert {"head", "lora", "majority class", "accuracy"} <= set(found)
+    assert "mam" not in found  # it has no score
+
+
+def test_rates_are_the_ticks(made_results):
+    (task,) = made_results
+    assert {"1e-4", "1e-3", "1e-2"} <= set(texts(rates_chart(task, "lora")))
+    assert texts(rates_chart(task, "mam"))  # its runs diverged: crosses
+    assert rates_chart(task, "majority class") is None
+
+
+def test_scores_by_rows_need_several(made_results):
+    (task,) = made_results
+    assert rows_chart([task]) is None
+    found = texts(rows_chart([task, replace(task, rows=1000)]))
+    assert {"100", "1k", "lora", "head"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(300, "300"), (3000, "3k"), (2e6, "2M"), (1e9, "1G"), (0.001, "0.001"), (1e-4, "1e-4")],
+)
+def test_count_words(value, text):
+    assert count_words(value) == text
+
+
+def test_a_very_wide_interval_does_not_hide_the_others(made_study):
+    accuracy = {"head": 0.7, "lora": 0.8, "mam": 0.75}
+    (task,) = study_results(made_study, made_records(made_study, accuracy), {})
+    before = score_range(task)
+    wide = replace(task.methods[0].estimate, low=0.01, high=0.99)
+    other = replace(task, methods=(replace(task.methods[0], estimate=wide), *task.methods[1:]))
+    low, high = score_range(other)
+    assert before[0] - 2 <= low
+    assert high <= before[1] + 2
+    alone = replace(task, methods=other.methods[:1])
+    assert score_range(alone)[0] < 1  # nothing else is there

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import f as f_distribution
 from scipy.stats import norm, t
 
 from adapterhub.bench.statistics import (
@@ -36,8 +35,7 @@ def small_study(kind="accuracy", number=0, methods=3, **size):
 # The rows
 
 
-@pytest.mark.parametrize("weights", ["one", "tokens"])
-def test_the_influence_on_a_mean_is_the_deviation(weights):
+def test_the_influence_on_a_mean_is_the_deviation():
     random = np.random.default_rng(0)
     right = random.integers(2, size=(3, 50)).astype(float)
     runs = runs_of(right)
@@ -91,21 +89,6 @@ def test_a_method_with_a_larger_spread_keeps_its_own():
     assert spreads["m4"].variance == pytest.approx(study[4].scores.var(ddof=1))
 
 
-def test_the_test_of_a_spread_is_that_of_two_variances():
-    from adapterhub.bench.statistics import _tails
-
-    def tail(own, others, count=8):
-        variances = np.array([own, *[others] * (count - 1)])
-        everything = np.ones(count, dtype=bool)
-        return _tails(variances, np.zeros(count), np.full(count, 2.0), everything)[0]
-
-    critical = f_distribution.isf(0.1, 2, 14)
-    assert tail(critical, 1.0) == pytest.approx(0.1)
-    assert tail(1.0, 0.0) == 0
-    assert tail(0.0, 0.0) == 1
-    assert tail(9.0, 0.0, count=1) == 1
-
-
 def test_unsteady_methods_leave_the_pool_unless_they_are_many():
     def pool(sd):
         truth = Truth("accuracy", (0.7,) * 20, rows=500, sd=sd)
@@ -120,7 +103,7 @@ def test_unsteady_methods_leave_the_pool_unless_they_are_many():
     assert pooled[0] < pooled[1] / 10
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(2))
 def test_recorded_methods_do_not_change_what_is_known_of_the_others(number):
     """However many of them there are, and however far apart their seeds are."""
     truth = Truth("accuracy", (0.7,) * 12, rows=500, sd=(0.5,) * 6 + (25.0,) * 6)
@@ -332,24 +315,3 @@ def covered(truth, repetitions):
 @pytest.mark.parametrize(("kind", "sd"), [("accuracy", 0.0), ("accuracy", 3.0), ("f1", 1.0)])
 def test_intervals_contain_the_truth_in_about_95_of_100_studies(kind, sd):
     assert 0.93 <= covered(equal(kind, 0.85, rows=400, sd=(sd,)), 150) <= 0.985
-
-
-def bootstrapped(runs, random):
-    """Return the percentile interval of a bootstrap over rows and seeds."""
-    right = np.stack([c[:, 0] for c in runs.columns])
-    seeds = random.integers(runs.seeds, size=(200, runs.seeds))
-    weights = random.multinomial(runs.rows, np.full(runs.rows, 1 / runs.rows), size=200)
-    return np.percentile(
-        (weights @ right.T / runs.rows)[np.arange(200)[:, None], seeds].mean(1), [2.5, 97.5]
-    )
-
-
-def test_a_bootstrap_over_rows_and_three_seeds_is_too_narrow():
-    """The reason why intervals are not bootstrapped."""
-    truth, random = equal("accuracy", 0.85, rows=1000, sd=(4.0,)), np.random.default_rng(0)
-    hits = []
-    for _ in range(12):
-        ends = [bootstrapped(runs, random) for runs in truth.study(random)]
-        hits += [low <= 0.85 <= high for low, high in ends]
-    assert np.mean(hits) < 0.88
-    assert covered(truth, 25) > 0.93

@@ -69,28 +69,21 @@ def test_the_baseline_and_what_is_not_known(made_results):
     assert cells(with_result(task, even), "head")["against lora"].text.startswith("+0.0, ")
 
 
-def test_failed_seeds_are_counted(made_results):
+def test_failed_seeds_are_counted_and_a_rate_at_the_edge_is_marked(made_results):
     (task,) = made_results
     one, *rest = task.find("lora").finals
     spoiled = replace(task.find("lora"), finals=(replace(one, status="diverged"), *rest))
     assert cells(with_result(task, spoiled), "lora")["seeds"].text == "2 of 3 (1 diverged)"
-
-
-def test_an_edge_is_said(made_results):
-    (task,) = made_results
     edge = replace(task.find("lora"), at_edge=True)
     assert cells(with_result(task, edge), "lora")["rate"].text == "1e-3 edge"
-
-
-def test_a_loss_says_that_lower_is_better(made_results):
-    score = replace(made_results[0].score, name="loss")
-    assert score_title(replace(made_results[0], score=score)) == "loss, lower is better"
 
 
 def test_titles_name_rows_only_where_there_are_several(made_results):
     (task,) = made_results
     assert result_title(task, made_results) == "mine"
     assert result_title(task, [task, replace(task, rows=50)]) == "mine, 100 rows"
+    loss = replace(task, score=replace(task.score, name="loss"))
+    assert score_title(loss) == "loss, lower is better"
 
 
 def test_all_tasks_are_in_one_table(made_results):
