@@ -11,7 +11,7 @@ from adapterhub.bench.baselines import Constant
 from adapterhub.bench.conduct import StudyState, run_study
 from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import RecordFolder
-from adapterhub.bench.results import TaskResult, study_results
+from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, read_study
 from tests.kit.data import sentences, write_tsv
 from tests.kit.session import home_in
@@ -29,7 +29,7 @@ def small_study(backbone: Path, folder: Path) -> Study:
 
 
 @pytest.fixture
-def study(backbone: Path, tmp_path: Path) -> Study:
+def study(backbone, tmp_path):
     return small_study(backbone, tmp_path)
 
 
@@ -45,7 +45,7 @@ class Finished:
 
 
 @pytest.fixture(scope="session")
-def finished(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     study = small_study(backbone, folder)
     with home_in(folder / "home"):
@@ -55,7 +55,7 @@ def finished(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish
 
 
 @pytest.fixture
-def made_study() -> Study:
+def made_study():
     """A study that is only written down: `studies.made_records` makes its records."""
     bench = {"methods": ("head", "lora", "mam"), "rates": 3}
     flags = {"backbone": "some/backbone", "output": "out/mine", "data": {"train": "mine.tsv"}}
@@ -63,7 +63,7 @@ def made_study() -> Study:
 
 
 @pytest.fixture
-def made_results(made_study: Study) -> tuple[TaskResult, ...]:
+def made_results(made_study):
     accuracy = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
     constants = {"mine": Constant("majority class", "classes", "pos", 0.6)}
     return study_results(made_study, made_records(made_study, accuracy), constants)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import run_study
 from adapterhub.bench.ray_engine import BenchWorker, RayEngine
 from adapterhub.bench.records import CellRecord
-from adapterhub.bench.study import Study
 from adapterhub.errors import BackboneError, ConfigError, TrainingError
 from tests.kit.server import two_nodes
 from tests.kit.studies import facts, planned
@@ -25,7 +23,7 @@ CELLS = [Cell("a", "lora", 10, 5, 1e-3, seed, "final") for seed in range(4)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster():
     with two_nodes() as address:
         yield address
 
@@ -55,7 +53,7 @@ def light_worker(folder: Path) -> type:
 
 
 @pytest.fixture
-def light(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayEngine:
+def light(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, "BenchWorker", light_worker(tmp_path))
     return RayEngine({}, tmp_path / "work", address=cluster)
 
@@ -69,9 +67,8 @@ def is_alive(pid: int) -> bool:
 
 
 def test_two_nodes_give_the_records_of_one_process_though_a_worker_dies(
-    study: Study, tmp_path: Path, cluster: str, capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    study, tmp_path, cluster, capfd, monkeypatch
+):
     methods = ("head", "lora(rank=2)", "lora(sites=[nowhere])")
     study = replace(study, bench=replace(study.bench, methods=methods, rates=1))
     plan, folder, local = planned(study, tmp_path)
@@ -98,9 +95,7 @@ def test_two_nodes_give_the_records_of_one_process_though_a_worker_dies(
     assert not list((tmp_path / "ray" / "study" / "work").iterdir())
 
 
-def test_a_study_that_is_stopped_continues_in_one_process(
-    study: Study, tmp_path: Path, cluster: str
-) -> None:
+def test_a_study_that_is_stopped_continues_in_one_process(study, tmp_path, cluster):
     study = replace(study, bench=replace(study.bench, methods=("head",), rates=1))
     plan, folder, local = planned(study, tmp_path)
     expected = [facts(record) for record in run_study(plan, folder, local).records]
@@ -119,9 +114,7 @@ def test_a_study_that_is_stopped_continues_in_one_process(
     assert sorted([before.key, *new]) == sorted(record.key for record in state.records)
 
 
-def test_a_cell_whose_worker_dies_is_run_again_and_no_worker_is_left(
-    light: RayEngine, tmp_path: Path
-) -> None:
+def test_a_cell_whose_worker_dies_is_run_again_and_no_worker_is_left(light, tmp_path):
     (tmp_path / "dies-1").write_text("2")
     with light:
         records = list(light.run(CELLS))
@@ -135,8 +128,8 @@ def test_a_cell_whose_worker_dies_is_run_again_and_no_worker_is_left(
 
 
 def test_a_cell_that_kills_every_worker_is_named_once_the_others_are_done(
-    light: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    light, tmp_path, monkeypatch
+):
     monkeypatch.setattr(ray_engine, "MOST_TRIES", 2)
     (tmp_path / "dies-1").write_text("99")
     records = []
@@ -146,15 +139,13 @@ def test_a_cell_that_kills_every_worker_is_named_once_the_others_are_done(
     assert CELLS[1].describe() in str(error.value)
 
 
-def test_a_node_that_cannot_run_the_study_is_refused(light: RayEngine, tmp_path: Path) -> None:
+def test_a_node_that_cannot_run_the_study_is_refused(light, tmp_path):
     (tmp_path / "problem").write_text("no backbone 'x'")
     with light, pytest.raises(BackboneError, match="no backbone 'x'"):
         list(light.run(CELLS))
 
 
-def test_a_worker_compares_release_and_weights(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_compares_release_and_weights(study, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     contexts = planned(study, tmp_path)[0].contexts
     here = (__version__, str(tmp_path))
@@ -168,7 +159,7 @@ def test_a_worker_compares_release_and_weights(
     assert "./nowhere" in BenchWorker(missing, tmp_path, 1, here).problem()
 
 
-def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
+def test_an_address_without_a_cluster_is_refused(tmp_path):
     engine = RayEngine({}, tmp_path, address="127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1"), engine:
         pass

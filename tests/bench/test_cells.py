@@ -30,7 +30,7 @@ from adapterhub.errors import ConfigError
 CELL = Cell("sst2", "lora(rank=4)", 1_000, 200, 1e-3, 1, "final")
 
 
-def test_a_key_depends_on_what_decides_a_result_and_on_nothing_else() -> None:
+def test_a_key_depends_on_what_decides_a_result_and_on_nothing_else():
     key = cell_key(CELL, {"data": 1})
     assert cell_key(replace(CELL, task="other", method="named otherwise"), {"data": 1}) == key
     changed = [
@@ -41,11 +41,11 @@ def test_a_key_depends_on_what_decides_a_result_and_on_nothing_else() -> None:
     assert len(keys) == len(changed) + 2
 
 
-def test_a_cell_is_described_for_progress() -> None:
+def test_a_cell_is_described_for_progress():
     assert CELL.describe() == "sst2: lora(rank=4), rate 1.0e-03, seed 1, 1,000 rows, final"
 
 
-def test_every_cell_is_in_one_shard() -> None:
+def test_every_cell_is_in_one_shard():
     keys = [cell_key(replace(CELL, seed=seed), {}) for seed in range(50)]
     shards = [parse_shard(f"{number}/3") for number in (1, 2, 3)]
     assert all(sum(shard.has(key) for shard in shards) == 1 for key in keys)
@@ -54,7 +54,7 @@ def test_every_cell_is_in_one_shard() -> None:
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])
-def test_what_is_no_shard_is_refused(text: str) -> None:
+def test_what_is_no_shard_is_refused(text):
     with pytest.raises(ConfigError, match="--shard") as error:
         parse_shard(text)
     assert "K/N" in str(error.value)
@@ -91,14 +91,14 @@ def peak_at(rate: float) -> Landscape:
     return lambda cell: -abs(math.log10(cell.rate / rate)) + cell.steps / 1e6
 
 
-def test_a_grid_is_around_the_default_half_a_decade_apart() -> None:
+def test_a_grid_is_around_the_default_half_a_decade_apart():
     assert rate_grid(1e-3, 5) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2]
     assert rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
     assert rate_grid(5e-5, 1) == [5e-5]
 
 
 @given(st.floats(-4, 4), st.integers(3, 7))
-def test_the_best_rate_of_the_grid_is_found(decades: float, rates: int) -> None:
+def test_the_best_rate_of_the_grid_is_found(decades, rates):
     best = GROUP.rate * 10**decades
     choices, cells = conduct([GROUP], peak_at(best), rates)
     chosen = choices[GROUP].rate
@@ -113,13 +113,13 @@ def test_the_best_rate_of_the_grid_is_found(decades: float, rates: int) -> None:
     assert chosen in (min(tried), max(tried)) or not outside, "the best rate is beyond all grids"
 
 
-def test_a_grid_that_grows_has_the_rates_of_a_larger_one() -> None:
+def test_a_grid_that_grows_has_the_rates_of_a_larger_one():
     _, cells = conduct([GROUP], peak_at(1.0))
     tried = {cell.rate for cell in cells if cell.steps < GROUP.steps}
     assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
 
 
-def test_a_best_rate_inside_the_grid_costs_the_planned_trials() -> None:
+def test_a_best_rate_inside_the_grid_costs_the_planned_trials():
     choices, cells = conduct([GROUP], peak_at(1e-3))
     steps = [cell.steps for cell in cells]
     assert steps == [GROUP.steps // SHARE] * 5 + [GROUP.steps] * (KEPT + 3)
@@ -140,7 +140,7 @@ def lucky_at(rate: float, seed: int = 0) -> Landscape:
 
 
 @pytest.mark.parametrize(("tuning", "chosen"), [(1, 3.16e-3), (2, 1e-3), (3, 1e-3)])
-def test_a_rate_that_one_seed_is_lucky_with_is_not_chosen_by_several(tuning, chosen) -> None:
+def test_a_rate_that_one_seed_is_lucky_with_is_not_chosen_by_several(tuning, chosen):
     choices, cells = conduct([GROUP], lucky_at(3.16e-3), tuning_seeds=tuning)
     assert choices[GROUP].rate == chosen
     seeds = {cell.seed for cell in cells if cell.stage == "search"}
@@ -150,7 +150,7 @@ def test_a_rate_that_one_seed_is_lucky_with_is_not_chosen_by_several(tuning, cho
     assert not seeds & finals, "what is tested has chosen nothing"
 
 
-def test_one_seed_that_diverges_rejects_a_rate() -> None:
+def test_one_seed_that_diverges_rejects_a_rate():
     def landscape(cell: Cell) -> float:
         return -math.inf if (cell.rate, cell.seed) == (1e-3, 1000) else peak_at(1e-3)(cell)
 
@@ -158,13 +158,13 @@ def test_one_seed_that_diverges_rejects_a_rate() -> None:
     assert choice.rate in (3.16e-4, 3.16e-3)
 
 
-def test_short_runs_have_as_many_seeds() -> None:
+def test_short_runs_have_as_many_seeds():
     short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
     _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
     assert len(cells) == 5 + KEPT + 3
 
 
-def test_every_method_has_the_same_trials_whatever_its_scores() -> None:
+def test_every_method_has_the_same_trials_whatever_its_scores():
     groups = [Group("data", name, 1_000, 200, 1e-3) for name in ("a", "b", "c")]
     _, cells = conduct(groups, lambda cell: len(cell.method) - abs(math.log(cell.rate / 1e-3)))
     counts = {name: [c.method for c in cells].count(name) for name in "abc"}
@@ -176,9 +176,7 @@ scores = st.one_of(st.floats(-1, 1), st.just(-math.inf), st.just(math.nan))
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
-def test_a_study_that_is_continued_ends_as_one_that_was_not(
-    data: st.DataObject, rates: int, seeds: int, batch: int, tuning: int
-) -> None:
+def test_a_study_that_is_continued_ends_as_one_that_was_not(data, rates, seeds, batch, tuning):
     groups = [Group("t", m, 100, steps, 1e-3) for m, steps in (("a", 8), ("b", 400))]
     table: dict[Cell, float] = {}
 
@@ -191,12 +189,12 @@ def test_a_study_that_is_continued_ends_as_one_that_was_not(
     assert set(whole[1]) == set(parts[1])
 
 
-def test_equal_scores_choose_the_default() -> None:
+def test_equal_scores_choose_the_default():
     choices, _ = conduct([GROUP], lambda cell: 0.5)
     assert choices[GROUP].rate == GROUP.rate
 
 
-def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none() -> None:
+def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none():
     high = conduct([GROUP], lambda cell: -math.inf if cell.rate > 5e-4 else 0.5)[0][GROUP]
     assert high.rate == 3.16e-4
     choices, cells = conduct([GROUP], lambda cell: -math.inf)
@@ -205,7 +203,7 @@ def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none() -> None
     assert len(cells) == 5
 
 
-def test_short_runs_are_tried_as_a_whole() -> None:
+def test_short_runs_are_tried_as_a_whole():
     short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
     assert short.first_steps == short.steps
     _, cells = conduct([short], peak_at(1e-3))
@@ -213,7 +211,7 @@ def test_short_runs_are_tried_as_a_whole() -> None:
     assert len(cells) == 5 + 3
 
 
-def test_one_rate_is_the_default_without_trials() -> None:
+def test_one_rate_is_the_default_without_trials():
     choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
     assert choices[GROUP] == RateChoice(GROUP.rate, ())
     assert len(cells) == 3

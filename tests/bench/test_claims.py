@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def with_methods(study: Study, *methods: str, rates: int = 2) -> Study:
     return replace(study, bench=replace(study.bench, methods=methods, rates=rates))
 
 
-def test_a_cell_is_claimed_once_until_it_is_given_back(tmp_path: Path) -> None:
+def test_a_cell_is_claimed_once_until_it_is_given_back(tmp_path):
     with Claims(tmp_path / "claims") as first, Claims(tmp_path / "claims") as second:
         assert first.take(KEY)
         assert not second.take(KEY)
@@ -37,7 +36,7 @@ def test_a_cell_is_claimed_once_until_it_is_given_back(tmp_path: Path) -> None:
     assert not list((tmp_path / "claims").iterdir())
 
 
-def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
+def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     with Claims(tmp_path) as claims:
@@ -50,9 +49,7 @@ def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_silent_claim_of_another_machine_expires_and_a_living_one_does_not(
-    tmp_path: Path,
-) -> None:
+def test_a_silent_claim_of_another_machine_expires_and_a_living_one_does_not(tmp_path):
     path = tmp_path / f"{KEY}.1"
     path.write_text(json.dumps({"place": "elsewhere", "pid": os.getpid()}))
     with Claims(tmp_path, expires=60) as claims:
@@ -65,13 +62,13 @@ def test_a_silent_claim_of_another_machine_expires_and_a_living_one_does_not(
         assert not other.take(KEY)
 
 
-def test_a_claim_that_is_being_written_is_not_taken(tmp_path: Path) -> None:
+def test_a_claim_that_is_being_written_is_not_taken(tmp_path):
     (tmp_path / f"{KEY}.1").touch()
     with Claims(tmp_path) as claims:
         assert not claims.take(KEY)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with Claims(tmp_path / "file") as claims, pytest.raises(OutputError, match="cannot be written"):
         claims.take(KEY)
@@ -82,7 +79,7 @@ def facts_of(finished: Any, *methods: str) -> list[Any]:
     return [facts(r) for r in finished.state.records if r.cell.method in methods]
 
 
-def test_shards_in_turns_run_every_cell_once(finished: Any, tmp_path: Path) -> None:
+def test_shards_in_turns_run_every_cell_once(finished, tmp_path):
     methods = ("head", "lora(sites=[nowhere])")
     study, expected = with_methods(finished.study, *methods), facts_of(finished, *methods)
     plan, folder, engine = planned(study, tmp_path / "shards")
@@ -101,7 +98,7 @@ def test_shards_in_turns_run_every_cell_once(finished: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.apart
-def test_two_processes_at_once_run_every_cell_once(finished: Any, tmp_path: Path) -> None:
+def test_two_processes_at_once_run_every_cell_once(finished, tmp_path):
     """A command, and this process from the moment at which the command claims a cell."""
     study, expected = with_methods(finished.study, "head"), facts_of(finished, "head")
     shared = tmp_path / "study"
@@ -123,9 +120,7 @@ def test_two_processes_at_once_run_every_cell_once(finished: Any, tmp_path: Path
     assert lines, "the command ran nothing"
 
 
-def test_a_study_waits_for_the_cells_of_a_process_that_then_dies(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_waits_for_the_cells_of_a_process_that_then_dies(study, tmp_path, monkeypatch):
     study = with_methods(study, "head", rates=1)
     plan, folder, engine = planned(study, tmp_path)
     claims = folder.folder.with_name("claims")

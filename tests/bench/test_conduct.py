@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +11,12 @@ from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import StudyState, run_study
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import study_results
-from adapterhub.bench.study import Study
 from adapterhub.loop.report import Reporter
 from adapterhub.training.run import run
 from tests.kit.studies import facts, planned
 
 
-def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished: Any) -> None:
+def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished):
     plan, folder, state = finished.plan, finished.folder, finished.state
     assert len(list(folder.all())) == len(state.records)
     finals = [record for record in state.records if record.cell.stage == "final"]
@@ -38,7 +35,7 @@ def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(finished: A
     assert not list(finished.work.iterdir()), "checkpoints are left"
 
 
-def test_a_killed_study_continues_and_repeats_no_cell(finished: Any, tmp_path: Path) -> None:
+def test_a_killed_study_continues_and_repeats_no_cell(finished, tmp_path):
     methods = ("head", "lora(sites=[nowhere])")
     study = replace(finished.study, bench=replace(finished.study.bench, methods=methods))
     whole = [facts(each) for each in finished.state.records if each.cell.method in methods]
@@ -62,7 +59,7 @@ def test_a_killed_study_continues_and_repeats_no_cell(finished: Any, tmp_path: P
     assert len(before) + len(new) == len(whole)
 
 
-def test_records_of_another_machine_are_taken_as_they_are(finished: Any, tmp_path: Path) -> None:
+def test_records_of_another_machine_are_taken_as_they_are(finished, tmp_path):
     folder = finished.folder
     other, merged, _ = planned(finished.study, tmp_path / "other")
     for record in folder.all():
@@ -77,9 +74,7 @@ def test_records_of_another_machine_are_taken_as_they_are(finished: Any, tmp_pat
     assert StudyState(other, merged).records == state.records
 
 
-def test_numbers_of_rows_are_compared_by_the_metric_that_selects(
-    study: Study, tmp_path: Path
-) -> None:
+def test_numbers_of_rows_are_compared_by_the_metric_that_selects(study, tmp_path):
     recipe = replace(study.recipe, train=replace(study.recipe.train, best_metric="matthews"))
     bench = replace(study.bench, rows=(20, 10_000), methods=("head",), rates=1, seeds=1)
     plan, folder, engine = planned(replace(study, recipe=recipe, bench=bench), tmp_path)
@@ -90,9 +85,7 @@ def test_numbers_of_rows_are_compared_by_the_metric_that_selects(
     assert all("matthews" in r.selected.keys() & r.tested.keys() for r in state.records)
 
 
-def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
-    study: Study, tmp_path: Path
-) -> None:
+def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(study, tmp_path):
     bench = replace(study.bench, methods=("head",), rates=1, seeds=1)
     plan, folder, engine = planned(replace(study, bench=bench), tmp_path)
     (own,) = run_study(plan, folder, engine).records
@@ -106,7 +99,7 @@ def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
     assert StudyState(named, folder).records == (own, other)
 
 
-def test_a_method_may_start_from_a_trained_adapter(study: Study, tmp_path: Path) -> None:
+def test_a_method_may_start_from_a_trained_adapter(study, tmp_path):
     recipe = replace(
         study.recipe,
         method="lora(rank=2)",

@@ -8,7 +8,6 @@ import mmap
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from adapterhub.bench.execute import (
     reset_peak_memory,
     run_cell,
 )
-from adapterhub.bench.study import Study
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.loop.loop import peak_memory
@@ -33,9 +31,7 @@ from tests.kit.data import sentences, write_tsv
 from tests.kit.studies import facts, planned
 
 
-def test_a_cell_that_was_stopped_continues_from_its_checkpoint(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_that_was_stopped_continues_from_its_checkpoint(study, tmp_path, monkeypatch):
     plan, _, engine = planned(study, tmp_path)
     context = plan.contexts["train"]
     cell = Cell("train", "head", 90, 8, 1e-3, 1, "final")
@@ -59,9 +55,7 @@ def test_a_cell_that_was_stopped_continues_from_its_checkpoint(
     assert facts(parts) == facts(whole)
 
 
-def test_a_cell_that_was_killed_before_its_first_step_begins_anew(
-    study: Study, tmp_path: Path
-) -> None:
+def test_a_cell_that_was_killed_before_its_first_step_begins_anew(study, tmp_path):
     """Its folder is there, without the recipe that a run is continued by."""
     plan, _, engine = planned(study, tmp_path)
     context = plan.contexts["train"]
@@ -74,7 +68,7 @@ def test_a_cell_that_was_killed_before_its_first_step_begins_anew(
     assert not folder.exists()
 
 
-def test_peak_memory_begins_anew() -> None:
+def test_peak_memory_begins_anew():
     device = torch.device("cpu")
     block = mmap.mmap(-1, 240_000_000)  # returned to the system at once, unlike what malloc keeps
     torch.frombuffer(block, dtype=torch.uint8).fill_(1)
@@ -84,9 +78,7 @@ def test_peak_memory_begins_anew() -> None:
     assert peak_memory(device) < high - 100_000_000
 
 
-def test_a_new_option_that_changes_nothing_leaves_the_digest(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_option_that_changes_nothing_leaves_the_digest(study, tmp_path, monkeypatch):
     context = planned(study, tmp_path)[0].contexts["train"]
     cell = Cell("train", "head", 90, 8, 1e-3, 1, "final")
     key, to_dict = context.key(cell), execute.to_dict
@@ -113,7 +105,7 @@ def test_what_decides_a_cell_is_what_decided_it_in_earlier_versions():
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
+def recipe(tmp_path):
     rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(200))]
     source = write_tsv(tmp_path / "train.tsv", rows)
     return read_draft(None, (), {"data": {"train": str(source)}})
@@ -123,7 +115,7 @@ def texts(examples: list[object]) -> set[str]:
     return {example.text for example in examples}  # type: ignore[attr-defined]
 
 
-def test_three_parts_of_one_file_do_not_overlap(recipe: Recipe) -> None:
+def test_three_parts_of_one_file_do_not_overlap(recipe):
     data = read_task_data(recipe, None, 1_000)
     parts = [data.run.train, data.run.evaluation, data.test]
     assert sum(map(len, parts)) == len(set().union(*map(texts, parts))) == 200
@@ -132,21 +124,19 @@ def test_three_parts_of_one_file_do_not_overlap(recipe: Recipe) -> None:
     assert len(set(data.digests.values())) == 3
 
 
-def test_all_runs_have_the_same_parts_whatever_the_seed(recipe: Recipe) -> None:
+def test_all_runs_have_the_same_parts_whatever_the_seed(recipe):
     first, second = (read_task_data(replace(recipe, seed=n), None, 1_000) for n in (0, 7))
     assert first.digests == second.digests
 
 
-def test_labels_have_the_same_shares_in_the_test_rows(recipe: Recipe) -> None:
+def test_labels_have_the_same_shares_in_the_test_rows(recipe):
     data = read_task_data(recipe, None, 1_000)
     counts = [sum(example.label == "pos" for example in part) / len(part)
               for part in (data.run.train, data.test)]  # fmt: skip
     assert counts[0] == pytest.approx(counts[1], abs=0.03)
 
 
-def test_given_test_data_are_used_whole_and_what_is_trained_as_well_is_told(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_given_test_data_are_used_whole_and_what_is_trained_as_well_is_told(recipe, tmp_path):
     train = (tmp_path / "train.tsv").read_text().splitlines()
     (tmp_path / "test.tsv").write_text("\n".join([train[0], *train[1:31]]) + "\n")
     data = read_task_data(recipe, str(tmp_path / "test.tsv"), 10)
@@ -155,7 +145,7 @@ def test_given_test_data_are_used_whole_and_what_is_trained_as_well_is_told(
     assert any("test rows" in note and "also training rows" in note for note in data.notes)
 
 
-def test_a_run_has_its_own_draw_of_rows(recipe: Recipe) -> None:
+def test_a_run_has_its_own_draw_of_rows(recipe):
     data = read_task_data(recipe, None, 1_000)
     one, same, other = data.of(20, 1), data.of(20, 1), data.of(20, 2)
     assert one.train == same.train != other.train
@@ -164,13 +154,13 @@ def test_a_run_has_its_own_draw_of_rows(recipe: Recipe) -> None:
     assert data.of(10_000, 1).train == data.run.train
 
 
-def test_no_evaluation_is_refused(recipe: Recipe) -> None:
+def test_no_evaluation_is_refused(recipe):
     without = replace(recipe, data=replace(recipe.data, eval="none"))
     with pytest.raises(ConfigError, match="selects"):
         read_task_data(without, None, 1_000)
 
 
-def test_test_rows_of_a_run_are_refused(recipe: Recipe) -> None:
+def test_test_rows_of_a_run_are_refused(recipe):
     """Those of a study are an option of its own."""
     with pytest.raises(ConfigError, match=r"data\.test=0\.1 in a study"):
         read_task_data(replace(recipe, data=replace(recipe.data, test=0.1)), None, 10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from typing import Any
 
 import peers as script
 import pytest
-from peer_methods import PEERS, PeerMethod, named
+from peer_methods import PEERS, named
 from peers import PeerContext, PeerEngine, Worker, plan_peers, run_peer
 
 from adapterhub.anatomy.build import anatomy_of
@@ -34,7 +33,7 @@ LORA = named("peft", ["lora"])
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[dict[str, Worker]]:
+def workers(tmp_path):
     """The worker of peft, the library that shares our environment."""
     worker = Worker("peft", sys.executable, tmp_path / "peft.log")
     yield {"peft": worker}
@@ -55,7 +54,7 @@ def context_of(plan: PlannedStudy) -> PeerContext:
     return context
 
 
-def test_the_worker_needs_nothing_but_torch_transformers_and_its_library() -> None:
+def test_the_worker_needs_nothing_but_torch_transformers_and_its_library():
     imports = [node for node in ast.walk(ast.parse(WORKER.read_text()))
                if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
     names = {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
@@ -66,8 +65,8 @@ def test_the_worker_needs_nothing_but_torch_transformers_and_its_library() -> No
 
 @pytest.mark.apart
 def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
-    study: Study, tmp_path: Path, workers: dict[str, Worker]
-) -> None:
+    study, tmp_path, workers
+):
     ours, folder, engine = planned(study_of(study, rates=2), tmp_path)
     run_study(ours, folder, engine)
     plan = plan_peers(ours, LORA, workers)
@@ -110,7 +109,7 @@ def test_a_peer_has_the_rows_seeds_and_trials_of_ours_and_a_row_of_the_table(
     assert (lost.status, lost.rows, lost.costs.trained) == ("diverged", None, 0)
 
 
-def test_peers_get_the_options_of_the_recipe_or_refuse_them(study: Study, tmp_path: Path) -> None:
+def test_peers_get_the_options_of_the_recipe_or_refuse_them(study, tmp_path):
     def options(*words: str) -> dict[str, Any]:
         ours, _, _ = planned(study_of(study, *words), tmp_path)
         plan = plan_peers(ours, LORA, {"peft": SimpleNamespace()})  # type: ignore[dict-item]
@@ -142,7 +141,7 @@ def refused(study: Study, tmp_path: Path, word: str) -> None:
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.label)
-def test_a_configuration_is_json_and_has_our_width(peer: PeerMethod, study: Study) -> None:
+def test_a_configuration_is_json_and_has_our_width(peer, study):
     anatomy = anatomy_of(meta_model(study.recipe.backbone, task="classification"))
     config = peer.configuration(anatomy)
     assert json.loads(json.dumps(config)) == config
@@ -152,7 +151,7 @@ def test_a_configuration_is_json_and_has_our_width(peer: PeerMethod, study: Stud
             assert width // part["options"]["reduction_factor"] == peer.method.size
 
 
-def test_an_environment_that_cannot_train_is_named(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_train_is_named(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho No module named adapters >&2\nexit 1\n")
     broken.chmod(0o700)
@@ -162,7 +161,7 @@ def test_an_environment_that_cannot_train_is_named(tmp_path: Path) -> None:
     worker.close()
 
 
-def test_the_command_names_its_methods_and_tasks(study: Study) -> None:
+def test_the_command_names_its_methods_and_tasks(study):
     assert len({peer.label for peer in PEERS}) == len(PEERS)
     with pytest.raises(SystemExit, match="peft lara: one of lora, dora"):
         named("peft", ["lara"])
@@ -172,7 +171,7 @@ def test_the_command_names_its_methods_and_tasks(study: Study) -> None:
         script.of_tasks(two, ["c"])
 
 
-def test_the_study_of_the_folder_keeps_all_its_tasks(study: Study, tmp_path: Path) -> None:
+def test_the_study_of_the_folder_keeps_all_its_tasks(study, tmp_path):
     tasks: dict[str, object] = {"a": {}, "b": {}}
     whole = replace(study, bench=replace(study.bench, tasks=tasks))
     part = script.of_tasks(whole, ["b"])
@@ -183,7 +182,7 @@ def test_the_study_of_the_folder_keeps_all_its_tasks(study: Study, tmp_path: Pat
     assert RecordFolder(tmp_path).read("0") is None
 
 
-def test_the_table_of_the_guide_is_that_of_the_report() -> None:
+def test_the_table_of_the_guide_is_that_of_the_report():
     root = Path(script.__file__).parents[2]
     guide = (root / "docs/guides/bench.md").read_text(encoding="utf-8")
     report = (root / "benchmarks/studies/glue/report.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import LEAST_STEPS, Cell, Group, next_cells, runs_left
 from adapterhub.bench.execute import EVALUATIONS, TaskContext, TaskData
 from adapterhub.bench.plan import StepTime, _step_time, affordable
-from adapterhub.bench.study import BenchOptions, Study, as_begun, keep_study
+from adapterhub.bench.study import BenchOptions, as_begun, keep_study
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.loop.processes import Stopped
@@ -25,7 +25,7 @@ from adapterhub.training.run_data import RunData
 from tests.kit.studies import planned
 
 
-def test_a_budget_becomes_steps(study: Study, tmp_path: Path) -> None:
+def test_a_budget_becomes_steps(study, tmp_path):
     bench = replace(study.bench, steps=None, methods=("head", "lora"), budget="1000h")
     generous = planned(replace(study, bench=bench), tmp_path)[0]
     assert {group.steps for group in generous.groups} == {generous.study.bench.steps}
@@ -61,8 +61,8 @@ def took(groups: list[Group], bench: BenchOptions, steps: int, best: float) -> f
     [(6, 5, 3, 2), (2, 5, 3, 2), (3, 2, 2, 1), (2, 1, 2, 1)],
 )
 def test_a_budget_is_kept_within_a_quarter_or_refused(
-    monkeypatch: pytest.MonkeyPatch, methods: int, rates: int, seeds: int, tuning: int, best: float
-) -> None:
+    monkeypatch, methods, rates, seeds, tuning, best
+):
     """What is refused would take more, and what is proposed in its place fits."""
     monkeypatch.setattr(planning, "_step_time", lambda *_: TIMES)
     names = [f"lora(rank={n})" for n in range(1, methods + 1)]
@@ -92,7 +92,7 @@ def test_a_budget_is_kept_within_a_quarter_or_refused(
     assert 270 in kept
 
 
-def test_methods_that_all_fail_have_a_plan(study: Study, tmp_path: Path) -> None:
+def test_methods_that_all_fail_have_a_plan(study, tmp_path):
     bench = replace(study.bench, steps=None, budget="1m", methods=("lora(sites=[nowhere])",))
     bench = replace(bench, baseline=None)
     plan, _, _ = planned(replace(study, bench=bench), tmp_path)
@@ -100,9 +100,7 @@ def test_methods_that_all_fail_have_a_plan(study: Study, tmp_path: Path) -> None
     assert plan.groups
 
 
-def test_a_signal_while_steps_are_measured_stops_the_study(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_steps_are_measured_stops_the_study(study, tmp_path, monkeypatch):
     """A stopped run is an error like those of methods that fail, which take no time."""
 
     def stopped(*_: object, **__: object) -> None:
@@ -115,7 +113,7 @@ def test_a_signal_while_steps_are_measured_stops_the_study(
     assert error.value.hint == "run the same command again"
 
 
-def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: Path) -> None:
+def test_the_time_of_a_step_is_that_of_its_whole_batch(study, tmp_path):
     """The batch size that is left open follows from the rows: 16 here."""
     plan, _, engine = planned(study, tmp_path)
     context, group = plan.contexts["train"], plan.groups[0]
@@ -129,9 +127,7 @@ def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: P
     assert fastest(other) > 1.5 * fastest(context)
 
 
-def test_slow_evaluations_leave_fewer_rows_to_select(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_evaluations_leave_fewer_rows_to_select(study, tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "FEWEST_SELECTING", 3)
     monkeypatch.setattr(planning, "_step_time", lambda *_: StepTime(0.001, 1.0))
     bench = replace(study.bench, steps=None, methods=("head", "lora"))
@@ -152,9 +148,7 @@ def test_slow_evaluations_leave_fewer_rows_to_select(
     assert plan.study.bench.select_rows >= every
 
 
-def test_the_kernels_of_the_first_time_are_kept(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernels_of_the_first_time_are_kept(study, tmp_path, monkeypatch):
     study = replace(study, recipe=replace(study.recipe, dtype=None))
     first = KernelChoice("bf16", "eager", "measured")
     monkeypatch.setattr(planning, "choose_kernels", lambda *rest: first)

@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from pack import packed
@@ -36,7 +35,7 @@ RECORD = CellRecord(
 )
 
 
-def test_a_record_is_read_as_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_written(tmp_path):
     folder = RecordFolder(tmp_path / "records")
     assert folder.read(RECORD.key) is None
     folder.write(RECORD)
@@ -47,7 +46,7 @@ def test_a_record_is_read_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 99}', b"\xff", b"null"])
-def test_a_broken_record_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_record_is_refused_with_its_path(tmp_path, content):
     folder = RecordFolder(tmp_path)
     folder.path("a" * 32).write_bytes(content)
     with pytest.raises(FileError, match="is not the record of a run") as error:
@@ -70,7 +69,7 @@ def test_a_broken_record_is_refused_with_its_path(tmp_path: Path, content: bytes
         ("new", 1),
     ],
 )
-def test_a_field_of_another_type_is_refused(tmp_path: Path, part: str, value: object) -> None:
+def test_a_field_of_another_type_is_refused(tmp_path, part, value):
     folder = RecordFolder(tmp_path)
     path = folder.path(RECORD.key)
     path.write_text(json.dumps({**json.loads(RECORD.to_json()), part: value}), encoding="utf-8")
@@ -79,7 +78,7 @@ def test_a_field_of_another_type_is_refused(tmp_path: Path, part: str, value: ob
     assert part in str(error.value)
 
 
-def test_a_renamed_record_is_refused(tmp_path: Path) -> None:
+def test_a_renamed_record_is_refused(tmp_path):
     folder = RecordFolder(tmp_path)
     folder.write(RECORD)
     folder.path(RECORD.key).rename(folder.path("b" * 32))
@@ -97,7 +96,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
-def test_no_text_of_the_user_is_kept(kind: str) -> None:
+def test_no_text_of_the_user_is_kept(kind):
     rows = predicted_rows(kind, [{"id": 0, **OUTCOMES[kind]}] * 2)
     assert "secret" not in str(rows)
     assert len(rows.outcomes()) == 2
@@ -105,7 +104,7 @@ def test_no_text_of_the_user_is_kept(kind: str) -> None:
         assert is_right(rows.outcomes()[0]) == (kind == "choices")
 
 
-def test_a_pack_has_the_same_records_as_its_files(tmp_path: Path) -> None:
+def test_a_pack_has_the_same_records_as_its_files(tmp_path):
     folder = RecordFolder(tmp_path)
     others = [replace(RECORD, key=digit * 32) for digit in "213"]
     for record in (RECORD, *others):
@@ -134,7 +133,7 @@ def test_a_pack_has_the_same_records_as_its_files(tmp_path: Path) -> None:
     [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"x")[:-3]],
     ids=["empty", "unpacked", "no record", "cut short"],  # gzip's bytes have the time in them
 )
-def test_a_broken_pack_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_pack_is_refused_with_its_path(tmp_path, content):
     path = tmp_path / "mine.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(FileError, match="is not the record of a run") as error:

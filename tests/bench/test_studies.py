@@ -10,7 +10,7 @@ from transformers import BertConfig
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.load import meta_model
-from adapterhub.bench.records import CellRecord, RecordFolder
+from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import read_study
 from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import parse_methods
@@ -22,7 +22,7 @@ STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
 
 
 @pytest.fixture
-def minilm(tmp_path: Path) -> Anatomy:
+def minilm(tmp_path):
     """The sites of a model of MiniLM's shape, without weights."""
     BertConfig(
         hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
@@ -36,12 +36,12 @@ def counts_of(name: str, anatomy: Anatomy) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_is_read_and_says_how_it_is_run(path: Path) -> None:
+def test_every_recipe_is_read_and_says_how_it_is_run(path):
     assert read_study(path).labels()
     assert f"adapterhub bench REPOSITORY/benchmarks/studies/{path.name}" in path.read_text("utf-8")
 
 
-def test_the_placements_of_he_et_al_have_equally_many_parameters(minilm: Anatomy) -> None:
+def test_the_placements_of_he_et_al_have_equally_many_parameters(minilm):
     counts = counts_of("he2022", minilm)
     assert len(counts) == 8
     assert max(counts.values()) <= 1.005 * min(counts.values())
@@ -49,15 +49,13 @@ def test_the_placements_of_he_et_al_have_equally_many_parameters(minilm: Anatomy
     assert all(f"{count:,}" in comment for count in counts.values())
 
 
-def test_the_prefix_of_the_low_data_study_has_a_thousandth_of_the_parameters(
-    minilm: Anatomy,
-) -> None:
+def test_the_prefix_of_the_low_data_study_has_a_thousandth_of_the_parameters(minilm):
     counts = counts_of("low-data", minilm)
     assert counts["prefix(length=5)"] == 23_040
     assert round(counts["prefix(length=5)"] / counts["full"], 4) == 0.001
 
 
-def test_the_reference_study_has_the_methods_of_its_time_that_are_not_built_from_others() -> None:
+def test_the_reference_study_has_the_methods_of_its_time_that_are_not_built_from_others():
     study = read_study(STUDIES / "glue.yaml")
     names = {method.name for spec in study.labels().values() for method in parse_methods(spec)}
     assert names <= METHODS.keys() - {"adapterfusion"}
@@ -78,14 +76,12 @@ RECORDED = sorted(STUDIES.glob("*/records"))
 
 
 @pytest.fixture(scope="module", params=cases_of(RECORDED), ids=lambda path: path.parent.name)
-def committed(request: pytest.FixtureRequest) -> tuple[Path, list[CellRecord]]:
+def committed(request):
     """The folder of a study with its records, which are read once."""
     return request.param.parent, list(RecordFolder(request.param).all())
 
 
-def test_committed_records_are_those_of_the_recipe(
-    committed: tuple[Path, list[CellRecord]],
-) -> None:
+def test_committed_records_are_those_of_the_recipe(committed):
     folder, records = committed
     study = read_study(STUDIES / f"{folder.name}.yaml")
     assert records
@@ -95,7 +91,7 @@ def test_committed_records_are_those_of_the_recipe(
     assert all(record.rows for record in records if record.cell.stage == "final")
 
 
-def test_a_study_with_a_report_is_complete(committed: tuple[Path, list[CellRecord]]) -> None:
+def test_a_study_with_a_report_is_complete(committed):
     """Records are committed as they come; a report is, when all methods have all seeds."""
     folder, records = committed
     study = read_study(STUDIES / f"{folder.name}.yaml")
@@ -106,6 +102,6 @@ def test_a_study_with_a_report_is_complete(committed: tuple[Path, list[CellRecor
     assert ran >= whole or not (folder / "report.md").exists()
 
 
-def test_a_report_has_its_records_beside_it() -> None:
+def test_a_report_has_its_records_beside_it():
     for report in STUDIES.glob("*/report.md"):
         assert (report.parent / "records").is_dir(), report

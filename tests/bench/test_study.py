@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +21,14 @@ from adapterhub.errors import ConfigError, OutputError
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}
 
 
-def test_flags_alone_make_a_study() -> None:
+def test_flags_alone_make_a_study():
     study = read_study(None, [], FLAGS)
     assert study.bench.methods == METHODS_COMPARED
     assert study.baseline == "lora"
     assert list(study.tasks()) == ["train"]
 
 
-def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_study_is_read_as_it_was_written(tmp_path):
     methods = ("pfeiffer", "lora(rank=4)", {"lora": {"rank": 16}}, ["prefix", "lora"])
     bench = {"methods": methods, "seeds": 5, "budget": "90m", "rows": (50, 100), "test": "test.tsv"}
     study = read_study(None, ["train.batch_size=8", "bench.rates=3"], FLAGS, bench)
@@ -43,7 +42,7 @@ def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert again.baseline == "pfeiffer", "the first one where the usual baseline is missing"
 
 
-def test_tasks_differ_in_what_they_name_and_share_the_rest() -> None:
+def test_tasks_differ_in_what_they_name_and_share_the_rest():
     tasks = {
         "sst2": {"data": {"train": "sst2.tsv"}, "test": "sst2-test.tsv"},
         "stsb": {"data": {"train": "stsb.tsv", "pair": "sentence2"}, "task": "regression"},
@@ -72,9 +71,7 @@ def test_tasks_differ_in_what_they_name_and_share_the_rest() -> None:
         (["bench.sedes=3"], {}, "seeds"),
     ],
 )
-def test_mistakes_say_what_to_type(
-    words: list[str], bench: dict[str, object], expected: str
-) -> None:
+def test_mistakes_say_what_to_type(words, bench, expected):
     with pytest.raises(ConfigError) as error:
         read_study(None, words, FLAGS, bench)
     assert expected in str(error.value)
@@ -85,12 +82,12 @@ def test_mistakes_say_what_to_type(
     [("30m", 1800), ("1.5h", 5400), ("90 s", 90), ("1d", 86400), ("20min", 1200),
      ("0m", None), ("m", None), ("10", None), ("-5m", None)],
 )  # fmt: skip
-def test_durations(text: str, seconds: float | None) -> None:
+def test_durations(text, seconds):
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("spec", ["from sst2-lora", " from  sst2-lora ", {"from": "sst2-lora"}])
-def test_a_method_may_be_an_adapter_to_start_from(spec: object) -> None:
+def test_a_method_may_be_an_adapter_to_start_from(spec):
     assert start_of(spec) == "sst2-lora"
     assert method_label(spec) == "from sst2-lora"
     study = read_study(None, (), {"backbone": "b"}, {"methods": ("lora", spec)})
@@ -98,23 +95,23 @@ def test_a_method_may_be_an_adapter_to_start_from(spec: object) -> None:
 
 
 @pytest.mark.parametrize("spec", ["lora", "from", "fromage", {"lora": {}}, {"from": 1, "lora": 2}])
-def test_other_specs_are_methods(spec: object) -> None:
+def test_other_specs_are_methods(spec):
     assert start_of(spec) is None
 
 
-def test_labels_are_short() -> None:
+def test_labels_are_short():
     assert method_label({"lora": {"rank": 4, "alpha": 8}}) == "lora(rank=4, alpha=8)"
     assert method_label({"lora": None}) == "lora"
 
 
-def test_the_folder_of_a_study_may_be_moved(study: Study, tmp_path: Path) -> None:
+def test_the_folder_of_a_study_may_be_moved(study, tmp_path):
     keep_study(study, tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
     moved = replace(study, recipe=replace(study.recipe, output=str(tmp_path / "b")))
     keep_study(moved, tmp_path / "b")
 
 
-def test_the_folder_of_another_study_is_refused(study: Study, tmp_path: Path) -> None:
+def test_the_folder_of_another_study_is_refused(study, tmp_path):
     keep_study(study, tmp_path)
     keep_study(study, tmp_path)
     assert read_study(tmp_path / STUDY).to_yaml() == study.to_yaml()
@@ -122,7 +119,7 @@ def test_the_folder_of_another_study_is_refused(study: Study, tmp_path: Path) ->
         keep_study(replace(study, bench=replace(study.bench, seeds=9)), tmp_path)
 
 
-def test_the_recorded_methods_of_a_folder_stay(study: Study, tmp_path: Path) -> None:
+def test_the_recorded_methods_of_a_folder_stay(study, tmp_path):
     """A study that does not name them is the same study: they decide nothing that is run."""
 
     def naming(*names: str) -> Study:

@@ -14,7 +14,6 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import claims
@@ -44,7 +43,7 @@ from tests.kit.studies import made_record, made_records
 ROOT = Path(__file__).parents[2]
 
 
-def test_records_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+def test_records_are_read_in_the_order_in_which_they_came(tmp_path):
     records = RunRecords(tmp_path / "new")
     assert records.read() == []
     records.add({"seed": 1})
@@ -59,7 +58,7 @@ def test_records_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> Non
     assert other.pack().read_bytes() == first
 
 
-def test_the_commands_name_one_folder() -> None:
+def test_the_commands_name_one_folder():
     parser, training = study_parser("what it does")
     training.add_argument("--only")
     options = parser.parse_args(["train", "glue", "--output", "out", "--only", "lora"])
@@ -75,16 +74,14 @@ def test_the_commands_name_one_folder() -> None:
     ],
     ids=["general_text", "several_heads"],
 )
-def test_a_guide_has_the_table_of_the_committed_records(
-    script: ModuleType, guide: str, count: int
-) -> None:
+def test_a_guide_has_the_table_of_the_committed_records(script, guide, count):
     name = script.__name__.replace("_", "-")
     records = RunRecords(ROOT / "benchmarks" / "studies" / name).read()
     assert len(records) == count
     assert script.table(records) in (ROOT / f"docs/guides/{guide}.md").read_text("utf-8")
 
 
-def test_the_news_to_train_on_and_to_hold_are_disjoint(tmp_path: Path) -> None:
+def test_the_news_to_train_on_and_to_hold_are_disjoint(tmp_path):
     (tmp_path / "mrpc").mkdir()
     rows = [f"1\t{i}\t{i}\tsentence number {i}\tanother" for i in range(10)]
     text = "\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows])
@@ -96,9 +93,7 @@ def test_the_news_to_train_on_and_to_hold_are_disjoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tasks", [["mrpc"], ["stsb"], list(several_heads.TASKS)])
-def test_recipes_of_heads_are_valid_and_take_as_many_steps(
-    tmp_path: Path, tasks: list[str]
-) -> None:
+def test_recipes_of_heads_are_valid_and_take_as_many_steps(tmp_path, tasks):
     recipe = read_draft(None, (), several_heads.recipe_of(tmp_path, tasks, 7, 150))
     assert (recipe.train.max_steps, recipe.seed) == (150 * len(tasks), 7)
     assert list(recipe.tasks) == (tasks if len(tasks) > 1 else [])
@@ -121,14 +116,14 @@ def test_recipes_of_heads_are_valid_and_take_as_many_steps(
     ],
 )
 def test_rates_as_good_as_the_best_but_for_a_point_or_the_spread_over_seeds_are_good(
-    score: tuple[str, ...], curve: dict[float, list[float]], expected: tuple[float, ...] | None
-) -> None:
+    score, curve, expected
+):
     found = good_rates.good_rates(curve, row_score(*score))
     assert (found and (found.best, found.low, found.high)) == expected
 
 
 @pytest.fixture
-def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def corpora(tmp_path, monkeypatch):
     """Forty lines of Multi30k in two languages, and a row of GSM8K."""
     monkeypatch.setattr(miniature, "PRETRAINING", 30)
     source = tmp_path / "source"
@@ -143,7 +138,7 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def test_no_row_of_a_study_pre_trains_the_miniature(corpora: Path, tmp_path: Path) -> None:
+def test_no_row_of_a_study_pre_trains_the_miniature(corpora, tmp_path):
     files = miniature.write_data(corpora, tmp_path / "data")
     own = {text for path in files.values() for text in miniature._texts(path)}
     written = sorted((tmp_path / "data").glob("*.t*.jsonl"))
@@ -158,7 +153,7 @@ def test_no_row_of_a_study_pre_trains_the_miniature(corpora: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("study", "name"), [("miniature-seq2seq", "encoder-decoder"), ("miniature-causal", "decoder")]
 )
-def test_every_method_fits_the_miniature(study: str, name: str, tmp_path: Path) -> None:
+def test_every_method_fits_the_miniature(study, name, tmp_path):
     recipe = read_study(Path(miniature.__file__).with_name(f"{study}.yaml"))
     (task,) = recipe.tasks().values()
     assert task.backbone == name
@@ -170,9 +165,7 @@ def test_every_method_fits_the_miniature(study: str, name: str, tmp_path: Path) 
         assert 0 < sum(method.count(anatomy) for method in parse_methods(spec)) <= size, label
 
 
-def test_the_record_of_forgetting_has_each_test_row_before_and_after(
-    backbone: Path, tmp_path: Path
-) -> None:
+def test_the_record_of_forgetting_has_each_test_row_before_and_after(backbone, tmp_path):
     (tmp_path / "sst2").mkdir()
     for split in ("train", "dev"):
         rows = [f"a {('bad', 'good')[n % 2]} film {n} {split}\t{n % 2}" for n in range(40)]
@@ -194,7 +187,7 @@ def test_the_record_of_forgetting_has_each_test_row_before_and_after(
     assert all(run["before"] == run["after"] for run in found["approaches"][names[1]])
 
 
-def test_batches_go_through_all_rows_before_any_again() -> None:
+def test_batches_go_through_all_rows_before_any_again():
     rows = forgetting.Rows([(f"film {n}",) for n in range(40)], [n % 2 for n in range(40)])
     batches = rows.batches(10, random.Random(0))
     assert sorted(t for _ in range(4) for t in next(batches).texts) == sorted(rows.texts)
@@ -208,9 +201,7 @@ def written(study: Study, folder: Path, accuracy: dict[str, float]) -> None:
         records.write(record)
 
 
-def test_the_winner_is_trained_for_epochs_with_its_rate_and_published(
-    made_study: Study, tmp_path: Path
-) -> None:
+def test_the_winner_is_trained_for_epochs_with_its_rate_and_published(made_study, tmp_path):
     written(made_study, tmp_path, {"head": 0.6, "lora": 0.9})
     ((task, method, words),) = winners.winners(tmp_path, tmp_path / "runs", 3)
     assert (task, method, words[0]) == ("mine", "lora", "train")
@@ -224,9 +215,7 @@ def test_the_winner_is_trained_for_epochs_with_its_rate_and_published(
     assert line[-2:] == ["--registry", str(tmp_path / "registry")]
 
 
-def test_a_task_on_which_nothing_was_shown_to_learn_has_no_winner(
-    made_study: Study, tmp_path: Path
-) -> None:
+def test_a_task_on_which_nothing_was_shown_to_learn_has_no_winner(made_study, tmp_path):
     written(made_study, tmp_path, {"head": 0.5, "lora": 0.53})
     assert len(list(winners.winners(tmp_path, tmp_path / "runs", 3))) == 1
     write_baselines(tmp_path, {"mine": Constant("majority class", "classes", "pos", 0.6)}, {})
@@ -300,13 +289,13 @@ def verdict_of(name: str, path: Path) -> str:
 
 
 @pytest.fixture
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_resamples(monkeypatch):
     monkeypatch.setattr("checks.RESAMPLES", 999)
 
 
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", ONE_STUDY)
-def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name: str, tmp_path: Path) -> None:
+def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name, tmp_path):
     holds, fails = ONE_STUDY[name]
     equal = dict.fromkeys(holds, 0.85)
     assert verdict_of(name, planted(tmp_path / "holds", {100: holds})) == "holds"
@@ -315,7 +304,7 @@ def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name: str, tmp_path:
 
 
 @pytest.mark.usefixtures("few_resamples")
-def test_the_small_prefix_with_little_data(tmp_path: Path) -> None:
+def test_the_small_prefix_with_little_data(tmp_path):
     name = "small prefix, little data"
     near, far = {PREFIX: 0.88, "full": 0.88}, {PREFIX: 0.80, "full": 0.90}
     assert verdict_of(name, planted(tmp_path / "holds", {50: near, 2000: far})) == "holds"
@@ -341,7 +330,7 @@ def record_of_forgetting(folder: Path, after: float, changed: bool = False) -> P
 
 
 @pytest.mark.usefixtures("few_resamples")
-def test_claims_on_forgetting(tmp_path: Path) -> None:
+def test_claims_on_forgetting(tmp_path):
     expected = {0.7: "holds", 0.98: "does not hold", 0.9: "cannot be told"}
     for after, verdict in expected.items():
         path = record_of_forgetting(tmp_path, after)
@@ -352,7 +341,7 @@ def test_claims_on_forgetting(tmp_path: Path) -> None:
     assert "1 of 2,700 answers changed" in claims.as_text(claims.check_claims([changed]))
 
 
-def test_a_claim_holds_only_if_all_checks_do_after_correction() -> None:
+def test_a_claim_holds_only_if_all_checks_do_after_correction():
     for checks, verdict in (
         ([(1, 0.03)], "holds"),
         ([(1, 0.03), (1, 0.03)], "cannot be told"),
@@ -364,7 +353,7 @@ def test_a_claim_holds_only_if_all_checks_do_after_correction() -> None:
         assert claim("x", "", made).verdict == verdict
 
 
-def test_few_groups_and_few_methods_give_no_verdict() -> None:
+def test_few_groups_and_few_methods_give_no_verdict():
     here = Check("here", "x")
     assert over_groups(here, [1.0] * 5).why_open == "5 groups, 6 are needed"
     assert over_groups(here, [1.0] * 6).p == pytest.approx(2 / 64)
@@ -373,7 +362,7 @@ def test_few_groups_and_few_methods_give_no_verdict() -> None:
 
 
 @pytest.mark.usefixtures("few_resamples")
-def test_the_table_is_narrow_and_the_markdown_has_every_check(tmp_path: Path) -> None:
+def test_the_table_is_narrow_and_the_markdown_has_every_check(tmp_path):
     folder = planted(tmp_path / "s", {100: ONE_STUDY["he2022: ffn"][0]})
     found = claims.check_claims([folder, record_of_forgetting(tmp_path, 0.7)])
     assert max(map(len, claims.as_text(found).splitlines())) <= 100

@@ -63,7 +63,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, seed: int, helper: float | None) ->
     return suggest(None, encoded, candidates)  # type: ignore[arg-type]
 
 
-def test_a_planted_helper_is_found_among_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_helper_is_found_among_noise(monkeypatch):
     found = planted(monkeypatch, 0, helper=1.5)
     assert found.best == "helper"
     assert found.estimates[0].method == "helper"
@@ -72,12 +72,12 @@ def test_a_planted_helper_is_found_among_noise(monkeypatch: pytest.MonkeyPatch) 
     assert found.smallest is not None
 
 
-def test_planted_noise_is_not_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_noise_is_not_preferred(monkeypatch):
     for seed in cases_of(range(4)):
         assert planted(monkeypatch, seed, helper=None).best is None, seed
 
 
-def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_path: Path) -> None:
+def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_path):
     labels = ["pos", "neg"] * 20
     examples = [Example(f"text {n}", label=label) for n, label in enumerate(labels)]
     every = tiny_models.batch(rows=40)
@@ -108,7 +108,7 @@ def test_adapters_that_do_not_fit_are_left_out_and_the_model_is_as_before(tmp_pa
 
 
 @pytest.mark.parametrize("spec", ["tagging", "seq2seq", "causal-lm", "multi-label"])
-def test_other_tasks_are_refused(spec: str) -> None:
+def test_other_tasks_are_refused(spec):
     with pytest.raises(ConfigError, match="cannot be probed"):
         check_probed(parse_task(spec))
 
@@ -126,7 +126,7 @@ def accuracy(files: Any) -> float:
     return float(np.mean([row["label"] == row["prediction"] for row in rows]))
 
 
-def test_signal_is_found_and_noise_is_not() -> None:
+def test_signal_is_found_and_noise_is_not():
     features, labels = data(300, 3.0)
     files = linear_probe(features, labels, range(300), "classes")
     assert len(files) == REPEATS
@@ -136,7 +136,7 @@ def test_signal_is_found_and_noise_is_not() -> None:
     assert 0.4 < accuracy(linear_probe(features, labels, range(300), "classes")) < 0.6
 
 
-def test_numbers_are_predicted() -> None:
+def test_numbers_are_predicted():
     features, _ = data(200, 0.0)
     labels = [float(value) for value in 2 * features[:, 3] + 1]
     for file in linear_probe(features, labels, range(200), "numbers"):
@@ -145,7 +145,7 @@ def test_numbers_are_predicted() -> None:
         assert all(isinstance(value, float) for value in predicted)
 
 
-def test_equal_texts_are_in_one_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_texts_are_in_one_fold(monkeypatch):
     """Labels are noise, and each row occurs twice: a leak would let the probe look them up."""
     random = np.random.default_rng(0)
     features = np.repeat(random.normal(size=(60, 200)).astype(np.float32), 2, axis=0)
@@ -163,7 +163,7 @@ def test_equal_texts_are_in_one_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     [(["a", "b"] * 4, "classes"), (["a"] * 50, "classes"), (["a"] * 50 + ["b"] * 4, "classes"),
      ([1.0] * 9, "numbers")],
 )  # fmt: skip
-def test_too_few_rows_are_refused(labels: list[Any], kind: str) -> None:
+def test_too_few_rows_are_refused(labels, kind):
     features = np.zeros((len(labels), 3), dtype=np.float32)
     with pytest.raises(DataError, match="too few"):
         linear_probe(features, labels, range(len(labels)), kind)
@@ -198,7 +198,7 @@ def by_hand(model: Any, rows: Rows) -> np.ndarray:
 
 
 @long_table("method", one_of_each_signature(), 4)
-def test_each_adapter_has_the_features_that_it_has_alone(method: str) -> None:
+def test_each_adapter_has_the_features_that_it_has_alone(method):
     model, rows = tiny_models.model("bert").eval(), Rows()
     bare = by_hand(model, rows)
     expected: dict[str | None, np.ndarray] = {None: bare}

@@ -1,20 +1,27 @@
-"""`adapterhub bench`."""
+"""`adapterhub bench`, and the command that trains what a study recommends."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from adapterhub import cli, ray_cluster
+from adapterhub.bench.baselines import Constant
 from adapterhub.bench.conduct import LocalEngine
+from adapterhub.bench.results import study_results
+from adapterhub.bench.study import read_study
 from adapterhub.cli import _study
+from adapterhub.cli._study import train_commands
 from adapterhub.training.loading import SharedLoader
 from tests.kit.data import sentences, write_tsv
 from tests.kit.session import home_in, refused, succeeded
+from tests.kit.studies import made_records
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 
@@ -32,28 +39,28 @@ def words(backbone, tmp_path):
 
 @pytest.fixture(scope="module")
 def ran(backbone, tmp_path_factory):
-    """A study that ran once, and what the command wrote to the screen."""
+    """A study that ran once, and the result of its command."""
     folder = tmp_path_factory.mktemp("ran")
     words = ["bench", *study_words(backbone, folder), *SMALL]
     with home_in(folder / "home"):
         result = CliRunner().invoke(cli.group, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    return folder / "study", result.stderr
+    return folder / "study", result
 
 
 @pytest.fixture
-def study(ran, tmp_path):
+def folder(ran, tmp_path):
     """A copy of the folder of a study that ran."""
     return shutil.copytree(ran[0], tmp_path / "study")
 
 
-def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub, ran, study):
-    records = study / "records"
+def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub, ran, folder):
+    records = folder / "records"
     assert len(list(records.glob("*.json"))) == 2
-    assert "rows train" in ran[1]
-    assert "head, rate" in ran[1]
+    assert "rows train" in ran[1].stderr
+    assert "head, rate" in ran[1].stderr
     times = {path: path.stat().st_mtime_ns for path in records.iterdir()}
-    code, _, err = adapterhub("bench", "--output", study)
+    code, _, err = adapterhub("bench", "--output", folder)
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in records.iterdir()} == times
     assert "rate 1.0e-03" not in err
@@ -99,26 +106,21 @@ def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
     refused(adapterhub("bench", *words, "--engine", "ray"), 'pip install "adapterhub[ray]"')
 
 
-def test_the_table_and_the_reports(adapterhub, words, tmp_path):
-    study = tmp_path / "study"
-    small = ("--methods", "head,lora(rank=2)", "--rates", "1", "--seeds", "2", "--steps", "2")
-    more = ("train.batch_size=8", "--quiet")
-    out = succeeded(adapterhub("bench", *words, *small, *more))
+def test_the_table_and_the_reports(ran):
     told = "Cannot tell yet: no method has three finished seeds."
     for text in ("bag of words", "majority class", "against", told):
-        assert text in out
-    page, markdown = (study / "report.html").read_text(), (study / "report.md").read_text()
-    assert told in page
-    assert told in markdown
+        assert text in ran[1].stdout
+    assert told in (ran[0] / "report.html").read_text()
+    assert told in (ran[0] / "report.md").read_text()
 
 
-def test_the_reports_are_made_anew_from_the_records(adapterhub, study):
-    made = {name: (study / name).read_bytes() for name in ("report.html", "report.md")}
-    for command in (("bench", "--output", study), ("report", study)):
+def test_the_reports_are_made_anew_from_the_records(adapterhub, folder):
+    made = {name: (folder / name).read_bytes() for name in ("report.html", "report.md")}
+    for command in (("bench", "--output", folder), ("report", folder)):
         for name in made:
-            (study / name).unlink()
+            (folder / name).unlink()
         succeeded(adapterhub(*command), "report.html")
-        assert {name: (study / name).read_bytes() for name in made} == made
+        assert {name: (folder / name).read_bytes() for name in made} == made
 
 
 def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
@@ -134,3 +136,85 @@ def test_mistakes_are_found_before_anything_is_loaded(adapterhub, words, tmp_pat
     refused(adapterhub("bench", *words, "--lr", "1e-3"), "--lr")
     refused(adapterhub("bench", *words, "train.learning_rate=1"), "a study chooses")
     assert not Path(tmp_path / "study").exists()
+
+
+BEST = "lora(rank=2)"
+ACCURACY = {"head": 0.6, BEST: 0.95}
+
+
+@pytest.fixture
+def study(backbone, tmp_path):
+    source = write_tsv(tmp_path / "my data.tsv", sentences(40))
+    flags = {"backbone": str(backbone), "output": str(tmp_path / "study"),
+             "data": {"train": str(source)}}  # fmt: skip
+    words = ["dtype=fp32", "train.batch_size=8", "train.report=false", "seed=0"]
+    return read_study(None, words, flags, {"methods": tuple(ACCURACY), "baseline": BEST})
+
+
+def test_the_command_trains_the_winner(adapterhub, study, tmp_path):
+    study = replace(study, bench=replace(study.bench, steps=80))
+    results = study_results(study, made_records(study, ACCURACY), {})
+    ((place, line),) = train_commands(study, results, tmp_path / "study").items()
+    assert place == ("my data", 100)
+    program, *words = shlex.split(line)
+    assert program == "adapterhub"
+    succeeded(adapterhub(*words))
+    recipe = (tmp_path / "study" / "best" / "recipe.yaml").read_text()
+    for option in ("batch_size: 8", "max_steps: 80", "learning_rate: 0.001", "dtype: fp32"):
+        assert option in recipe
+    assert "rank: 2" in recipe or "rank=2" in recipe
+
+
+@pytest.mark.parametrize(("rows", "usual"), [(1000, 375), (100, 156)])
+def test_after_short_runs_of_a_budget_nothing_is_recommended(study, tmp_path, rows, usual):
+    """The runs have 80 steps; a command of a study with a budget takes as many as `train`."""
+    study = replace(study, bench=replace(study.bench, budget="8m", steps=80, rates=3))
+    results = study_results(study, made_records(study, ACCURACY, rows=rows), {})
+    advice = results[0].advice
+    (line,) = train_commands(study, results, tmp_path).values()
+    assert f"--method '{BEST}'" in line
+    assert "--steps" not in line
+    if usual <= 2 * 80:
+        assert advice.method == BEST
+        assert "--lr 0.001" in line
+        return
+    assert (advice.method, advice.candidate, advice.best) == (None, BEST, BEST)
+    assert f"80 steps, where adapterhub train takes {usual}" in " ".join(advice.reasons)
+    assert "budget of about 38 min" in " ".join(advice.reasons)  # 4.7 times as many steps
+    assert not advice.reasons[0].startswith("Take")
+    assert "--lr" not in line
+
+
+def test_only_the_largest_number_of_rows_of_a_task_has_a_command(study, tmp_path):
+    records = [*made_records(study, ACCURACY, rows=50), *made_records(study, ACCURACY, rows=100)]
+    assert [*train_commands(study, study_results(study, records, {}), tmp_path)] == [
+        ("my data", 100)
+    ]
+
+
+def test_tasks_have_folders_of_their_own(study, tmp_path):
+    tasks = {"one": {"data": {"train": "1.tsv"}}, "two": {"data": {"train": "2.tsv"}}}
+    both = replace(study, bench=replace(study.bench, tasks=tasks))
+    found = train_commands(both, study_results(both, made_records(both, ACCURACY), {}), tmp_path)
+    for name, number in (("one", 1), ("two", 2)):
+        line = found[name, 100]
+        assert f"--train {number}.tsv" in line
+        assert f"best-{name}" in line
+
+
+def test_a_spec_that_is_no_text_is_quoted(study, tmp_path):
+    both = [{"lora": {"rank": 2}}]
+    label = "lora(rank=2)"
+    other = replace(study, bench=replace(study.bench, methods=("head", both), baseline=label))
+    results = study_results(other, made_records(other, {"head": 0.6, label: 0.95}), {})
+    (line,) = train_commands(other, results, tmp_path).values()
+    words = shlex.split(line)
+    assert words[words.index("--method") + 1] == '[{"lora": {"rank": 2}}]'
+
+
+def test_what_is_not_trained_has_no_command(study, tmp_path):
+    constants = {"my data": Constant("majority class", "classes", "pos", 0.6)}
+    accuracy = {"head": 0.5, BEST: 0.5}
+    results = study_results(study, made_records(study, accuracy), constants)
+    assert results[0].advice.method == "majority class"
+    assert train_commands(study, results, tmp_path) == {}

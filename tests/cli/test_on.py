@@ -54,7 +54,7 @@ NO_ADAPTER = {
 }  # fmt: skip
 
 
-def test_every_command_is_listed_once() -> None:
+def test_every_command_is_listed_once():
     names = [*BRINGS, *REFUSES, *ONE_ADAPTER, *NO_ADAPTER]
     assert sorted(names) == sorted(cli.COMMANDS), "say what the command does with such an adapter"
 
@@ -91,7 +91,7 @@ def world(adapterhub, backbone, data, tmp_path, monkeypatch, made):
     return typed
 
 
-def test_commands_bring_it_along_or_say_what_is_missing(world) -> None:
+def test_commands_bring_it_along_or_say_what_is_missing(world):
     for name, words in BRINGS.items():
         out = succeeded(world(*words))
         if name in ("show", "lock", "diff"):
@@ -109,14 +109,14 @@ def _new_folders() -> set[str]:
     return {"merged", "pulled", "restored", "higher", "other.lock"}
 
 
-def test_commands_that_cannot_use_it_refuse(world) -> None:
+def test_commands_that_cannot_use_it_refuse(world):
     for name, (words, text) in REFUSES.items():
         code, out, err = world(*words)
         assert code == 2, (name, out, err)
         assert text in " ".join(err.split()), (name, err)
 
 
-def test_several_values_follow_one_flag(world) -> None:
+def test_several_values_follow_one_flag(world):
     code, _, err = world(
         "train", "--on", "lang", "task", "method=head", "--backbone", "BACKBONE", "--train",
         "TRAIN", "--output", "new", "--dry-run",
@@ -129,6 +129,6 @@ def test_several_values_follow_one_flag(world) -> None:
     ), "nowhere")  # fmt: skip
 
 
-def test_the_lock_file_has_the_adapters_below(world) -> None:
+def test_the_lock_file_has_the_adapters_below(world):
     pins = json.loads(Path("adapterhub.lock").read_text())["adapters"]
     assert [each["reference"] for each in pins["task"]["on"]] == ["lang@v1"]

@@ -1,4 +1,4 @@
-"""`adapterhub options`."""
+"""`adapterhub options`, `methods` and `tasks`, by names in any case."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 
 from adapterhub.config.options import help_in_words, options_of
 from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
-from adapterhub.recipe.recipe import TrainOptions
-from adapterhub.tasks import TASKS
+from adapterhub.methods.common.base import spec_options
+from adapterhub.recipe.recipe import NAMES, TrainOptions
+from adapterhub.tasks import TASKS, parse_task
 from tests.kit.session import refused, succeeded
 
 
@@ -19,25 +21,35 @@ def words_of(text):
 
 
 def test_all_options_of_a_recipe_are_listed(adapterhub):
-    out = succeeded(adapterhub("options"))
+    texts = ("text; required", "adapterhub recipe > recipe.yaml")
+    out = succeeded(adapterhub("options"), *texts)
     assert max(map(len, out.splitlines())) <= 80
     for prefix, cls in (("data.", DataOptions), ("train.", TrainOptions)):
         for option in options_of(cls):
             assert f"  {prefix}{option.name} " in out
             assert words_of(help_in_words(option)[0]) in words_of(out)
-    assert "text; required" in out
-    assert "adapterhub recipe > recipe.yaml" in out
 
 
-def test_each_name_fits_80_columns(adapterhub, subtests):
-    for name in (*sorted(METHODS), *sorted(TASKS), "train", "data", "recipe"):
-        code, out, _ = adapterhub("options", name)
-        cls = METHODS.get(name) or TASKS.get(name)
-        with subtests.test(name):
-            assert code == 0
-            assert out.startswith(name)
-            assert max(map(len, out.splitlines())) <= 80
-            assert all(f"  {option.name} " in out for option in (options_of(cls) if cls else ()))
+def test_methods_and_tasks_are_listed(adapterhub):
+    for command, registry, text in (
+        ("methods", METHODS, "2106.09685"),
+        ("tasks", TASKS, "classification"),
+    ):
+        succeeded(adapterhub(command), text, *(f" {name} " for name in registry))
+        assert json.loads(adapterhub(command, "--json")[1]).keys() == registry.keys()
+
+
+@pytest.mark.parametrize("name", sorted([*METHODS, *TASKS, "train", "data", "recipe"]))
+def test_each_name_has_its_options_in_80_columns_in_any_case(name, adapterhub):
+    cls = METHODS.get(name) or TASKS.get(name)
+    out = succeeded(adapterhub("options", name))
+    assert out.startswith(name)
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(f"  {option.name} " in out for option in (options_of(cls) if cls else ()))
+    if cls:
+        assert adapterhub("options", name.upper())[1] == out
+        command = "methods" if name in METHODS else "tasks"
+        assert adapterhub(command, name.replace("-", "_").title())[1] == out
 
 
 def test_no_name_means_two_things():
@@ -45,21 +57,47 @@ def test_no_name_means_two_things():
     assert {"recipe", "data", "train"}.isdisjoint(METHODS.keys() | TASKS.keys())
 
 
-def test_methods_and_tasks_print_the_same(adapterhub):
-    assert adapterhub("methods", "lora") == adapterhub("options", "lora")
-    assert adapterhub("tasks", "seq2seq") == adapterhub("options", "seq2seq")
+def test_a_task_is_shown_by_any_of_its_names(adapterhub):
+    out = succeeded(adapterhub("tasks", "ner"), "also called ner, token-classification")
+    assert out.startswith("tagging: ")
 
 
-@pytest.mark.parametrize("name", ["lr", "train.lr", "learning_rate", "train.learning_rate"])
-def test_an_option_by_any_of_its_names(adapterhub, name):
-    out = succeeded(adapterhub("options", name))
-    assert out.startswith("train.learning_rate\n")
-    assert "peak learning rate" in out
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("lr", "train.learning_rate"),
+        ("LR", "train.learning_rate"),
+        ("train.lr", "train.learning_rate"),
+        ("Train.LR", "train.learning_rate"),
+        ("learning_rate", "train.learning_rate"),
+        ("learning-rate", "train.learning_rate"),
+        ("Train.Max-Steps", "train.max_steps"),
+        ("Data.Text", "data.text"),
+        ("METHOD", "method"),
+    ],
+)
+def test_an_option_is_found_by_any_of_its_names(word, option, adapterhub):
+    assert NAMES.own_name(word) == option
+    assert succeeded(adapterhub("options", word)).startswith(f"{option}\n")
+    section, _, inner = word.rpartition(".")
+    *above, name = option.split(".")
+    expected = {above[0]: {name: 3}} if above else {name: 3}
+    assert NAMES.normal_form({section: {inner: 3}} if section else {word: 3}) == expected
+
+
+@pytest.mark.parametrize("name", ["LoRA", "Lora", "LORA"])
+def test_specs_are_read_in_any_case(name, adapterhub):
+    assert spec_options(name) == spec_options([name]) == spec_options({name: {}})
+    assert spec_options(f"BitFit, {name}(Rank=4)") == spec_options(["bitfit", "lora(rank=4)"])
+    assert adapterhub("recipe", name, "Seq2Seq")[0] == 0
+    task = parse_task("Classification(Class-Weights=balanced)")
+    assert task == parse_task({"classification": {"class_weights": "balanced"}})
+    with pytest.raises(ConfigError, match="given twice"):
+        spec_options(f"{name}(rank=3, Rank=4)")
 
 
 def test_json(adapterhub):
-    out = succeeded(adapterhub("options", "train", "lora", "--json"))
-    train, lora = json.loads(out).values()
+    train, lora = json.loads(succeeded(adapterhub("options", "train", "lora", "--json"))).values()
     (every,) = (option for option in train if option["name"] == "train.log_every")
     assert every | {"help": ""} == {
         "name": "train.log_every", "type": "int", "default": 10, "help": ""

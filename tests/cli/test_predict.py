@@ -11,21 +11,13 @@ from tests.kit import tiny_models
 from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.session import refused, succeeded
 
-LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
-
-def test_predict_from_a_file_and_from_standard_input(
-    train, adapterhub, data, tmp_path, monkeypatch
-):
-    assert train(*LEARN)[0] == 0
-    from_file = succeeded(
-        adapterhub("predict", tmp_path / "run" / "adapter", "--data", data[1], "--json")
-    )
+def test_predict_from_a_file_and_from_standard_input(trained, adapterhub, data, monkeypatch):
+    from_file = succeeded(adapterhub("predict", trained / "adapter", "--data", data[1], "--json"))
     texts = [row["text"] for row in json_lines(from_file)]
     assert texts == [text for text, _ in sentences(64)[::3]]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
-    from_stdin = succeeded(adapterhub("predict", tmp_path / "run", "--json"))
-    assert from_stdin == from_file
+    assert succeeded(adapterhub("predict", trained, "--json")) == from_file
 
 
 def test_no_row_vanishes(train, adapterhub, tmp_path, monkeypatch):
@@ -41,7 +33,7 @@ def test_no_row_vanishes(train, adapterhub, tmp_path, monkeypatch):
     assert from_file == from_stdin
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a film"}\n\n{"text": "a plot"}\n')
-    code, out, err = adapterhub("predict", run, "--data", rows, "--json")
+    _, out, err = adapterhub("predict", run, "--data", rows, "--json")
     assert len(json_lines(out)) == 2
     assert "blank lines are skipped and get no prediction: 2\n" in err
     rows.write_text('{"text": "a film"}\n{"text": null}\n')
@@ -76,6 +68,8 @@ def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
     )
     assert isinstance(json_lines(out)[0]["value"], float)
     refused(adapterhub("predict", tmp_path / "run", "the movie was good"), "--pair")
+    one = ("predict", tmp_path / "run", "a", "--pair", "b")
+    refused(adapterhub(*one, "--all"), "--all: regression has no")
 
 
 def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_path):

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from tests.kit.data import sentences
+from tests.kit.data import json_lines, sentences
 from tests.kit.session import refused, succeeded
 
 READERS = {
@@ -49,8 +49,9 @@ def test_all_columns_and_the_prediction_in_order(adapterhub, trained, tmp_path, 
     added = ["predicted_label", "probability", "probability of neg", "probability of pos"]
     added += ["truncated"]
     assert list(found.columns) == [*READERS[source](file).columns, *added]
-    code, out, _ = adapterhub("predict", trained, "--data", file, "--json", *keep)
-    expected = [json.loads(line) for line in out.splitlines()]
+    expected = json_lines(
+        succeeded(adapterhub("predict", trained, "--data", file, "--json", *keep))
+    )
     assert [row.get("empty", False) for row in expected] == [False, False, True, False]
     texts = found[found["TEXT"] != ""]
     filled = [row for row in expected if row["text"]]
@@ -118,14 +119,3 @@ def test_what_cannot_be_is_refused(adapterhub, trained, monkeypatch, tmp_path, w
     (tmp_path / "dev.tsv").write_text("text\na\n")
     monkeypatch.chdir(tmp_path)
     refused(adapterhub("predict", trained, *words), expected)
-
-
-def test_probabilities_of_labels_need_labels(adapterhub, backbone, tmp_path):
-    rows = "".join(f"{text}\t{i / 7}\n" for i, (text, _) in enumerate(sentences(24)))
-    (tmp_path / "numbers.tsv").write_text(f"text\tlabel\n{rows}")
-    succeeded(adapterhub(
-        "train", "--backbone", backbone, "--train", tmp_path / "numbers.tsv", "--task",
-        "regression", "--output", tmp_path / "run", "train.max_steps=1", "train.report=false",
-        "data.eval=none",
-    ))  # fmt: skip
-    refused(adapterhub("predict", tmp_path / "run", "a", "--all"), "--all: regression has no")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +21,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def typing(adapterhub, monkeypatch, tmp_path, backbones) -> Callable:
+def typing(adapterhub, monkeypatch, tmp_path, backbones):
     """Return a function that trains the case of a task for a step, and types lines for it."""
 
     def type_lines(task: str, text: str, *words: str) -> tuple[int, str, str]:
@@ -97,7 +96,7 @@ def test_other_tasks_write_each_text_alone(task, typing, adapterhub, tmp_path):
     out = succeeded(typing(task, "the film\nthe film\n"))
     first, second = out.splitlines()
     assert first == second
-    code, out, _ = adapterhub("predict", tmp_path / "run", "the film", "--stream")
+    out = succeeded(adapterhub("predict", tmp_path / "run", "the film", "--stream"))
     assert out.splitlines() == [first]
 
 

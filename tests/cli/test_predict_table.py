@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +20,7 @@ from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture(scope="module")
-def trained(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, AdapterSource]:
+def trained(backbone, tmp_path_factory):
     return train_two(backbone, tmp_path_factory.mktemp("trained"))
 
 
@@ -35,17 +34,14 @@ def named(trained: dict[str, AdapterSource]) -> list[str]:
     return words
 
 
-def test_one_adapter_into_one_file(
-    adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_one_adapter_into_one_file(adapterhub, trained, tmp_path):
     source, output = write_table(tmp_path / "rows"), tmp_path / "out.parquet"
     words = ("predict", trained["mood"].reference, "--input", source, "--output", output)
     out = succeeded(adapterhub(*words))
     assert out.strip() == f"{TABLE_ROWS} rows in 10 parts: {output}"
     rows = pq.read_table(output).to_pylist()
-    code, shown, _ = adapterhub("predict", trained["mood"].reference, "--json", *(
-        text for text, _ in sentences(TABLE_ROWS)
-    ))  # fmt: skip
+    texts = [text for text, _ in sentences(TABLE_ROWS)]
+    shown = succeeded(adapterhub("predict", trained["mood"].reference, "--json", *texts))
     expected = [json.loads(line) for line in shown.splitlines()]
     assert [json.loads(row["prediction"])["label"] for row in rows] == [
         row["label"] for row in expected
@@ -53,9 +49,7 @@ def test_one_adapter_into_one_file(
     assert adapterhub(*words)[0] == 2, "it is there"
 
 
-def test_a_column_names_the_adapter(
-    adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_a_column_names_the_adapter(adapterhub, trained, tmp_path):
     source, output = write_table(tmp_path / "rows"), tmp_path / "out"
     words = ("predict", *named(trained), "--input", source, "--output", output, "--into", "guess")
     succeeded(adapterhub(*words))
@@ -70,9 +64,7 @@ def test_a_column_names_the_adapter(
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_and_started_again_it_gives_the_same_rows(
-    adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_killed_and_started_again_it_gives_the_same_rows(adapterhub, trained, tmp_path):
     texts = [text for text, _ in sentences(PARTS)]
     table = pa.table({"text": texts, "adapter": ["mood", "thing"] * (PARTS // 2)})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=1)
@@ -102,6 +94,7 @@ def test_killed_and_started_again_it_gives_the_same_rows(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        ((), ("ADAPTER",)),
         (("ADAPTER", "--input", "x.parquet"), ("--output",)),
         (("--input", "x.parquet", "--output", "out"), ("no adapter is named", "--route-column")),
         (("ADAPTER", "a text", "--input", "x.parquet"), ("--input with", "--data")),
@@ -118,11 +111,5 @@ def test_killed_and_started_again_it_gives_the_same_rows(
         (("ADAPTER", "--input", "missing.parquet", "--output", "o"), ("no files at",)),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_told(
-    adapterhub: Any, words: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
+def test_what_does_not_go_together_is_told(adapterhub, words, expected):
     refused(adapterhub("predict", *words), *expected)
-
-
-def test_without_an_adapter(adapterhub: Any) -> None:
-    refused(adapterhub("predict"), "ADAPTER")

@@ -145,18 +145,10 @@ def test_bf16_that_is_asked_for_stays_with_a_note(train, word, slow_in_bf16):
     assert "90 times as long in bf16 as in fp32" in err
 
 
-def test_nothing_to_quantize_again(train, adapterhub, tmp_path):
-    assert train("--method", "lora", "train.max_steps=1")[0] == 0
-    refused(
-        adapterhub("merge", tmp_path / "run", "--output", tmp_path / "m", "--requantize"),
-        "not quantized",
-    )
+def test_nothing_to_quantize_again(trained, adapterhub, tmp_path):
+    words = ("merge", trained, "--output", tmp_path / "m", "--requantize")
+    refused(adapterhub(*words), "not quantized")
     assert not (tmp_path / "m").exists()
-
-
-def test_an_unknown_quantization(train, tmp_path):
-    refused(train("--quantize", "nf3"), "did you mean 'nf4'")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_method_that_trains_whole_weights_is_refused(train, tmp_path):

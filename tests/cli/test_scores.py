@@ -72,6 +72,8 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     for text in shown:
         assert re.search(rf"\d{TO}[\d.]+, n = {rows}", text), text
         assert re.search(rf"\d{TO}[\d.]+, n = 22", text), text
+    if kind == "share":
+        return
     # The run that is resumed at its end, and one anew, end with the same bytes.
     manifest = (run / "adapter" / "adapter.json").read_bytes()
     resumed = train("--test", test, "train.epochs=2", "train.report=true", "--resume", output=run)
@@ -79,9 +81,8 @@ def test_test_rows_choose_nothing_and_are_shown_everywhere(kind, train, adapterh
     assert (run / "adapter" / "adapter.json").read_bytes() == manifest
     train("--test", test, "train.epochs=2", "train.report=true", output=again)
     assert (again / "adapter" / "adapter.json").read_bytes() == manifest
-    if kind == "file":  # what trains and what is evaluated are as without it
-        tensors = [(f / "adapter" / "adapter.safetensors").read_bytes() for f in (run, plain)]
-        assert tensors[0] == tensors[1]
+    tensors = [(f / "adapter" / "adapter.safetensors").read_bytes() for f in (run, plain)]
+    assert tensors[0] == tensors[1], "what trains and what is evaluated are as without it"
 
 
 def test_eval_has_intervals_also_in_json_and_in_ascii(adapterhub, trained, tmp_path, monkeypatch):

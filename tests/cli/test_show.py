@@ -9,8 +9,6 @@ from adapterhub.registry.trust import trust_key
 from tests.kit import registries
 
 
-
-
 def test_the_card_is_one_screen(typed, trained, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     manifest = json.loads((trained / "adapter" / "adapter.json").read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture
-def words(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+def words(backbone, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
     rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(60))]
     source = write_tsv(tmp_path / "mine.tsv", rows)
@@ -23,7 +22,7 @@ def words(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tu
 
 
 @pytest.fixture
-def published(words: tuple[object, ...], backbone: Path, tmp_path: Path) -> list[str]:
+def published(words, backbone, tmp_path):
     for name, method in (("first", "lora(rank=2)"), ("second", "pfeiffer")):
         model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
         ah.attach(model, method, name=name).save(tmp_path / name)

@@ -157,13 +157,19 @@ def test_the_schema_of_recipes_is_the_committed_one(adapterhub):
     assert not [path for path in files if not path.read_text(encoding="utf-8").startswith(line)]
 
 
-def test_flags_of_common_options(train, tmp_path):
+def test_flags_of_common_options_and_the_schema_beside_the_recipe(train, tmp_path):
     words = ("--epochs", 1, "--lr", "1e-3", "--batch-size", 8, "--max-length", 16, "--steps", 2)
     succeeded(train(*words, "--name", "mine", "--quiet"))
     recipe = read(tmp_path / "run" / "recipe.yaml")
     options = recipe.train
     assert (options.epochs, options.learning_rate, options.batch_size) == (1, 1e-3, 8)
     assert (options.max_length, options.max_steps, recipe.name) == (16, 2, "mine")
+    text = (tmp_path / "run" / "recipe.yaml").read_text()
+    schema = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)[1]
+    written = json.loads((tmp_path / "run" / schema).read_text(encoding="utf-8"))
+    assert written == recipe_schema()
+    assert problems(parse_mapping(text, ""), written) == []
+    assert str(tmp_path) not in json.dumps(written)
 
 
 def test_other_names_are_recorded_in_normal_form(train, tmp_path):
@@ -179,16 +185,6 @@ def test_other_names_are_recorded_in_normal_form(train, tmp_path):
     assert (method["lora"]["rank"], method["lora"]["alpha"]) == (2, 4.0)
     own = ("train.learning_rate=1e-3", "train.batch_size=8", "train.epochs=1")
     succeeded(train(*own, "--method", "lora(rank=2, alpha=4)", "--resume"))
-
-
-def test_the_recipe_of_a_run_has_its_schema_beside_it(train, tmp_path):
-    assert train("--epochs", 1, "--quiet")[0] == 0
-    text = (tmp_path / "run" / "recipe.yaml").read_text()
-    schema = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)[1]
-    written = json.loads((tmp_path / "run" / schema).read_text(encoding="utf-8"))
-    assert written == recipe_schema()
-    assert problems(parse_mapping(text, ""), written) == []
-    assert str(tmp_path) not in json.dumps(written)
 
 
 @pytest.mark.parametrize(

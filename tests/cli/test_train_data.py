@@ -113,7 +113,7 @@ def test_a_template_over_columns_travels_with_the_adapter(learn, adapterhub, tmp
         "title 0.",
         f"title 1. {rows[1]['body']}",
     ]
-    code, out, err = adapterhub("predict", tmp_path / "run", "a title. a text", "--json")
+    out = succeeded(adapterhub("predict", tmp_path / "run", "a title. a text", "--json"))
     assert json_lines(out)[0]["text"] == "a title. a text"
 
 

@@ -61,9 +61,8 @@ def test_a_schedule_that_has_decayed_is_not_lengthened(train, adapterhub, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["eval", "predict"])
-def test_bars_need_a_terminal(train, adapterhub, data, tmp_path, command):
-    assert train("--quiet", "train.epochs=1")[0] == 0
-    code, out, err = adapterhub(command, tmp_path / "run", "--data", data[1])
+def test_bars_need_a_terminal(trained, adapterhub, data, command):
+    code, out, err = adapterhub(command, trained, "--data", data[1])
     few = "22 evaluation rows: the scores are uncertain; evaluate on more\n" * (command == "eval")
     assert (code, err) == (0, f"dev.tsv: tab-separated, 22 rows; columns: text, label\n{few}")
     assert out

@@ -35,7 +35,7 @@ class Outer:
 VALUES = {"path": "a: b", "mode": "yes", "sites": ["q", "no", "1"], "rates": {"a": 1e-8}}
 
 
-def test_the_options_are_read_back() -> None:
+def test_the_options_are_read_back():
     lines = list(commented_options(Outer, VALUES))
     assert parse_mapping("\n".join(lines), "") == VALUES
     nested = list(below("a", below("b", lines)))
@@ -44,7 +44,7 @@ def test_the_options_are_read_back() -> None:
     assert list(below("c", [])) == ["c: {}"]
 
 
-def test_comments_name_the_values_and_the_default() -> None:
+def test_comments_name_the_values_and_the_default():
     lines = list(commented_options(Outer, {"mode": "yes"}))
     assert lines == ["# the mode", "#   no | yes, default no", "mode: yes"]
     lines = list(commented_options(Outer, {"mode": "yes"}, required=["mode"]))

@@ -26,7 +26,7 @@ class Outer:
     spec: Any = option(None, "anything")
 
 
-def test_each_annotation_has_its_schema() -> None:
+def test_each_annotation_has_its_schema():
     schema = json_schema(Outer)
     assert (schema["title"], schema["type"], schema["required"]) == ("Outer", "object", ["name"])
     assert schema["additionalProperties"] is False
@@ -66,7 +66,7 @@ def test_each_annotation_has_its_schema() -> None:
     }
 
 
-def test_the_schema_of_recipes_is_json_and_lists_every_option() -> None:
+def test_the_schema_of_recipes_is_json_and_lists_every_option():
     schema = json.loads(json.dumps(json_schema(Recipe), allow_nan=False))
     assert set(schema["properties"]) == {option.name for option in options_of(Recipe)}
     train = schema["properties"]["train"]["properties"]

@@ -40,7 +40,7 @@ NAMES = OptionNames(
 )
 
 
-def test_the_normal_form(subtests: pytest.Subtests) -> None:
+def test_the_normal_form(subtests):
     cases = [
         ({}, {}),
         ({"name": "y", "pace": {"rate": 1}}, {"name": "y", "pace": {"rate": 1}}),
@@ -63,7 +63,7 @@ def test_the_normal_form(subtests: pytest.Subtests) -> None:
             assert NAMES.normal_form(normal) == normal
 
 
-def test_an_option_under_two_names_is_refused() -> None:
+def test_an_option_under_two_names_is_refused():
     with pytest.raises(ConfigError, match="given twice") as error:
         NAMES.normal_form({"lr": 1, "pace": {"lr": 2, "rate": 3}, "name": "x", "label": "y"})
     assert error.value.offenders == (
@@ -72,7 +72,7 @@ def test_an_option_under_two_names_is_refused() -> None:
     )
 
 
-def test_meaning_comes_before_spelling(subtests: pytest.Subtests) -> None:
+def test_meaning_comes_before_spelling(subtests):
     cases = [
         ("gamma", "; try pace.rate=0.1, times it"),
         ("source.gamma", "; try pace.rate=0.1, times it"),
@@ -95,7 +95,7 @@ def test_meaning_comes_before_spelling(subtests: pytest.Subtests) -> None:
             assert f"{path} is not an option{suggestion}" in error.value.offenders[0]
 
 
-def test_the_option_that_a_word_names(subtests: pytest.Subtests) -> None:
+def test_the_option_that_a_word_names(subtests):
     cases = [
         ("lr", "pace.rate"), ("pace.lr", "pace.rate"), ("rate", "pace.rate"),
         ("pace.rate", "pace.rate"), ("name", "name"), ("label", "name"), ("source", "source"),
@@ -111,7 +111,7 @@ leaves = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none(), m
 
 
 @given(st.dictionaries(keys, leaves | st.dictionaries(keys, leaves)))
-def test_any_data_has_a_normal_form_or_is_a_config_error(data: dict[str, Any]) -> None:
+def test_any_data_has_a_normal_form_or_is_a_config_error(data):
     try:
         normal = NAMES.normal_form(data)
     except ConfigError:
@@ -122,10 +122,10 @@ def test_any_data_has_a_normal_form_or_is_a_config_error(data: dict[str, Any]) -
 @pytest.mark.parametrize(
     "data", [{"pace": None, "rate": 1}, {"rate": 1, "pace": None}, {"pace": 3, "lr": 1}]
 )
-def test_a_group_is_no_value_beside_its_options(data: dict[str, Any]) -> None:
+def test_a_group_is_no_value_beside_its_options(data):
     with pytest.raises(ConfigError, match="as a value, and with options of its own"):
         NAMES.normal_form(data)
 
 
-def test_an_empty_group_changes_nothing() -> None:
+def test_an_empty_group_changes_nothing():
     assert NAMES.normal_form({"rate": 1, "pace": {}}) == {"pace": {"rate": 1}}

@@ -84,22 +84,22 @@ def offenders(data: Mapping[str, object], where: str = "") -> str:
 
 @few
 @given(recipes)
-def test_from_dict_inverts_to_dict(recipe: Recipe) -> None:
+def test_from_dict_inverts_to_dict(recipe):
     assert from_dict(Recipe, to_dict(recipe)) == recipe
 
 
 @few
 @given(recipes)
-def test_to_dict_returns_json_data(recipe: Recipe) -> None:
+def test_to_dict_returns_json_data(recipe):
     assert from_dict(Recipe, json.loads(json.dumps(to_dict(recipe)))) == recipe
 
 
-def test_to_dict_names_values_that_it_cannot_serialize() -> None:
+def test_to_dict_names_values_that_it_cannot_serialize():
     with pytest.raises(ConfigError, match=r"method\.run\[1\].*Path"):
         to_dict(Recipe("a", method={"run": [1, Path("x")]}))
 
 
-def test_one_error_lists_all_problems() -> None:
+def test_one_error_lists_all_problems():
     text = offenders({"train": {"epohcs": 1, "rate": "fast", "dropout": 1}, "seed": "1"})
     assert "train.epohcs is not an option; did you mean 'epochs'?" in text
     assert "train.rate is 'fast', expected float" in text
@@ -108,17 +108,17 @@ def test_one_error_lists_all_problems() -> None:
     assert "name is missing, expected str" in text
 
 
-def test_an_unknown_key_without_a_near_match_lists_all_keys() -> None:
+def test_an_unknown_key_without_a_near_match_lists_all_keys():
     assert "train.zzz is not an option; valid options: epochs, rate" in offenders(
         {"name": "a", "train": {"zzz": 1}}
     )
 
 
-def test_where_prefixes_each_path() -> None:
+def test_where_prefixes_each_path():
     assert "recipe.name is missing" in offenders({}, "recipe")
 
 
-def test_an_invalid_value_is_reported_with_the_expected_type(subtests: pytest.Subtests) -> None:
+def test_an_invalid_value_is_reported_with_the_expected_type(subtests):
     cases = [
         ("seed", True, "seed is True, expected int"),
         ("seed", 1.0, "seed is 1.0, expected int"),
@@ -144,7 +144,7 @@ def test_an_invalid_value_is_reported_with_the_expected_type(subtests: pytest.Su
             assert message in offenders({"name": "a", key: value})
 
 
-def test_an_int_is_converted_to_float() -> None:
+def test_an_int_is_converted_to_float():
     rate = from_dict(Recipe, {"name": "a", "train": {"rate": 1}}).train.rate
     assert type(rate) is float
 
@@ -155,24 +155,24 @@ class Unions:
     second: str | bool | None = None
 
 
-def test_an_int_is_a_key() -> None:
+def test_an_int_is_a_key():
     rates = {1: 1.0}
     assert from_dict(Recipe, {"name": "a", "rates": rates}).rates == {"1": 1.0}
 
 
-def test_a_union_keeps_the_type_of_the_value() -> None:
+def test_a_union_keeps_the_type_of_the_value():
     built = from_dict(Unions, {"first": 3, "second": True})
     assert type(built.first) is int
     assert built.second is True
 
 
-def test_an_unsupported_annotation_is_a_type_error() -> None:
+def test_an_unsupported_annotation_is_a_type_error():
     cls = dataclasses.make_dataclass("Odd", [("path", Path)])
     with pytest.raises(TypeError, match="unsupported annotation"):
         from_dict(cls, {"path": "x"})
 
 
-def test_options_of_lists_name_type_default_and_help() -> None:
+def test_options_of_lists_name_type_default_and_help():
     docs = {doc.name: doc for doc in options_of(Recipe)}
     assert list(docs) == [field.name for field in dataclasses.fields(Recipe)]
     assert docs["name"].default is dataclasses.MISSING
@@ -185,19 +185,19 @@ def test_options_of_lists_name_type_default_and_help() -> None:
     assert docs["dtype"].type == "bf16 | fp32 | null"
 
 
-def test_empty_values_are_neutral(subtests: pytest.Subtests) -> None:
+def test_empty_values_are_neutral(subtests):
     for value in [None, False, "", [], (), {}]:
         with subtests.test(value=value):
             assert is_neutral(value)
 
 
-def test_zero_and_other_values_are_not_neutral(subtests: pytest.Subtests) -> None:
+def test_zero_and_other_values_are_not_neutral(subtests):
     for value in [0, 0.0, True, "x", [0], {"a": None}]:
         with subtests.test(value=value):
             assert not is_neutral(value)
 
 
-def test_type_text_of_any() -> None:
+def test_type_text_of_any():
     assert type_text(Any) == type_text(object) == "anything"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ few = settings(max_examples=100 if ALL else 40)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def test_a_value_is_yaml_or_a_string(subtests: pytest.Subtests) -> None:
+def test_a_value_is_yaml_or_a_string(subtests):
     cases = [
         ("1", 1),
         ("-2", -2),
@@ -54,22 +53,22 @@ def test_a_value_is_yaml_or_a_string(subtests: pytest.Subtests) -> None:
 
 
 @given(st.integers() | finite | st.booleans() | st.none() | st.text("abc.-_/ @").map(str.strip))
-def test_a_json_value_is_read_unchanged(value: object) -> None:
+def test_a_json_value_is_read_unchanged(value):
     assert parse_overrides([f"x={json.dumps(value)}"]) == {"x": value}
 
 
 @given(st.text())
-def test_any_text_is_read_or_is_a_config_error(text: str) -> None:
+def test_any_text_is_read_or_is_a_config_error(text):
     with contextlib.suppress(ConfigError):
         assert list(parse_overrides([f"x={text}"])) == ["x"]
 
 
-def test_paths_nest_and_the_last_value_wins() -> None:
+def test_paths_nest_and_the_last_value_wins():
     words = ["train.epochs=1", "train.rate=2", "train.epochs=3", "seed = 4"]
     assert parse_overrides(words) == {"train": {"epochs": 3, "rate": 2}, "seed": 4}
 
 
-def test_one_error_lists_every_invalid_override() -> None:
+def test_one_error_lists_every_invalid_override():
     with pytest.raises(ConfigError) as caught:
         parse_overrides(["epochs", "=1", "train..x=1", "x={a: 1, a: 2}", "fine=1"])
     listed = "\n".join(caught.value.offenders)
@@ -79,7 +78,7 @@ def test_one_error_lists_every_invalid_override() -> None:
     assert "duplicate key 'a'" in listed
 
 
-def test_merge_recurses_into_mappings_and_leaves_its_arguments_unchanged() -> None:
+def test_merge_recurses_into_mappings_and_leaves_its_arguments_unchanged():
     base = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     override = {"a": {"c": {"d": 4}}, "e": {"f": 5}, "g": 6}
     before = json.dumps([base, override])
@@ -98,7 +97,7 @@ trees = st.recursive(
 
 @few
 @given(trees, trees, trees)
-def test_merge_is_idempotent_and_has_a_neutral_element(a: Any, b: Any, c: Any) -> None:
+def test_merge_is_idempotent_and_has_a_neutral_element(a, b, c):
     assert merge_options(a, {}) == merge_options({}, a) == merge_options(a, a) == a
     assert merge_options(merge_options(a, b), b) == merge_options(a, b)
     assert merge_options(merge_options(a, b), {"z": c}) == merge_options(

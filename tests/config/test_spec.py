@@ -19,7 +19,7 @@ def parse(text: str) -> list[tuple[str, dict[str, Any]]]:
     return parse_calls(text, "method", "lora, lora(rank=16)")
 
 
-def test_calls_are_parsed(subtests: pytest.Subtests) -> None:
+def test_calls_are_parsed(subtests):
     cases = [
         ("lora", [("lora", {})]),
         ("lora()", [("lora", {})]),
@@ -52,7 +52,7 @@ def test_calls_are_parsed(subtests: pytest.Subtests) -> None:
             assert parse(text) == calls
 
 
-def test_other_text_is_refused_with_examples(subtests: pytest.Subtests) -> None:
+def test_other_text_is_refused_with_examples(subtests):
     cases = [
         "",
         "lora(",
@@ -85,7 +85,7 @@ def test_other_text_is_refused_with_examples(subtests: pytest.Subtests) -> None:
 
 
 @given(st.text("ab=(),-[]{}'\"1.: \n"))
-def test_any_text_is_parsed_or_is_a_config_error(text: str) -> None:
+def test_any_text_is_parsed_or_is_a_config_error(text):
     try:
         calls = parse(text)
     except ConfigError:
@@ -112,13 +112,13 @@ values = st.recursive(
 @given(
     st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
 )
-def test_every_call_that_is_written_is_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_every_call_that_is_written_is_read_back(calls):
     text = ", ".join(call_text(name, options) for name, options in calls)
     if len(text) <= MAX_CHARACTERS:
         assert parse(text) == calls
 
 
-def test_a_call_is_written_without_quotes_where_none_are_needed() -> None:
+def test_a_call_is_written_without_quotes_where_none_are_needed():
     options = {"rank": 4, "sites": ("attn.q", "attn.v"), "layers": "top 4", "ranks": {"attn.q": 2}}
     expected = "lora(rank=4, sites=[attn.q, attn.v], layers=top 4, ranks={attn.q: 2})"
     assert call_text("lora", options) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,16 +23,14 @@ printable = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", 
     data=st.dictionaries(printable, st.integers() | finite | printable | st.lists(printable)),
     bom=st.booleans(),
 )
-def test_json_is_valid_yaml(
-    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object], bom: bool
-) -> None:
+def test_json_is_valid_yaml(tmp_path_factory, data, bom):
     path = tmp_path_factory.getbasetemp() / "recipe.yaml"
     text = json.dumps(data, ensure_ascii=False, indent=1)
     path.write_text(text, encoding="utf-8-sig" if bom else "utf-8")
     assert load_yaml(path) == data
 
 
-def test_the_core_schema(tmp_path: Path) -> None:
+def test_the_core_schema(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("rate: 1e-3\nlabels: [no, yes]\nday: 2024-01-01\nempty:\ninf: -.inf\n")
     assert load_yaml(path) == {
@@ -45,9 +42,7 @@ def test_the_core_schema(tmp_path: Path) -> None:
     }
 
 
-def test_invalid_yaml_is_reported_with_its_location(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_invalid_yaml_is_reported_with_its_location(tmp_path, subtests):
     cases = [
         (b"a: 1\nb: [1, 2\n", r"recipe.yaml, line 3, column 1: "),
         (b"a: 1\nb: 2\na: 3\n", r"recipe.yaml, line 3, column 1: duplicate key 'a'"),
@@ -69,35 +64,33 @@ def test_invalid_yaml_is_reported_with_its_location(
                 load_yaml(path)
 
 
-def test_a_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
+def test_a_missing_file_suggests_the_nearest_name(tmp_path):
     (tmp_path / "quickstart.yaml").touch()
     with pytest.raises(ConfigError, match=r"no such file.*did you mean 'quickstart.yaml'"):
         load_yaml(tmp_path / "quickstrat.yaml")
 
 
-def test_a_folder_cannot_be_read(tmp_path: Path) -> None:
+def test_a_folder_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*[Dd]irectory"):
         load_yaml(tmp_path)
 
 
 @few
 @given(st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.booleans() | st.none()))
-def test_load_yaml_inverts_dump_yaml(
-    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object]
-) -> None:
+def test_load_yaml_inverts_dump_yaml(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("yaml") / "data.yaml"
     path.write_text(dump_yaml(data), encoding="utf-8", newline="")
     assert load_yaml(path) == data
 
 
-def test_a_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
+def test_a_file_over_the_size_limit_is_refused(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("a: " + "é" * MAX_BYTES, encoding="utf-8")
     with pytest.raises(ConfigError, match=f"larger than {MAX_BYTES} bytes"):
         load_yaml(path)
 
 
-def test_a_plain_scalar_is_resolved_by_the_core_schema(subtests: pytest.Subtests) -> None:
+def test_a_plain_scalar_is_resolved_by_the_core_schema(subtests):
     for text, value in [("0o17", 15), (".5e1", 5.0), ("~", None), ("[1", "[1"), ("1_000", "1_000")]:
         with subtests.test(text=text):
             assert plain_scalar(text) == value

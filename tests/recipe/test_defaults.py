@@ -20,7 +20,7 @@ def steps(options: RunOptions, rows: int) -> int:
 
 
 @given(st.integers(1, 2_000_000))
-def test_any_number_of_rows_gives_a_run_that_trains(rows: int) -> None:
+def test_any_number_of_rows_gives_a_run_that_trains(rows):
     options = run_options(TrainOptions(), LORA, rows)
     (default, *_) = (entry for entry in TABLE if rows <= entry.rows)
     assert steps(options, rows) >= default.steps
@@ -29,7 +29,7 @@ def test_any_number_of_rows_gives_a_run_that_trains(rows: int) -> None:
 
 
 @given(st.integers(2, 2_000_000))
-def test_more_rows_never_train_much_less(rows: int) -> None:
+def test_more_rows_never_train_much_less(rows):
     fewer, more = (run_options(TrainOptions(), LORA, n) for n in (rows - 1, rows))
     seen = [
         options.batch_size * steps(options, n) for options, n in ((fewer, rows - 1), (more, rows))
@@ -38,7 +38,7 @@ def test_more_rows_never_train_much_less(rows: int) -> None:
 
 
 @given(st.integers(1, 500_000), st.integers(1, 64), st.integers(1, 8))
-def test_an_epoch_has_the_steps_that_are_counted(rows: int, batch: int, accumulation: int) -> None:
+def test_an_epoch_has_the_steps_that_are_counted(rows, batch, accumulation):
     batches = -(-rows // batch)
     assert steps_per_epoch(rows, batch, accumulation) == -(-batches // accumulation)
     if rows < 200:
@@ -46,7 +46,7 @@ def test_an_epoch_has_the_steps_that_are_counted(rows: int, batch: int, accumula
 
 
 @given(st.integers(1, 500_000), st.integers(1, 60), st.integers(1, 64))
-def test_a_run_is_evaluated_a_few_times_and_not_often(rows: int, epochs: int, batch: int) -> None:
+def test_a_run_is_evaluated_a_few_times_and_not_often(rows, epochs, batch):
     options = run_options(TrainOptions(epochs=epochs, batch_size=batch), LORA, rows)
     per_epoch = steps_per_epoch(rows, batch, 1)
     total = epochs * per_epoch
@@ -69,21 +69,21 @@ def test_a_run_is_evaluated_a_few_times_and_not_often(rows: int, epochs: int, ba
         {"learning_rate": 0.5, "warmup": 0.2, "weight_decay": 0.0},
     ],
 )
-def test_what_the_user_sets_stays(chosen: dict[str, object]) -> None:
+def test_what_the_user_sets_stays(chosen):
     options = run_options(TrainOptions(**chosen), LORA, 4_000)
     assert {name: getattr(options, name) for name in chosen} == chosen
 
 
-def test_what_is_chosen_is_chosen_again() -> None:
+def test_what_is_chosen_is_chosen_again():
     once = run_options(TrainOptions(), LORA, 400)
     assert run_options(once, LORA, 400) == once
 
 
-def test_stages_of_a_method_are_reached() -> None:
+def test_stages_of_a_method_are_reached():
     assert run_options(TrainOptions(), LORA, 50_000, least_epochs=9).epochs == 9
     assert run_options(TrainOptions(epochs=2), LORA, 50_000, least_epochs=9).epochs == 2
 
 
 @pytest.mark.parametrize(("method", "schedule"), [("lora", "linear"), ("unfreeze", "slanted")])
-def test_the_schedule_is_the_methods(method: str, schedule: str) -> None:
+def test_the_schedule_is_the_methods(method, schedule):
     assert run_options(TrainOptions(), parse_methods(method), 9).schedule == schedule

@@ -29,7 +29,7 @@ MIXES = st.sampled_from(["size", "size(limit=100)", "equal", "temperature(t=3.5)
 
 
 @given(SIZES, MIXES)
-def test_shares_add_up_and_keep_the_order_of_sizes(sizes: dict[str, int], spec: str) -> None:
+def test_shares_add_up_and_keep_the_order_of_sizes(sizes, spec):
     shares = mixture_shares(parse_mixing(spec), sizes)
     assert list(shares) == list(sizes)
     assert math.isclose(sum(shares.values()), 1)
@@ -40,7 +40,7 @@ def test_shares_add_up_and_keep_the_order_of_sizes(sizes: dict[str, int], spec: 
 
 
 @given(SIZES, st.integers(1, 10**6))
-def test_temperatures_lie_between_size_and_equal(sizes: dict[str, int], limit: int) -> None:
+def test_temperatures_lie_between_size_and_equal(sizes, limit):
     """Raffel et al. 2020, section 3.5.2: T = 1 is proportional, a large T is equal."""
     by_size = mixture_shares(parse_mixing({"size": {"limit": limit}}), sizes)
     cold = mixture_shares(ByTemperature(t=1, limit=limit), sizes)
@@ -54,7 +54,7 @@ def test_temperatures_lie_between_size_and_equal(sizes: dict[str, int], limit: i
         assert spread[0] >= spread[1] - 1e-12 >= spread[2] - 2e-12
 
 
-def test_size_counts_at_most_the_limit() -> None:
+def test_size_counts_at_most_the_limit():
     assert mixture_shares(parse_mixing("size(limit=10)"), {"a": 10, "b": 30}) == {
         "a": 0.5,
         "b": 0.5,
@@ -63,9 +63,7 @@ def test_size_counts_at_most_the_limit() -> None:
 
 
 @given(SIZES, MIXES, st.integers(0, 9), st.integers(0, 9))
-def test_draws_depend_on_seed_and_epoch_alone_and_follow_the_shares(
-    sizes: dict[str, int], spec: str, seed: int, epoch: int
-) -> None:
+def test_draws_depend_on_seed_and_epoch_alone_and_follow_the_shares(sizes, spec, seed, epoch):
     shares = list(mixture_shares(parse_mixing(spec), sizes).values())
     drawn = draw_tasks(shares, 400, seed, epoch)
     assert drawn == draw_tasks(shares, 400, seed, epoch)
@@ -79,7 +77,7 @@ def test_draws_depend_on_seed_and_epoch_alone_and_follow_the_shares(
 
 
 @pytest.mark.parametrize("name", sorted(MIXINGS))
-def test_a_mixing_round_trips(name: str) -> None:
+def test_a_mixing_round_trips(name):
     mixing = parse_mixing(name)
     assert parse_mixing(dump_mixing(mixing)) == mixing
 
@@ -90,13 +88,13 @@ def test_a_mixing_round_trips(name: str) -> None:
      ("size(limt=4)", "limit"), ("size, equal", "invalid mixing spec"), (3, "invalid mixing spec"),
      ({"size": 4}, "invalid mixing spec"), ({"size": {}, "equal": {}}, "invalid mixing spec")],
 )  # fmt: skip
-def test_a_wrong_mixing_is_refused(spec: object, match: str) -> None:
+def test_a_wrong_mixing_is_refused(spec, match):
     with pytest.raises(ConfigError) as error:
         parse_mixing(spec)
     assert match in str(error.value)
 
 
-def test_names_and_weights_are_checked() -> None:
+def test_names_and_weights_are_checked():
     check_task_names(["rte", "a-2", "9_x"])
     with pytest.raises(ConfigError) as error:
         check_task_names(["rte", "a.b", "", "x/y", "é"])

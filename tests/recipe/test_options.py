@@ -9,7 +9,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.recipe.recipe import TrainOptions
 
 
-def test_options_out_of_range_are_listed_together() -> None:
+def test_options_out_of_range_are_listed_together():
     with pytest.raises(ConfigError) as error:
         TrainOptions(epochs=0, learning_rate=-1.0, beta2=1.0, eval_every=0, patience=0)
     names = [line.split(":")[0] for line in error.value.offenders]
@@ -17,11 +17,11 @@ def test_options_out_of_range_are_listed_together() -> None:
 
 
 @pytest.mark.parametrize("name", ["beta1", "beta2"])
-def test_a_decay_rate_is_at_least_0_and_below_1(name: str) -> None:
+def test_a_decay_rate_is_at_least_0_and_below_1(name):
     TrainOptions(**{name: 0.0})
     with pytest.raises(ConfigError, match=rf"{name}: 1.0 \(at least 0, below 1\)"):
         TrainOptions(**{name: 1.0})
 
 
-def test_every_option_has_a_help_text() -> None:
+def test_every_option_has_a_help_text():
     assert all(option.help for option in options_of(TrainOptions))

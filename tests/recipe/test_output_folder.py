@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ from adapterhub.recipe.output_folder import (
 )
 
 
-def test_an_output_folder_is_checked_before_any_work(tmp_path: Path) -> None:
+def test_an_output_folder_is_checked_before_any_work(tmp_path):
     check_output(tmp_path / "new" / "run", resume=False)
     check_output(tmp_path, resume=False)
     (tmp_path / "file").write_text("x")
@@ -40,7 +39,7 @@ def test_an_output_folder_is_checked_before_any_work(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "file"]
 
 
-def test_the_best_checkpoint_alone_is_not_resumed(tmp_path: Path) -> None:
+def test_the_best_checkpoint_alone_is_not_resumed(tmp_path):
     (tmp_path / "checkpoints" / "best").mkdir(parents=True)
     with pytest.raises(OutputError, match="no last checkpoint") as error:
         check_output(tmp_path, resume=True)
@@ -50,7 +49,7 @@ def test_the_best_checkpoint_alone_is_not_resumed(tmp_path: Path) -> None:
     check_output(tmp_path, resume=True)
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+def test_one_run_at_a_time(tmp_path):
     output = tmp_path / "run"
     with hold_output(output, resume=False):
         (output / "recipe.yaml").write_text("x")
@@ -64,7 +63,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     assert sorted(os.listdir(output)) == [LOCK, "recipe.yaml"]
 
 
-def test_an_empty_folder_is_removed_if_this_run_created_it(tmp_path: Path) -> None:
+def test_an_empty_folder_is_removed_if_this_run_created_it(tmp_path):
     (tmp_path / "mine").mkdir()
     for name in ("mine", "new"):
         with hold_output(tmp_path / name, resume=False):
@@ -76,9 +75,7 @@ WRITTEN = (RECIPE, SCHEMA, TRACKED, PREDICTIONS, PAGE, "metrics.jsonl", "study.y
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_file_that_a_killed_process_has_not_finished_is_removed(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_a_killed_process_has_not_finished_is_removed(tmp_path, name, monkeypatch):
     leftover = f".{name}.0123abcd.new"
     for resume in (False, True):
         (tmp_path / leftover).write_bytes(b"{")
@@ -106,7 +103,7 @@ def test_a_file_that_a_killed_process_has_not_finished_is_removed(
         (errno.ENOTDIR, "another --output"),
     ],
 )
-def test_an_error_of_writing_says_what_to_do(tmp_path: Path, code: int, hint: str) -> None:
+def test_an_error_of_writing_says_what_to_do(tmp_path, code, hint):
     problem = f"cannot be written: {os.strerror(code)}"
     with pytest.raises(OutputError, match=problem) as error, writing(tmp_path):
         raise OSError(code, os.strerror(code))

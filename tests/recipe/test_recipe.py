@@ -21,7 +21,7 @@ def recipe(text: str, tmp_path: Path) -> Path:
     return path
 
 
-def test_overrides_win_over_flags_and_flags_over_the_file(tmp_path: Path) -> None:
+def test_overrides_win_over_flags_and_flags_over_the_file(tmp_path):
     path = recipe("seed: 1\nname: file\ntrain: {epochs: 1, warmup: 0.5}\n", tmp_path)
     flags = REQUIRED | {"seed": 2, "train": {"epochs": 2}}
     merged = read(path, ["train.epochs=3"], flags)
@@ -29,27 +29,27 @@ def test_overrides_win_over_flags_and_flags_over_the_file(tmp_path: Path) -> Non
     assert merged.train.warmup == 0.5, "options that are not overridden are kept"
 
 
-def test_a_method_spec_replaces_the_earlier_one_with_its_options(tmp_path: Path) -> None:
+def test_a_method_spec_replaces_the_earlier_one_with_its_options(tmp_path):
     path = recipe("method: {lora: {rank: 4}}\n", tmp_path)
     assert read(path, flags=REQUIRED).method == {"lora": {"rank": 4}}
     flags = REQUIRED | {"method": {"prefix": {"length": 3}}}
     assert read(path, flags=flags).method == {"prefix": {"length": 3}}
 
 
-def test_a_recipe_survives_yaml(tmp_path: Path) -> None:
+def test_a_recipe_survives_yaml(tmp_path):
     first = read(None, ["train.learning_rate=1e-3", "new_tokens=[<a>]", "data.rows=5"], REQUIRED)
     assert isinstance(first, Recipe)
     assert read(recipe(first.to_yaml(), tmp_path)) == first
 
 
-def test_every_missing_option_is_listed() -> None:
+def test_every_missing_option_is_listed():
     with pytest.raises(ConfigError, match="incomplete") as error:
         read(None, ["data.eval=dev.tsv"])
     missing = ("data.train is missing", "output is missing")
     assert error.value.offenders == missing
 
 
-def test_an_unknown_option_suggests_the_nearest() -> None:
+def test_an_unknown_option_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean '?(train\.)?epochs"):
         read(None, ["train.epoch=3"], REQUIRED)
 
@@ -64,7 +64,7 @@ def test_an_unknown_option_suggests_the_nearest() -> None:
         ["{lr: 1e-3}"],
     ],
 )
-def test_an_alias_is_read_as_its_option(words: list[str], tmp_path: Path) -> None:
+def test_an_alias_is_read_as_its_option(words, tmp_path):
     path = None
     if words[0].startswith("{"):
         path, words = recipe(words[0], tmp_path), []
@@ -72,7 +72,7 @@ def test_an_alias_is_read_as_its_option(words: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("alias", "path"), ALIASES.items())
-def test_every_alias_names_an_option_and_is_not_one(alias: str, path: str) -> None:
+def test_every_alias_names_an_option_and_is_not_one(alias, path):
     group, _, own = path.rpartition(".")
     for written in {alias, f"{group}.{alias}".lstrip(".")}:
         assert NAMES.own_name(written) == path
@@ -82,14 +82,14 @@ def test_every_alias_names_an_option_and_is_not_one(alias: str, path: str) -> No
         assert NAMES.own_name(own) in (path, own)
 
 
-def test_no_name_with_a_meaning_is_an_option() -> None:
+def test_no_name_with_a_meaning_is_an_option():
     assert len(MEANINGS) > 40
     for name in MEANINGS:
         assert NAMES.own_name(name) is None, name
         assert NAMES.suggest(name) == f"; try {MEANINGS[name]}"
 
 
-def test_options_are_accepted_above_their_group() -> None:
+def test_options_are_accepted_above_their_group():
     words = ["epochs=2", "rows=9", "train=a.csv", "eval=b.csv", "text=body", "bs=4"]
     read_ = read(None, words, REQUIRED)
     assert (read_.train.epochs, read_.train.batch_size, read_.data.rows) == (2, 4, 9)
@@ -113,13 +113,13 @@ def test_options_are_accepted_above_their_group() -> None:
         ("train=3", "train is 3, expected mapping"),
     ],
 )
-def test_a_wrong_name_says_what_to_type(word: str, expected: str) -> None:
+def test_a_wrong_name_says_what_to_type(word, expected):
     with pytest.raises(ConfigError) as error:
         read(None, [word], REQUIRED)
     assert expected in str(error.value)
 
 
-def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins() -> None:
+def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins():
     with pytest.raises(ConfigError, match="given twice") as error:
         read(None, ["lr=1", "train.learning_rate=2"], REQUIRED)
     assert error.value.offenders == ("train.learning_rate: as lr and train.learning_rate",)
@@ -130,16 +130,16 @@ def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins() -> No
 @pytest.mark.parametrize(
     "text", ["train: null\nlr: 1\n", "lr: 1\ntrain: 3\n", "1: 2\n", "data: {2: 1}\n"]
 )
-def test_data_of_other_shapes_is_a_config_error(text: str, tmp_path: Path) -> None:
+def test_data_of_other_shapes_is_a_config_error(text, tmp_path):
     with pytest.raises(ConfigError):
         read(recipe(text, tmp_path), flags=REQUIRED)
 
 
-def test_an_empty_group_is_read() -> None:
+def test_an_empty_group_is_read():
     assert read(None, ["train={}", "lr=1"], REQUIRED).train.learning_rate == 1.0
 
 
-def test_specs_need_no_quotes_inside_of_lists_and_words(tmp_path: Path) -> None:
+def test_specs_need_no_quotes_inside_of_lists_and_words(tmp_path):
     spec = "lora(rank=4, sites=[attn.q, attn.v])"
     same = parse_methods(spec)
     for words in ([f"method={spec}"], [f"method=[{spec}]"]):
@@ -158,7 +158,7 @@ def several(**options: object) -> dict[str, object]:
     return {"backbone": "x/y", "output": "run", "tasks": tasks, **options}
 
 
-def test_several_tasks_have_their_own_data_and_share_its_other_options() -> None:
+def test_several_tasks_have_their_own_data_and_share_its_other_options():
     recipe = read(None, ["tasks.b.weight=2"], several(data={"rows": 7, "text": "t"}))
     assert {name: own.data.train for name, own in recipe.tasks.items()} == {"a": "a.tsv", "b": "b"}
     assert {own.data.rows for own in recipe.tasks.values()} == {7}
@@ -169,7 +169,7 @@ def test_several_tasks_have_their_own_data_and_share_its_other_options() -> None
     assert not recipe.of_task("a").tasks
 
 
-def test_several_tasks_round_trip(tmp_path: Path) -> None:
+def test_several_tasks_round_trip(tmp_path):
     recipe = read(None, ["mixing=temperature(t=3)"], several(data={"rows": 7}))
     file = tmp_path / "recipe.yaml"
     file.write_text(recipe.to_yaml(), encoding="utf-8")
@@ -185,7 +185,7 @@ def test_several_tasks_round_trip(tmp_path: Path) -> None:
      ({"tasks": {"a b": {"data": {"train": "a"}}}}, "'a b'"), ({"tasks": {"a": 3}}, "tasks.a"),
      ({"tasks": {"a": {"data": 4}}}, "tasks.a.data")],
 )  # fmt: skip
-def test_wrong_tasks_are_refused(options: dict[str, object], match: str) -> None:
+def test_wrong_tasks_are_refused(options, match):
     with pytest.raises(ConfigError) as error:
         read(None, (), several(**options))
     assert match in str(error.value)

@@ -11,7 +11,7 @@ from adapterhub.recipe.other_names import ALIASES, MEANINGS
 from adapterhub.recipe.recipe import NAMES, read_draft
 
 
-def test_the_page_has_every_alias() -> None:
+def test_the_page_has_every_alias():
     page = (Path(__file__).parents[2] / "docs/guides/options.md").read_text(encoding="utf-8")
     table = page.partition("<!-- aliases:")[2].partition("<!-- /aliases")[0]
     listed = {
@@ -22,7 +22,7 @@ def test_the_page_has_every_alias() -> None:
     assert listed == ALIASES
 
 
-def test_the_tables_do_not_overlap() -> None:
+def test_the_tables_do_not_overlap():
     assert ALIASES.keys().isdisjoint(MEANINGS)
     assert all(name == name.lower() and "-" not in name for name in MEANINGS)
 
@@ -30,7 +30,7 @@ def test_the_tables_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     "meaning", [text for text in MEANINGS.values() if "=" in text.split(" ")[0]], ids=str
 )
-def test_what_a_meaning_says_to_type_is_accepted(meaning: str) -> None:
+def test_what_a_meaning_says_to_type_is_accepted(meaning):
     """Up to the first comma or colon outside of a value in quotes."""
     if "'" in meaning:
         key, _, value = meaning.partition("='")

@@ -33,12 +33,12 @@ def fits(data: Any) -> bool:
     return not found
 
 
-def test_the_committed_schema_is_this_one() -> None:
+def test_the_committed_schema_is_this_one():
     """recipes/schema.json is written by `adapterhub train --schema`."""
     assert json.loads((RECIPES / "schema.json").read_text(encoding="utf-8")) == SCHEMA_OF_RECIPES
 
 
-def test_the_recipes_of_the_repository_fit() -> None:
+def test_the_recipes_of_the_repository_fit():
     files = sorted(RECIPES.glob("*.yaml"))
     assert len(files) > 10
     for path in files:
@@ -47,7 +47,7 @@ def test_the_recipes_of_the_repository_fit() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_fits_in_each_syntax(name: str) -> None:
+def test_every_method_fits_in_each_syntax(name):
     method = METHODS[name].example()
     text = method_text(method)
     (normal,) = dump_methods([method])
@@ -59,7 +59,7 @@ def test_every_method_fits_in_each_syntax(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_every_task_fits_in_each_syntax(name: str) -> None:
+def test_every_task_fits_in_each_syntax(name):
     task = TASKS[name]()
     for spec in (name, f"{name}(a=1)", dump_task(task), {name: None}, {name: to_dict(task)}):
         assert problems({"task": spec}, SCHEMA_OF_RECIPES) == [], spec
@@ -84,7 +84,7 @@ def test_every_task_fits_in_each_syntax(name: str) -> None:
         {"name": 3},
     ],
 )
-def test_what_it_refuses_train_refuses_too(data: dict[str, Any]) -> None:
+def test_what_it_refuses_train_refuses_too(data):
     from adapterhub.methods.common.base import parse_methods
     from adapterhub.tasks import parse_task
 
@@ -99,7 +99,7 @@ def test_what_it_refuses_train_refuses_too(data: dict[str, Any]) -> None:
         parse()
 
 
-def test_editors_show_help_texts_and_defaults() -> None:
+def test_editors_show_help_texts_and_defaults():
     *names, _, objects, _ = SCHEMA_OF_RECIPES["$defs"]["method"]["anyOf"]
     assert [each["const"] for each in names] == sorted(METHODS)
     assert all(each["description"] for each in names)
@@ -110,12 +110,12 @@ def test_editors_show_help_texts_and_defaults() -> None:
     assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
 
 
-def test_the_file_beside_a_recipe_is_the_schema() -> None:
+def test_the_file_beside_a_recipe_is_the_schema():
     assert json.loads(schema_bytes()) == SCHEMA_OF_RECIPES
     assert f"$schema={SCHEMA}\n" in SCHEMA_LINE
 
 
-def test_a_written_recipe_fits() -> None:
+def test_a_written_recipe_fits():
     for overrides in ([], ["method=[lora, lora(rank=4)]", "task=seq2seq", "train.max_steps=3"]):
         data = parse_mapping(commented_recipe(read_draft(None, overrides)), "")
         assert problems(data, SCHEMA_OF_RECIPES) == []

@@ -24,7 +24,7 @@ def staged(folder: Path, *words: str, **changed: Any) -> StagedRecipe | None:
     return read_staged(folder / "recipe.yaml", words)
 
 
-def test_a_stage_overrides_what_is_around_it(tmp_path: Path) -> None:
+def test_a_stage_overrides_what_is_around_it(tmp_path):
     read = staged(tmp_path, "train.epochs=5", "data.rows=9")
     assert read is not None
     first, second = read.stages["first"], read.stages["second"]
@@ -38,7 +38,7 @@ def test_a_stage_overrides_what_is_around_it(tmp_path: Path) -> None:
     assert read.starts == {"first": (), "second": ("first",)}
 
 
-def test_what_is_written_reads_the_same(tmp_path: Path) -> None:
+def test_what_is_written_reads_the_same(tmp_path):
     read = staged(tmp_path, "train.epochs=5", "method=[bitfit, ia3]")
     assert read is not None
     (tmp_path / "again.yaml").write_text(read.to_yaml())
@@ -48,7 +48,7 @@ def test_what_is_written_reads_the_same(tmp_path: Path) -> None:
     assert all(recipe.method == ["bitfit", "ia3"] for recipe in again.stages.values())
 
 
-def test_a_method_may_be_that_of_an_earlier_stage(tmp_path: Path) -> None:
+def test_a_method_may_be_that_of_an_earlier_stage(tmp_path):
     common = {k: v for k, v in COMMON.items() if k != "method"}
     (tmp_path / "recipe.yaml").write_text(
         dump_yaml({**common, "stages": [STAGES[0], {**STAGES[1], "method": None}]})
@@ -58,7 +58,7 @@ def test_a_method_may_be_that_of_an_earlier_stage(tmp_path: Path) -> None:
     assert read.stages["second"].method is None
 
 
-def test_other_names_stay_references(tmp_path: Path) -> None:
+def test_other_names_stay_references(tmp_path):
     read = staged(tmp_path, stages=[STAGES[0], {**STAGES[1], "from": "hf:someone/polite"}])
     assert read is not None
     assert read.stages["second"].from_ == "hf:someone/polite"
@@ -69,7 +69,7 @@ def test_other_names_stay_references(tmp_path: Path) -> None:
     assert later.stages["second"].from_ == "later", "only an earlier stage"
 
 
-def test_a_recipe_without_stages_is_none(tmp_path: Path) -> None:
+def test_a_recipe_without_stages_is_none(tmp_path):
     (tmp_path / "recipe.yaml").write_text(dump_yaml(COMMON))
     assert read_staged(tmp_path / "recipe.yaml") is None
     assert read_staged(None, ["seed=1"]) is None
@@ -90,12 +90,12 @@ def test_a_recipe_without_stages_is_none(tmp_path: Path) -> None:
         ([{"name": "first"}], "data.train is missing"),
     ],
 )
-def test_invalid_stages(stages: Any, expected: str, tmp_path: Path) -> None:
+def test_invalid_stages(stages, expected, tmp_path):
     with pytest.raises(ConfigError) as error:
         staged(tmp_path, stages=stages)
     assert expected in str(error.value)
 
 
-def test_an_output_is_needed(tmp_path: Path) -> None:
+def test_an_output_is_needed(tmp_path):
     with pytest.raises(ConfigError, match="no output"):
         staged(tmp_path, output=None)

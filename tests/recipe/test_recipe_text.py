@@ -43,7 +43,7 @@ def check(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_each_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
+def test_each_recipe_of_the_repository(path, tmp_path):
     recipe = read(path)
     data = check(recipe, tmp_path)
     assert list(data["train"]) == [option.name for option in options_of(TrainOptions)]
@@ -52,7 +52,7 @@ def test_each_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted({*EVERY} - {*RECIPES}), ids=lambda path: path.stem)
-def test_each_stage_of_a_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
+def test_each_stage_of_a_recipe_of_the_repository(path, tmp_path):
     staged = read_staged(path)
     assert staged is not None
     assert len(staged.stages) > 1
@@ -61,14 +61,14 @@ def test_each_stage_of_a_recipe_of_the_repository(path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_each_method(name: str, tmp_path: Path) -> None:
+def test_each_method(name, tmp_path):
     text = method_text(METHODS[name].example())
     data = check(read_draft(flags={"method": text}), tmp_path)
     assert list(data["method"][name]) == [option.name for option in options_of(METHODS[name])]
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_each_task(name: str, tmp_path: Path) -> None:
+def test_each_task(name, tmp_path):
     data = check(read_draft(flags={"task": name}), tmp_path)
     # What is left out of files while it has its default is left out here, too.
     later = {field.name for field in fields(TASKS[name]) if field.metadata.get("omitted")}
@@ -76,7 +76,7 @@ def test_each_task(name: str, tmp_path: Path) -> None:
     assert list(data["task"][name]) == names
 
 
-def test_several_methods_and_one_twice(tmp_path: Path) -> None:
+def test_several_methods_and_one_twice(tmp_path):
     data = check(read_draft(flags={"method": ["prefix", "lora(rank=4)"]}), tmp_path)
     assert list(data["method"]) == ["prefix", "lora"]
     twice = ["lora(sites=[attn.q])", "lora(sites=[attn.v], rank=2)"]
@@ -84,7 +84,7 @@ def test_several_methods_and_one_twice(tmp_path: Path) -> None:
     assert [each["lora"]["rank"] for each in data["method"]] == [8, 2]
 
 
-def test_each_option_has_its_help_text_values_and_default() -> None:
+def test_each_option_has_its_help_text_values_and_default():
     text = commented_recipe(read_draft(None, ["train.log_every=7"]))
     assert "  # report the loss every N steps\n  #   int, default 10\n  log_every: 7\n" in text
     assert "#   str, default ''\nbackbone: ''\n" in text
@@ -93,7 +93,7 @@ def test_each_option_has_its_help_text_values_and_default() -> None:
     )
 
 
-def test_an_invalid_spec_is_an_error() -> None:
+def test_an_invalid_spec_is_an_error():
     for flags in ({"method": "lroa"}, {"task": "clasification"}, {"method": "lora(rnak=3)"}):
         with pytest.raises(ConfigError, match=r"did you mean|invalid"):
             commented_recipe(read_draft(flags=flags))

@@ -40,21 +40,19 @@ NAMES = sorted(SHAPES)
         ("slanted", 20, 1 / 32),
     ],
 )
-def test_value_at_a_point_worked_out_by_hand(name: str, step: int, value: float) -> None:
+def test_value_at_a_point_worked_out_by_hand(name, step, value):
     assert schedule(name, 20, 4)(step) == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     ("step", "value"), [(0, 1 / 32), (50, 16.5 / 32), (100, 1.0), (550, 16.5 / 32)]
 )
-def test_slanted_defaults_are_those_of_the_paper(step: int, value: float) -> None:
+def test_slanted_defaults_are_those_of_the_paper(step, value):
     assert schedule("slanted", 1000)(step) == pytest.approx(value, abs=1e-12)
 
 
 @given(cut=st.integers(1, 50), inverse=st.integers(2, 20), data=st.data())
-def test_slanted_is_equation_3_where_the_cut_is_whole(
-    cut: int, inverse: int, data: st.DataObject
-) -> None:
+def test_slanted_is_equation_3_where_the_cut_is_whole(cut, inverse, data):
     total, fraction = cut * inverse, 1 / inverse
     t = data.draw(st.integers(0, total))
     p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / fraction - 1))
@@ -67,16 +65,12 @@ def test_slanted_is_equation_3_where_the_cut_is_whole(
     warmup=st.none() | st.floats(0, 0.999) | st.integers(1, 500),
     step=st.integers(0, 1000),
 )
-def test_multiplier_is_between_0_and_1(
-    name: str, total: int, warmup: float | None, step: int
-) -> None:
+def test_multiplier_is_between_0_and_1(name, total, warmup, step):
     assert 0 <= schedule(name, total, warmup)(step) <= 1
 
 
 @given(name=st.sampled_from(NAMES), total=st.integers(2, 400), warmup=st.floats(0, 0.9))
-def test_rises_to_1_at_the_end_of_warmup_and_never_rises_after(
-    name: str, total: int, warmup: float
-) -> None:
+def test_rises_to_1_at_the_end_of_warmup_and_never_rises_after(name, total, warmup):
     multiplier, peak = schedule(name, total, warmup), warmup_steps(name, total, warmup)
     values = [multiplier(step) for step in range(total + 3)]
     assert values[peak] == 1 or peak == total
@@ -86,7 +80,7 @@ def test_rises_to_1_at_the_end_of_warmup_and_never_rises_after(
 
 
 @given(name=st.sampled_from(NAMES), total=st.integers(20, 400), warmup=st.floats(0.05, 0.5))
-def test_is_continuous_at_the_peak(name: str, total: int, warmup: float) -> None:
+def test_is_continuous_at_the_peak(name, total, warmup):
     multiplier, peak = schedule(name, total, warmup), warmup_steps(name, total, warmup)
     before, after = multiplier(peak - 1), multiplier(peak + 1)
     assert 1 - before <= 1 / max(1, peak) + 1e-9
@@ -94,7 +88,7 @@ def test_is_continuous_at_the_peak(name: str, total: int, warmup: float) -> None
 
 
 @given(total=st.integers(2, 400), warmup=st.floats(0, 0.9))
-def test_ends_where_it_should(total: int, warmup: float) -> None:
+def test_ends_where_it_should(total, warmup):
     ends = {name: schedule(name, total, warmup)(total) for name in NAMES}
     expected = {"linear": 0, "cosine": 0, "constant": 1, "slanted": 1 / 32}
     if warmup_steps("linear", total, warmup) < total:
@@ -115,9 +109,7 @@ def test_ends_where_it_should(total: int, warmup: float) -> None:
         ("slanted", 100, 0.29, 29),
     ],
 )
-def test_warmup_is_a_fraction_below_1_and_steps_above(
-    name: str, total: int, warmup: float | None, steps: int
-) -> None:
+def test_warmup_is_a_fraction_below_1_and_steps_above(name, total, warmup, steps):
     assert warmup_steps(name, total, warmup) == steps
 
 
@@ -131,7 +123,7 @@ def transformers_multiplier(name: str, total: int, warmup: int) -> Callable[[int
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize("total", [1, 2, 3, 17, 100])
-def test_every_step_is_transformers_schedule_one_step_ahead(name: str, total: int) -> None:
+def test_every_step_is_transformers_schedule_one_step_ahead(name, total):
     for warmup in range(total + 1):
         ours = schedule(name, total, warmup if warmup else 0.0)
         # A warmup of 1 step or more is a number of steps, below 1 a fraction.
@@ -140,12 +132,12 @@ def test_every_step_is_transformers_schedule_one_step_ahead(name: str, total: in
             assert ours(step) == pytest.approx(theirs(step + 1), abs=2e-16), (warmup, step)
 
 
-def test_the_first_step_trains_unlike_that_of_transformers() -> None:
+def test_the_first_step_trains_unlike_that_of_transformers():
     assert transformers_multiplier("linear", 100, 6)(0) == 0
     assert schedule("linear", 100)(0) == pytest.approx(1 / 7)
 
 
-def test_a_resumed_scheduler_continues_with_the_same_rates() -> None:
+def test_a_resumed_scheduler_continues_with_the_same_rates():
     def scheduler() -> torch.optim.lr_scheduler.LambdaLR:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, schedule("cosine", 10))
@@ -166,6 +158,6 @@ def test_a_resumed_scheduler_continues_with_the_same_rates() -> None:
     assert start + rates(second, 6) == expected
 
 
-def test_unknown_name_suggests_the_nearest() -> None:
+def test_unknown_name_suggests_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'cosine'"):
         schedule("cosin", 10)

@@ -53,7 +53,7 @@ def recorded(layers: tuple[int, ...], *batches: list[bytes]) -> Any:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("keys", [[b"c", b"a"], [b"b"], [b"a", b"a", b"b", b"c"]])
-def test_a_batch_is_assembled_from_rows_by_its_own_mask(side: str, keys: list[bytes]) -> None:
+def test_a_batch_is_assembled_from_rows_by_its_own_mask(side, keys):
     store = recorded((0, 1), [b"a", b"b"], [b"c"])
     for layer in (0, 1):
         rows, values = batch(keys, side, layer)
@@ -62,18 +62,18 @@ def test_a_batch_is_assembled_from_rows_by_its_own_mask(side: str, keys: list[by
         assert not found[~rows.mask].any()
 
 
-def test_what_is_not_recorded_is_not_returned() -> None:
+def test_what_is_not_recorded_is_not_returned():
     store = recorded((1,), [b"a"])
     assert store.read(batch([b"a", b"b"], "right")[0], (1,)) is None
     assert store.read(batch([b"a"], "right")[0], (0,)) is None
     assert set(store.read(batch([b"a"], "right")[0], (1,))) == {1}
 
 
-def test_a_row_is_recorded_once() -> None:
+def test_a_row_is_recorded_once():
     assert recorded((0,), [b"a", b"a"], [b"a", b"b"]).states.shape == (4, 1, 2)
 
 
-def test_the_last_call_of_a_shared_layer_counts() -> None:
+def test_the_last_call_of_a_shared_layer_counts():
     replay: Any = SimpleNamespace(states=lambda call: call.hidden)
     recorder = StateRecorder(replay, (0,), 3)
     rows = StackRows([b"a"], torch.ones(1, 3, dtype=torch.bool), {})
@@ -83,11 +83,11 @@ def test_the_last_call_of_a_shared_layer_counts() -> None:
     assert recorder.recorded().states.eq(1).all()
 
 
-def test_the_limit_is_a_part_of_the_machine() -> None:
+def test_the_limit_is_a_part_of_the_machine():
     assert 0 < memory_limit() < 1 << 50
 
 
-def test_the_latest_outputs_that_fit_are_kept() -> None:
+def test_the_latest_outputs_that_fit_are_kept():
     kept = KeptActivations(limit=30)
     for key in "abc":
         kept.keep(key, [], RecordedStates((0,), torch.zeros(5, 1, 1, dtype=torch.bfloat16), {}))

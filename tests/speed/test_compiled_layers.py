@@ -43,14 +43,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
+def fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def graphs(monkeypatch):
     """Compile with a backend that changes nothing and keeps the graphs."""
     compiled: list[Any] = []
 
@@ -106,7 +106,7 @@ def compiled(
         yield
 
 
-def test_the_cells_are_those_of_the_registries() -> None:
+def test_the_cells_are_those_of_the_registries():
     assert {*SOME, NOT_COMPILED} <= set(ALL)
     assert len(ALL) == len(METHODS) + len(tiny_models.ARCHITECTURES)
     assert set(ALL) <= set(ALL_CELLS)
@@ -115,9 +115,7 @@ def test_the_cells_are_those_of_the_registries() -> None:
 @pytest.mark.parametrize(
     ("method", "architecture"), [c for c in CELLS if c not in REFUSED and c != NOT_COMPILED]
 )
-def test_a_step_is_the_same_for_batches_of_all_sizes(
-    method: str, architecture: str, graphs: list[Any]
-) -> None:
+def test_a_step_is_the_same_for_batches_of_all_sizes(method, architecture, graphs):
     adapter = attached(method, architecture)
     sizes = ((4, 12, True), (5, 7, False), (6, 6, True), (1, 8, False))
     batches = [labelled(adapter.model, *size) for size in sizes]
@@ -139,7 +137,7 @@ def test_a_step_is_the_same_for_batches_of_all_sizes(
 
 @full_matrix
 @pytest.mark.parametrize("method", ["lora(dropout=0.5)", "bitfit"])
-def test_generated_code_computes_the_same(method: str) -> None:
+def test_generated_code_computes_the_same(method):
     adapter = attached(method, "bert")
     batch = labelled(adapter.model, 4, 12, True)
     expected = loss_and_gradients(adapter, batch)
@@ -162,11 +160,11 @@ def unchanged(adapter: Any, notes: list[str], reason: str, options: RunOptions =
     assert reason in note
 
 
-def test_what_torch_cannot_compile_is_computed_as_ever(graphs: list[Any]) -> None:
+def test_what_torch_cannot_compile_is_computed_as_ever(graphs):
     unchanged(attached(*NOT_COMPILED), [], "layers are not compiled: ")
 
 
-def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_named(monkeypatch):
     def without_compiler(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no C++ compiler")
 
@@ -174,7 +172,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     unchanged(attached("lora", "bert"), [], "no C++ compiler")
 
 
-def test_what_would_be_different_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_be_different_is_not_used(monkeypatch):
     def wrong(graph: Any, inputs: Any) -> Any:
         return lambda *values: [1.1 * each for each in graph(*values)]
 
@@ -193,14 +191,12 @@ def test_what_would_be_different_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
         (ON, "2", "several processes train"),
     ],
 )
-def test_options_that_exclude_it_are_named(
-    options: RunOptions, processes: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_exclude_it_are_named(options, processes, reason, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
     unchanged(attached("lora", "bert"), [], f"train.compile=true has no effect: {reason}", options)
 
 
-def test_calls_with_a_cache_are_not_compiled(graphs: list[Any]) -> None:
+def test_calls_with_a_cache_are_not_compiled(graphs):
     adapter = attached("lora", "llama")
     adapter.model.config.use_cache = True
     unchanged(adapter, [], "they are called with a cache")
@@ -228,7 +224,7 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(recipe_with) -> Recipe:
+def recipe(recipe_with):
     """Two epochs of a method on 40 rows, compiled."""
     words = ["method=lora", "train.epochs=2", "train.batch_size=8", "train.eval_every=epoch"]
     words += ["train.tensorboard=false", "train.report=false", "torch_compile=true", "data.rows=40"]
@@ -242,7 +238,7 @@ def changed(recipe: Recipe, output: str, method: str = "lora", **train: Any) -> 
     return replace(recipe, output=str(folder), method=method, train=train_options)
 
 
-def test_a_run_resumes_to_the_same_bytes(recipe: Recipe, graphs: list[Any]) -> None:
+def test_a_run_resumes_to_the_same_bytes(recipe, graphs):
     whole, cut = changed(recipe, "whole", save_every=5), changed(recipe, "cut", save_every=5)
     plain, notes = changed(recipe, "plain", compile=False), Notes()
     run(whole, notes)
@@ -258,9 +254,7 @@ def test_a_run_resumes_to_the_same_bytes(recipe: Recipe, graphs: list[Any]) -> N
 
 
 @full_matrix
-def test_generated_code_resumes_to_the_same_bytes(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generated_code_resumes_to_the_same_bytes(recipe, tmp_path, monkeypatch):
     """The code that is generated depends on sizes: a resumed run must not begin with others."""
 
     def new_process(number: int) -> None:
@@ -282,7 +276,7 @@ def test_generated_code_resumes_to_the_same_bytes(
     assert adapter_bytes(cut.output) == adapter_bytes(whole.output)
 
 
-def test_layers_that_are_replayed_are_not_compiled(recipe: Recipe, graphs: list[Any]) -> None:
+def test_layers_that_are_replayed_are_not_compiled(recipe, graphs):
     notes = Notes()
     run(changed(recipe, "head", "head"), notes)
     assert notes.about_layers() == []
@@ -298,9 +292,7 @@ def test_layers_that_are_replayed_are_not_compiled(recipe: Recipe, graphs: list[
 
 @full_matrix
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_every_task_trains_and_evaluates_the_same(
-    name: str, backbones: Any, tmp_path: Path, graphs: list[Any]
-) -> None:
+def test_every_task_trains_and_evaluates_the_same(name, backbones, tmp_path, graphs):
     case = CASES[name]
     source = str(case.data(tmp_path))
     words = ["method=lora", "train.max_steps=6", "train.batch_size=8", "train.eval_every=3"]

@@ -45,7 +45,7 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(recipe_with) -> Recipe:
+def recipe(recipe_with):
     """Three epochs of a head, on 64 rows."""
     words = ["method=head", "train.epochs=3", "train.batch_size=8", "train.eval_every=epoch"]
     return recipe_with(*words, "train.tensorboard=false", "train.report=false", "train.log_every=1")
@@ -75,9 +75,7 @@ def calls_of_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["head", "scalar-mix", "lora(layers=top 1)"])
-def test_the_results_are_those_without_a_cache(
-    recipe: Recipe, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_results_are_those_without_a_cache(recipe, method, monkeypatch):
     computed = calls_of_layers(monkeypatch)
     off, on = changed(recipe, "off", method, frozen_cache="off"), changed(recipe, "on", method)
     plain, cached = Notes(), Notes()
@@ -97,9 +95,7 @@ def test_the_results_are_those_without_a_cache(
 @pytest.mark.parametrize(
     ("method", "stop_after"), [("head", 3), ("freeze(top=1)", 17), ("unfreeze", 11)]
 )
-def test_a_killed_run_resumes_to_the_same_bytes(
-    recipe: Recipe, method: str, stop_after: int
-) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(recipe, method, stop_after):
     whole = changed(recipe, "whole", method, save_every=stop_after)
     cut = changed(recipe, "cut", method, save_every=stop_after)
     notes = Notes()
@@ -111,13 +107,13 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     assert adapter_bytes(cut.output) == adapter_bytes(whole.output)
 
 
-def test_a_stage_that_reaches_lower_layers_uses_what_was_recorded(recipe: Recipe) -> None:
+def test_a_stage_that_reaches_lower_layers_uses_what_was_recorded(recipe):
     notes = Notes()
     run(changed(recipe, "run", "unfreeze", epochs=4), notes)
     assert len(notes.about_layers()) == 1  # the second stage needs layer 0, which is recorded
 
 
-def test_what_is_too_large_is_computed_at_each_step(recipe: Recipe) -> None:
+def test_what_is_too_large_is_computed_at_each_step(recipe):
     off, small = changed(recipe, "off", frozen_cache="off"), changed(recipe, "small")
     small = replace(small, train=replace(small.train, frozen_cache_gb=1e-6))
     notes = Notes()
@@ -133,9 +129,7 @@ def test_what_is_too_large_is_computed_at_each_step(recipe: Recipe) -> None:
     ("train", "reason"),
     [({"dropout": True}, "dropout"), ({"gradient_checkpointing": True}, "computes layers again")],
 )
-def test_options_that_exclude_it_are_named(
-    recipe: Recipe, train: dict[str, Any], reason: str
-) -> None:
+def test_options_that_exclude_it_are_named(recipe, train, reason):
     silent, asked = Notes(), Notes()
     run(changed(recipe, "silent", **train), silent)
     run(changed(recipe, "asked", frozen_cache="memory", **train), asked)
@@ -143,19 +137,19 @@ def test_options_that_exclude_it_are_named(
     assert reason in asked.about_layers()[0]
 
 
-def test_nothing_is_said_or_recorded_where_every_layer_trains(recipe: Recipe) -> None:
+def test_nothing_is_said_or_recorded_where_every_layer_trains(recipe):
     notes = Notes()
     run(changed(recipe, "run", "lora"), notes)
     assert not notes.about_layers()
 
 
-def test_steps_that_do_not_reach_every_row_record_the_evaluation_alone(recipe: Recipe) -> None:
+def test_steps_that_do_not_reach_every_row_record_the_evaluation_alone(recipe):
     notes = Notes()
     run(changed(recipe, "run", epochs=None, max_steps=3), notes)
     assert "for 22 rows" in notes.about_layers()[0]
 
 
-def test_outputs_that_differ_turn_it_off(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_that_differ_turn_it_off(recipe, monkeypatch):
     def refuse(*arguments: Any) -> None:
         raise frozen_cache.NotUsed("they differ")
 
@@ -165,7 +159,7 @@ def test_outputs_that_differ_turn_it_off(recipe: Recipe, monkeypatch: pytest.Mon
     assert notes.about_layers() == ["frozen layers are computed at each step: they differ"]
 
 
-def test_the_manifest_names_the_option(recipe: Recipe) -> None:
+def test_the_manifest_names_the_option(recipe):
     on = changed(recipe, "run", frozen_cache="memory")
     run(on, Reporter())
     manifest = json.loads((Path(on.output) / "adapter" / "adapter.json").read_text("utf-8"))
@@ -187,9 +181,7 @@ NOT_CACHED = {
 
 
 @pytest.mark.parametrize("name", sorted(CASES) if FULL_MATRIX else FEW_TASKS)
-def test_every_task_has_the_results_without_a_cache(
-    name: str, backbones: Any, tmp_path: Path
-) -> None:
+def test_every_task_has_the_results_without_a_cache(name, backbones, tmp_path):
     case = CASES[name]
     source = str(case.data(tmp_path))
     words = ["method=houlsby(layers=top 1)", "train.max_steps=14", "train.batch_size=8"]

@@ -84,9 +84,7 @@ def expected_plan(method: str, architecture: str, side: str | None) -> int | str
 
 
 @long_table(("method", "architecture", "side"), CELLS, parts=5)
-def test_outputs_with_replay_are_the_computed_ones(
-    method: str, architecture: str, side: str | None
-) -> None:
+def test_outputs_with_replay_are_the_computed_ones(method, architecture, side):
     adapter = attached(architecture, method)
     model, anatomy = adapter.model, adapter.anatomy
     batch = padded(model, side)
@@ -122,13 +120,13 @@ def test_outputs_with_replay_are_the_computed_ones(
     assert forwards == [vars(m).get("forward") for m in model.modules()]
 
 
-def test_the_cells_are_those_of_the_registry() -> None:
+def test_the_cells_are_those_of_the_registry():
     if FULL_MATRIX:
         assert len(CELLS) == 3 * (len(METHODS) * len(MATRIX) - len(REFUSED))
         assert set(MATRIX) >= COUNTED_FROM_THE_LEFT | SHARED_POSITIONS | HANDED_ON
 
 
-def test_dropout_in_front_of_the_layers_is_noticed() -> None:
+def test_dropout_in_front_of_the_layers_is_noticed():
     """GPT-2's dropout of the embedding has no weights: it is on where the final norm trains."""
     model = tiny_models.model("gpt2", embd_pdrop=0.5)
     adapter = ah.attach(model, "freeze(top=1)", name="mine")

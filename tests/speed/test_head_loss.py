@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hid
 
 
 @pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
+def always(monkeypatch):
     """Use chunks of two or three tokens, however small the model."""
     monkeypatch.setattr(language_models, "_WORTHWHILE", 0)
     monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 300})
@@ -63,7 +62,7 @@ def test_value_and_gradient_are_those_of_cross_entropy(tokens, vocabulary, chunk
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
+def test_half_precision_and_autocast(dtype):
     torch.manual_seed(0)
     head, states = nn.Linear(32, 500), torch.randn(40, 32, requires_grad=True)
     targets = torch.randint(0, 500, (40,))
@@ -76,7 +75,7 @@ def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
     assert (ours - theirs).norm() < 0.01 * theirs.norm()
 
 
-def test_no_logits_are_kept() -> None:
+def test_no_logits_are_kept():
     head, states = nn.Linear(4, 1000), torch.randn(50, 4, requires_grad=True)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()), lambda t: t):
@@ -103,7 +102,7 @@ def chosen(model: Any, task: str, **options: Any) -> tuple[Any, Any, dict[str, t
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("architecture", WRITERS)
-def test_the_loss_of_every_architecture_that_writes(architecture: str) -> None:
+def test_the_loss_of_every_architecture_that_writes(architecture):
     model = tiny_models.language_model(architecture)
     task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
     adapter, loss, batch = chosen(model, task)
@@ -121,7 +120,7 @@ def test_the_loss_of_every_architecture_that_writes(architecture: str) -> None:
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("bound", [30.0, None])
-def test_bounded_logits_are_those_of_the_model(bound: float | None) -> None:
+def test_bounded_logits_are_those_of_the_model(bound):
     config = Gemma2Config(**SMALL, final_logit_softcapping=bound)
     model = AutoModelForCausalLM.from_config(config)
     assert (chosen(model, "causal-lm")[1] is None) == (bound is not None)
@@ -142,9 +141,7 @@ class Kept(Reporter):
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("task", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
-def test_a_run_is_the_same(
-    task: str, backbones: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_the_same(task, backbones, tmp_path, monkeypatch):
     case, folder = CASES[task], backbones(CASES[task].backbone)
     data = case.data(tmp_path)
     if task == "masked-lm":  # with the head that it was pre-trained with
@@ -166,7 +163,7 @@ def test_a_run_is_the_same(
 
 
 @pytest.mark.usefixtures("always")
-def test_a_head_that_trains_later_has_its_logits() -> None:
+def test_a_head_that_trains_later_has_its_logits():
     model = tiny_models.language_model("gpt2")
     adapter, loss, _ = chosen(model, "causal-lm")
     engine = Engine(AdapterTrainee(adapter), RunOptions())
@@ -182,7 +179,7 @@ def test_a_head_that_trains_later_has_its_logits() -> None:
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("change", ["trained", "hooked", "subclass", "offloaded"])
-def test_heads_of_another_kind_have_their_logits(change: str) -> None:
+def test_heads_of_another_kind_have_their_logits(change):
     model = tiny_models.language_model("llama")
     adapter = ah.attach(model, "lora(rank=2)")
     head = model.lm_head
@@ -197,5 +194,5 @@ def test_heads_of_another_kind_have_their_logits(change: str) -> None:
     assert frozen_head(adapter, parse_task("causal-lm"), RunOptions()) is None
 
 
-def test_small_batches_have_their_logits() -> None:
+def test_small_batches_have_their_logits():
     assert chosen(tiny_models.language_model("llama"), "causal-lm")[1] is None

@@ -6,7 +6,6 @@ Those of Liger itself run with `make liger`, by Triton's interpreter; the others
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +81,7 @@ def rotated(*args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.fixture
-def liger(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def liger(monkeypatch):
     """Let a function of the test stand for Liger, for norms and for gated layers."""
 
     def install(norms: Any = norm, gates: Any = None) -> None:
@@ -156,7 +155,7 @@ def unchanged(adapter: Any, reason: str, options: RunOptions = ON) -> None:
     assert reason in note
 
 
-def test_kernels_are_used_and_undone(liger: Any) -> None:
+def test_kernels_are_used_and_undone(liger):
     liger()
     adapter = attached("lora")
     batch, before = labelled(adapter.model), state_of(adapter.model)
@@ -173,7 +172,7 @@ def test_kernels_are_used_and_undone(liger: Any) -> None:
     assert state_of(adapter.model) == before
 
 
-def test_what_a_run_changes_is_kept(liger: Any) -> None:
+def test_what_a_run_changes_is_kept(liger):
     liger()
     adapter = attached("lora")
     with Used(adapter):
@@ -183,17 +182,17 @@ def test_what_a_run_changes_is_kept(liger: Any) -> None:
     assert {*ah.adapters(adapter.model)} == {adapter.name, "another"}
 
 
-def test_kernels_that_compute_something_else_are_not_used(liger: Any) -> None:
+def test_kernels_that_compute_something_else_are_not_used(liger):
     liger(wrong_norm)
     unchanged(attached("lora"), "Liger's kernels are not used: the loss would be different")
 
 
-def test_kernels_that_cannot_run_are_not_used(liger: Any) -> None:
+def test_kernels_that_cannot_run_are_not_used(liger):
     liger(failing_norm)
     unchanged(attached("lora"), "not used: RuntimeError: 0 active drivers")
 
 
-def test_a_gradient_that_a_kernel_overwrites_is_noticed(liger: Any) -> None:
+def test_a_gradient_that_a_kernel_overwrites_is_noticed(liger):
     """The gradient of IA3 on the gate reads the output of the gate; that of LoRA does not."""
     liger(gates=overwriting_gate)
     with Used(attached("lora(sites=[ffn.gate])")) as used:
@@ -206,25 +205,25 @@ def test_a_gradient_that_a_kernel_overwrites_is_noticed(liger: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5"])
-def test_models_without_kernels_are_named(architecture: str, liger: Any) -> None:
+def test_models_without_kernels_are_named(architecture, liger):
     liger()
     unchanged(attached("lora", architecture), f"not used: it has none for {architecture}")
 
 
-def test_several_processes_do_not_use_them(liger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_do_not_use_them(liger, monkeypatch):
     liger()
     monkeypatch.setenv("WORLD_SIZE", "2")
     unchanged(attached("lora"), "train.liger=true has no effect: several processes train")
 
 
-def test_nothing_is_said_where_it_is_off(liger: Any) -> None:
+def test_nothing_is_said_where_it_is_off(liger):
     liger(wrong_norm)
     with Used(attached("lora"), RunOptions()) as used:
         pass
     assert used.notes == []
 
 
-def test_it_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_must_be_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check_installed(RunOptions())
     with pytest.raises(ConfigError, match=r"needs liger-kernel.*not installed") as raised:
@@ -241,7 +240,7 @@ class Notes(Reporter):
 
 
 @pytest.fixture
-def recipe(recipe_with, backbones) -> Recipe:
+def recipe(recipe_with, backbones):
     words = ["method=lora", "train.max_steps=4", "train.batch_size=4", "use_liger_kernel=true"]
     return recipe_with(
         *words, "train.tensorboard=false", "train.report=false", folder=backbones("llama")
@@ -263,14 +262,14 @@ def compare_runs(recipe: Recipe, **train: Any) -> None:
         assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_run_uses_them(recipe: Recipe, liger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_uses_them(recipe, liger, monkeypatch):
     liger()
     monkeypatch.setattr("adapterhub.training.run.check_installed", lambda options: None)
     compare_runs(recipe)
 
 
 @pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreter(monkeypatch):
     """Complete Triton's interpreter: it has no fractions as arguments, and no libdevice."""
     import liger_kernel.ops.rms_norm
     import numpy as np
@@ -293,9 +292,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("method", "architecture"), [c for c in CELLS if c in ALL_CELLS and c not in REFUSED]
 )
-def test_kernels_of_liger_compute_the_same(
-    method: str, architecture: str, interpreter: None
-) -> None:
+def test_kernels_of_liger_compute_the_same(method, architecture, interpreter):
     adapter = attached(example(method), architecture)
     batch = labelled(adapter.model)
     expected = loss_and_gradients(adapter, batch)
@@ -310,7 +307,5 @@ def test_kernels_of_liger_compute_the_same(
 
 @real
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_run_is_the_same_with_liger(
-    checkpointing: bool, recipe: Recipe, interpreter: None
-) -> None:
+def test_a_run_is_the_same_with_liger(checkpointing, recipe, interpreter):
     compare_runs(recipe, gradient_checkpointing=checkpointing)
