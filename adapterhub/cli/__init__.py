@@ -275,7 +275,7 @@ OTHER_WORDS = {
         "adapterhub train DATA; --task causal-lm for prompts and answers",
     ),
     **dict.fromkeys(
-        ("dpo", "orpo", "kto", "simpo", "ipo"),
+        ("dpo", "orpo", "kto", "simpo", "cpo", "ipo"),
         "adapterhub train DATA --task preference; adapterhub options preference lists the losses",
     ),
     **dict.fromkeys(("reward", "rm-train", "reward-model"), "adapterhub train DATA --task reward"),

@@ -79,6 +79,12 @@ PREFERRED = (("chosen",), ("preferred", "accepted", "better", "win", "chosenresp
                            "responsechosen", "preferredresponse", "responsej"))  # fmt: skip
 REJECTED = (("rejected",), ("dispreferred", "worse", "lose", "rejectedresponse",
                             "responserejected", "dispreferredresponse", "responsek"))  # fmt: skip
+# A response with a mark, as in rows for KTO: the mark is true or false.
+RESPONSES = (("completion",), ("response", "output", "answer", "reply", "generation", "text",
+                               "assistant", "generated"),
+             ("messages", "conversations", "conversation", "chat"))  # fmt: skip
+LIKED = (("label",), ("liked", "desirable", "ktotag", "thumbsup", "upvoted", "feedback", "rating",
+                      "score"))  # fmt: skip
 # Prompts of comparisons: texts, or the beginnings of chats.
 ASKINGS = (
     ("prompt",),
@@ -128,8 +134,8 @@ _NEVER = (
 )
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
-          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, ASKINGS, PICTURES, SOUNDS, TRANSCRIPTS, ASKED,
-          REPLIES, CAPTIONS)  # fmt: skip
+          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, ASKINGS, RESPONSES, LIKED, PICTURES, SOUNDS,
+          TRANSCRIPTS, ASKED, REPLIES, CAPTIONS)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}
     | {name for pair in PAIRS for name in pair}

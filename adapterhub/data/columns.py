@@ -45,6 +45,7 @@ WANTS: Mapping[str, Wants] = {
     "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
     "pairs": {"text": "anchor", "pair": "positive"},
     "comparisons": {"text": "prompts", "label": "preferred", "pair": "rejected"},
+    "rated responses": {"text": "prompts", "label": "response", "pair": "liked"},
     "scored pairs": {"text": "anchor", "pair": "positive", "label": "number"},
 }
 """The columns that tasks require, by learning target."""
@@ -61,7 +62,17 @@ _USUAL = {"text": "text", "pair": "context", "label": "label", "choices": "choic
 
 # Kinds with their own names.
 _BY_NAME = frozenset(
-    {"transcript", "asked", "reply", "prompts", "preferred", "rejected", "positive"}
+    {
+        "transcript",
+        "asked",
+        "reply",
+        "prompts",
+        "preferred",
+        "rejected",
+        "positive",
+        "response",
+        "liked",
+    }
 )
 
 
@@ -119,6 +130,10 @@ _KINDS = {
                        _never, "the chosen response"),
     "rejected": _Kind(names.REJECTED, lambda p: p.is_string or p.is_list or p.is_message,
                       _never, "the rejected response"),
+    "response": _Kind(names.RESPONSES, lambda p: p.is_string or p.is_list or p.is_message,
+                      _never, "the response"),
+    "liked": _Kind(names.LIKED, lambda p: p.is_switch, lambda p: p.is_switch,
+                   "the mark that is true for a good response"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 

@@ -4,6 +4,8 @@ A comparison is a prompt with a chosen and a rejected response, as texts or as l
 Responses that begin with the prompt do not need a prompt column: lists of messages of the whole
 chat, and texts of dialogues, which are split after the last answer mark that both share
 (`adapterhub.data.dialogues`).
+
+Rated responses are rows of one response each, with a mark: liked or disliked.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from adapterhub.data.chat_formats import (
     may_be_empty,
     messages_of,
 )
-from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
+from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns, described_columns
 from adapterhub.data.dialogues import Dialogue, Messages, begins_with, behind, dialogue_of
 from adapterhub.data.examples import Grouped, parse_label, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
@@ -118,6 +120,7 @@ def _negatives(columns: Sequence[str], options: DataOptions) -> list[str]:
 class Comparison(Grouped):
     """A prompt (text or messages), with a response that is preferred to another.
 
+    A rated response is `chosen` if it is liked and `rejected` if it is not; the other one is "".
     `written` is the original text if the prompt was a text in the data.
     """
 
@@ -125,6 +128,11 @@ class Comparison(Grouped):
     chosen: str = ""
     rejected: str = ""
     written: str = field(default="", compare=False)
+
+    @property
+    def liked(self) -> bool:
+        """Whether a rated response is a good one."""
+        return bool(self.chosen)
 
     @property
     def text(self) -> str:
@@ -136,20 +144,22 @@ class Comparison(Grouped):
 
 
 def comparison_columns(
-    source: str, options: DataOptions, split: str, *, labelled: bool = True
+    source: str, options: DataOptions, split: str, *, labelled: bool = True, rated: bool = False
 ) -> ColumnChoice:
-    """Infer the columns of comparisons; the chosen column may also hold the prompt.
+    """Infer the columns of comparisons, or of `rated` responses.
+
+    The column of the chosen or only response may also hold the prompt.
 
     Raises:
         DataError: the source cannot be read, or its columns are ambiguous.
     """
-    wants = WANTS["comparisons"]
-    if options.text is None and (labelled or _responses(source, options, split)):
+    wants = WANTS["rated responses" if rated else "comparisons"]
+    if options.text is None and (labelled or _responses(source, options, split, wants)):
         responses = {name: kind for name, kind in wants.items() if name != "text"}
         choice = choose_columns(source, options, split, responses)
         table = choice.table
         assert table is not None
-        in_front = _has_prompts(table, choice.options)
+        in_front = _has_prompts(table, choice.options, rated)
         template = None if in_front else instruction_template(table.columns)
         if in_front or template:
             read = replace(choice.options, text=template or choice.options.label)
@@ -159,34 +169,45 @@ def comparison_columns(
     return choose_columns(source, options, split, wants, labelled=labelled)
 
 
-def _responses(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether a table has a chosen and a rejected response."""
+def _responses(source: str, options: DataOptions, split: str, wants: Wants) -> bool:
+    """Return whether a table has columns with the names of the responses."""
     columns = {plain_name(column) for column in read_table(source, options, split).columns}
-    return all(
-        columns & {name for tier in tiers for name in tier}
-        for tiers in (names.PREFERRED, names.REJECTED)
-    )
+    return all(columns & {*described_columns(wants)[name][1]} for name in ("label", "pair"))
 
 
-def _has_prompts(table: Table, options: DataOptions) -> bool:
+def has_comparisons(source: str, options: DataOptions, split: str) -> bool:
+    """Return whether a table has a chosen and a rejected response in each row.
+
+    Raises:
+        DataError: the source cannot be read.
+    """
+    return _responses(source, options, split, WANTS["comparisons"])
+
+
+def _has_prompts(table: Table, options: DataOptions, rated: bool) -> bool:
     """Return whether the responses of a table begin with their prompts.
 
     With a prompt column, prompts are read from it, although chats may begin with them, too.
     """
-    if _dialogue_of(table, options) is not None:
+    if _dialogue_of(table, options, rated) is not None:
         return True
     prompts = {name for tier in names.ASKINGS for name in tier}
     others = {plain_name(c) for c in table.columns if c not in (options.label, options.pair)}
     return not prompts & others and any(
         len(messages_of(value) or ()) > 1
-        for column in (options.label, options.pair)
-        for value in table.spread(str(column), 5)
+        for column in _response_columns(options, rated)
+        for value in table.spread(column, 5)
     )
 
 
-def _dialogue_of(table: Table, options: DataOptions) -> Dialogue | None:
+def _response_columns(options: DataOptions, rated: bool) -> list[str]:
+    """Return the columns that hold responses."""
+    return [str(options.label)] if rated else [str(options.label), str(options.pair)]
+
+
+def _dialogue_of(table: Table, options: DataOptions, rated: bool) -> Dialogue | None:
     """Return the turn marks of a table's responses; None if they are not dialogues."""
-    columns = [str(options.label), str(options.pair)]
+    columns = [*_response_columns(options, rated), str(options.label)][:2]
     if not {*columns} <= {*table.columns}:
         return None
     pairs = zip(*(table.spread(column, 200) for column in columns), strict=False)
@@ -194,26 +215,35 @@ def _dialogue_of(table: Table, options: DataOptions) -> Dialogue | None:
 
 
 def read_comparisons(
-    source: str, options: DataOptions, split: str, *, labelled: bool = True, chosen: bool = False
+    source: str,
+    options: DataOptions,
+    split: str,
+    *,
+    labelled: bool = True,
+    chosen: bool = False,
+    rated: bool = False,
 ) -> list[Comparison]:
-    """Read comparisons; without labels, only the prompts, or also the `chosen` responses.
+    """Read comparisons, or `rated` responses.
+
+    Without labels, only the prompts are read, or also the `chosen` responses.
 
     Raises:
         DataError: the source cannot be read, its columns are ambiguous, or rows are invalid.
     """
-    choice = comparison_columns(source, options, split, labelled=labelled)
+    choice = comparison_columns(source, options, split, labelled=labelled, rated=rated)
     table, options = choice.table, choice.options
     assert table is not None
     in_front = options.text == options.label
-    dialogue = _dialogue_of(table, options)
+    dialogue = _dialogue_of(table, options, rated)
     columns = [options.text_column]
     columns += [options.label_column] if labelled or chosen else []
     columns += [str(options.pair)] if labelled else []
-    repeated = not in_front and labelled and _repeat_prompts(table, columns)
+    repeated = not in_front and labelled and _repeat_prompts(table, columns[: 2 if rated else 3])
     systems = [c for c in table.columns if plain_name(c) in names.SYSTEMS and c not in columns]
 
     def build(prompt: Any, *values: Any) -> Comparison:
         responses, system = values[: len(columns) - 1], [*values[len(columns) - 1 :], None][0]
+        marks, responses = responses[1 if rated else 2 :], responses[: 1 if rated else 2]
         if repeated and isinstance(prompt, str):
             responses = tuple(behind(prompt, response) for response in responses)
         if dialogue and in_front and isinstance(prompt, str):
@@ -224,10 +254,28 @@ def read_comparisons(
         named = zip(
             (comparison.text, comparison.chosen, comparison.rejected), columns, strict=False
         )
+        named = [pair for pair in named if not (rated and pair[1] == options.pair)]
         refuse(*(text_problem(text, name, allow_empty=not labelled) for text, name in named))
+        if marks and not _is_liked(marks[0]):
+            return replace(comparison, chosen="", rejected=comparison.chosen)
         return comparison
 
     return read_rows(source, options, split, [*columns, *systems[:1]], build)
+
+
+_MARKS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _is_liked(mark: Any) -> bool:
+    """Return the meaning of a mark: true, 1 or yes, or false, 0 or no.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    plain = str(mark).strip().lower().removesuffix(".0")
+    if plain not in _MARKS:
+        raise ValueError(f"the mark {mark!r} is not true or false")
+    return _MARKS[plain]
 
 
 def _repeat_prompts(table: Table, columns: Sequence[str]) -> bool:
@@ -299,13 +347,13 @@ def _comparison(prompt: Any, *responses: Any) -> Comparison:
     return Comparison(start or before, *(message[1] for message in last))
 
 
-def are_chats(source: str, options: DataOptions, split: str) -> bool:
+def are_chats(source: str, options: DataOptions, split: str, *, rated: bool = False) -> bool:
     """Return whether the prompts or the responses are messages.
 
     Raises:
         DataError: the source cannot be read, or its columns are ambiguous.
     """
-    choice = comparison_columns(source, options, split)
+    choice = comparison_columns(source, options, split, rated=rated)
     table = choice.table
     assert table is not None
     columns = {choice.options.text, choice.options.label} & {*table.columns}

@@ -5,6 +5,8 @@
     prediction   a response to the prompt
     metrics      accuracy and margin of the rewards, and the loss
 
+With `loss_type=kto` an example has one response and a mark: liked or disliked.
+
 The reward of a response is beta (log p - log r): its log probability, compared with its log
 probability under the reference, the model with the adapter off (Rafailov et al. 2023, section 4,
 https://arxiv.org/abs/2305.18290). The reference is computed once, before the first step, so methods
@@ -17,13 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from adapterhub.config.options import option
 from adapterhub.data.chat_formats import Message
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
-from adapterhub.errors import ConfigError
 from adapterhub.tasks.causal_lm import CausalLM
 from adapterhub.tasks.common.base import Encoded, Prediction, register_task
 from adapterhub.tasks.common.batches import (
@@ -33,25 +33,27 @@ from adapterhub.tasks.common.batches import (
     Passed,
     Row,
     Setting,
-    dpo_loss,
     each_row,
-    ipo_loss,
-    orpo_loss,
     response_log_probabilities,
 )
 from adapterhub.tasks.common.language_models import Generation
-from adapterhub.tasks.common.preference_pairs import Compared, OfComparisons
+from adapterhub.tasks.common.preference_losses import (
+    LossOptions,
+    Responses,
+    next_token,
+)
+from adapterhub.tasks.common.preference_pairs import Compared, OfComparisons, Rated
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-LABELS, REFERENCE = f"{OF_LOSS}labels", f"{OF_LOSS}reference"
+LABELS, REFERENCE, LIKED = f"{OF_LOSS}labels", f"{OF_LOSS}reference", f"{OF_LOSS}liked"
 
 
 @register_task
 @dataclass(frozen=True)
-class Preference(Generation, OfComparisons):
+class Preference(LossOptions, Generation, OfComparisons):
     """The better of two responses to a prompt, learned by a language model.
 
     Rows of `train.jsonl`:
@@ -62,29 +64,24 @@ class Preference(Generation, OfComparisons):
     The responses, and the prompt, may be lists of messages, each with a role and a content. If
     `chosen` and `rejected` are whole chats, there is no prompt.
 
+    With `loss_type=kto`, rows are rated responses (pairs are split into two of them):
+
+        {"prompt": "Name a prime number.", "completion": "7", "label": true}
+        {"prompt": "Name an even number.", "completion": "Nine.", "label": false}
+
     `predict` prints a generated response:
 
         7
         {"generated": "7"}
     """
 
-    loss_type: Literal["dpo", "ipo", "orpo"] = option(
-        "dpo", "dpo, ipo, or orpo, which has no reference and also learns the chosen responses"
-    )
-    beta: float = option(0.1, "how much the distance from the reference costs (orpo: lambda)")
-    label_smoothing: float = option(0.0, "the probability that a label is wrong (dpo)")
-
     name = "preference"
     head = "causal-lm"
-    summary = "which of two responses is better: DPO, IPO, ORPO"
+    summary = "which of two responses is better, or whether one is good: DPO, SimPO, KTO and others"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.beta > 0 or not 0 <= self.label_smoothing < 0.5:
-            raise ConfigError(
-                f"beta is {self.beta}, label_smoothing is {self.label_smoothing}",
-                expected="beta above 0, and label_smoothing from 0 to less than 0.5",
-            )
+        self.check_loss()
 
     @property
     def language(self) -> CausalLM:
@@ -94,7 +91,7 @@ class Preference(Generation, OfComparisons):
     @property
     def compares_with_reference(self) -> bool:
         """Return whether the loss reads the reference."""
-        return self.loss_type != "orpo"
+        return self.kind.reference
 
     # Examples
 
@@ -144,23 +141,19 @@ class Preference(Generation, OfComparisons):
         facts = {LABELS: batch.pop("labels")}
         if "reference" in rows[0]:
             facts = {REFERENCE: torch.tensor([row["reference"] for row in rows])} | facts
+        if self.rated:
+            facts = {LIKED: torch.tensor([row["liked"] for row in rows])} | facts
         return facts | batch
 
     def loss(self, train: Encoded) -> Loss | None:
         """Return the mean loss of the comparisons of a batch."""
-        return lambda output, batch: self._losses(*_log_probabilities(output, batch), batch).mean()
+        return lambda output, batch: self._losses(_responses_of(output, batch)).mean()
 
-    def _losses(self, policy: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss of each comparison.
-
-        `policy` holds the log probabilities of the responses, `tokens` their lengths in tokens:
-        (batch, 2).
-        """
-        if self.loss_type == "orpo":
-            return orpo_loss(policy, tokens, self.beta)
-        if self.loss_type == "ipo":
-            return ipo_loss(policy, batch[REFERENCE], tokens, self.beta)
-        return dpo_loss(policy, batch[REFERENCE], self.beta, self.label_smoothing)
+    def _losses(self, responses: Responses) -> Tensor:
+        """Return the loss of each row: (batch,)."""
+        losses = self.kind.compute(responses, self)
+        weight = self.kind.sft_weight if self.sft_weight is None else self.sft_weight
+        return losses + weight * next_token(responses) if weight else losses
 
     def stops(self, setting: Setting) -> list[int]:
         """Return the token after a response."""
@@ -182,15 +175,28 @@ class Preference(Generation, OfComparisons):
         """Return the rewards of both responses of each comparison, and their losses."""
 
         def read(passed: Passed) -> Iterator[Prediction]:
-            batch = passed.batch
-            policy, tokens = _log_probabilities(passed.output, batch)
-            losses = self._losses(policy, tokens, batch).tolist()
-            against = policy / tokens if REFERENCE not in batch else policy - batch[REFERENCE]
+            responses = _responses_of(passed.output, passed.batch)
+            losses = self._losses(responses).tolist()
+            against = responses.policy
+            if self.compares_with_reference:
+                against = responses.ratios
+            elif self.kind.per_token:
+                against = against / responses.tokens
             rewards = (self.beta * against).tolist()
-            for (chosen, rejected), loss in zip(rewards, losses, strict=True):
-                yield Compared(chosen, rejected, loss)
+            for (first, second), loss in zip(rewards, losses, strict=True):
+                yield Rated(first, loss) if self.rated else Compared(first, second, loss)
 
         return each_row(model, data, batch_size, read)
+
+
+def _responses_of(output: Any, batch: Mapping[str, Tensor]) -> Responses:
+    """Return the log probabilities of the responses of a batch, and what losses compare them with.
+
+    Without a reference, it has the probability 1.
+    """
+    policy, tokens = _log_probabilities(output, batch)
+    reference = batch.get(REFERENCE, policy.new_zeros(()))
+    return Responses(policy, reference, tokens, batch.get(LIKED))
 
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.batches import orpo_loss
+from adapterhub.tasks.common.preference_losses import Responses, orpo
 from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer, write_json_lines
@@ -96,7 +96,9 @@ def test_orpo_is_the_equation_of_the_paper():
     odds = means / (1 - means)
     ratio = torch.log(odds[:, 0] / odds[:, 1])
     expected = -means[:, 0].log() - 0.2 * torch.log(torch.sigmoid(ratio))
-    assert torch.allclose(orpo_loss(policy, tokens, 0.2), expected, atol=1e-6)
+    task = parse_task("preference(loss_type=orpo, beta=0.2)")
+    found = orpo(Responses(policy, policy, tokens), task)
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_log_probabilities_are_of_the_responses_alone():

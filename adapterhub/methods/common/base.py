@@ -106,7 +106,9 @@ _MEANT = {
     "qlora": "QLoRA is --method lora --quantize nf4 (in Python: load_backbone(quantize='nf4'))",
     "peft": "peft is a library; its usual method is lora",
     "sft": "any method does supervised fine-tuning: lora, with task=causal-lm",
-    "dpo ipo orpo": "preferences are a task: --task preference, with lora or any other method",
+    "dpo ipo orpo cpo simpo kto": (
+        "preferences are a task: --task preference, with lora or any other method"
+    ),
     "lora+ loraplus": "lora-plus is this method",
     "prefix-tuning": "prefix is this method",
     "prompt-tuning soft-prompt": "prompt is this method",

@@ -542,59 +542,6 @@ def response_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     return -F.cross_entropy(scores, after, ignore_index=IGNORED, reduction="none").sum(-1)
 
 
-def dpo_loss(policy: Tensor, reference: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Return the loss of direct preference optimization for each comparison.
-
-    Rafailov et al. 2023, equation 7, https://arxiv.org/abs/2305.18290, for labels that are wrong
-    with a probability of `smoothing` (Mitchell 2023, equation 3,
-    https://ericmitchell.ai/cdpo.pdf):
-
-        z = beta ((log p_c - log r_c) - (log p_r - log r_r))
-        -(1 - e) log sigmoid(z) - e log sigmoid(-z)
-
-    policy, reference: (batch, 2), smoothing: e.
-    """
-    import torch.nn.functional as F
-
-    ratios = policy - reference
-    z = beta * (ratios[:, 0] - ratios[:, 1])
-    return -(1 - smoothing) * F.logsigmoid(z) - smoothing * F.logsigmoid(-z)
-
-
-def ipo_loss(policy: Tensor, reference: Tensor, tokens: Tensor, beta: float) -> Tensor:
-    """Return the loss of identity preference optimization for each comparison.
-
-    Azar et al. 2023, equation 17, https://arxiv.org/abs/2310.12036. As in trl, log probabilities
-    are means over the tokens of a response; its authors computed their results this way.
-
-    policy, reference, tokens (of each response): (batch, 2). beta is tau in the paper, the strength
-    of the regularization.
-    """
-    means = (policy - reference) / tokens
-    squared: Tensor = (means[:, 0] - means[:, 1] - 1 / (2 * beta)) ** 2
-    return squared
-
-
-def orpo_loss(policy: Tensor, tokens: Tensor, beta: float) -> Tensor:
-    """Return the loss of odds-ratio preference optimization for each comparison.
-
-    Hong et al. 2024, equations 4, 6 and 7, https://arxiv.org/abs/2403.07691, without a reference:
-
-        -log P(c) - beta log sigmoid(log(odds(c) / odds(r))), odds(y) = P(y) / (1 - P(y))
-
-    where log P(y) is the mean over the tokens of y.
-
-    policy, tokens (of each response): (batch, 2). beta is lambda in the paper, the weight of the
-    odds ratio.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    means = policy / tokens
-    odds = means - torch.log(-torch.expm1(means.clamp(max=-1e-6)))
-    return -means[:, 0] - beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
-
-
 def bradley_terry_loss(scores: Tensor) -> Tensor:
     """Return -log sigmoid(s_c - s_r) for each comparison.
 

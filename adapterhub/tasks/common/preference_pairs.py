@@ -16,6 +16,7 @@ from adapterhub.data.text_pairs import (
     Comparison,
     are_chats,
     comparison_columns,
+    has_comparisons,
     read_comparisons,
 )
 from adapterhub.tasks.causal_lm import (
@@ -65,8 +66,34 @@ class Compared(Prediction):
 
 
 @dataclass(frozen=True)
+class Rated(Prediction):
+    """The reward of a response, and the loss."""
+
+    reward: float
+    loss: float
+
+    def right(self, liked: bool) -> float:
+        """1 if a liked response has a positive reward, or a disliked one a negative, else 0.
+
+        A reward of 0 is half right.
+        """
+        return 0.5 if round(self.reward, TIE_DIGITS) == 0 else float((self.reward > 0) == liked)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the reward."""
+        return {"reward": self.reward}
+
+    def __str__(self) -> str:
+        return f"{self.reward:.3f}"
+
+
+@dataclass(frozen=True)
 class OfComparisons(Task):
-    """The examples and rows of comparisons: a row has two responses to a prompt."""
+    """The examples and rows of comparisons: a row has two responses to a prompt.
+
+    If `rated`, an example has one response, and its row has a second one for the distance from the
+    reference: the response of another example.
+    """
 
     data: Literal["pairs", "chat"] = option(
         "pairs", "prompts that are texts, or chats (lists of messages)"
@@ -96,21 +123,30 @@ class OfComparisons(Task):
         """The task that encodes a prompt with one response."""
         return CausalLM(data=self.data, template=self.template)
 
+    @property
+    def rated(self) -> bool:
+        """Whether examples are rated responses."""
+        return False
+
     # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """Read prompts with a chosen and a rejected response."""
-        return read_comparisons(source, options, split, labelled=labelled)
+        """Read prompts with a chosen and a rejected response, or with one that is rated."""
+        if not self.rated or not labelled or not has_comparisons(source, options, split):
+            return read_comparisons(source, options, split, labelled=labelled, rated=self.rated)
+        pairs = read_comparisons(source, options, split)
+        return [replace(p, **{other: ""}) for p in pairs for other in ("rejected", "chosen")]
 
     def fitted(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> tuple[Task, ColumnChoice]:
         """Infer the columns; lists of messages are read as chats."""
-        chats = labelled and self.data == "pairs" and are_chats(source, options, split)
+        rated = self.rated and not has_comparisons(source, options, split)
+        chats = labelled and self.data == "pairs" and are_chats(source, options, split, rated=rated)
         task = replace(self, data="chat") if chats else self
-        return task, comparison_columns(source, options, split, labelled=labelled)
+        return task, comparison_columns(source, options, split, labelled=labelled, rated=rated)
 
     def shown(self, example: Comparison) -> list[str]:
         """Return the prompt."""
@@ -125,17 +161,27 @@ class OfComparisons(Task):
     def encode(
         self, examples: Sequence[Comparison], setting: Setting, *, labelled: bool
     ) -> Encoded:
-        """Encode one row per comparison, with the tokens of both responses after the prompt."""
+        """Encode one row per example, with the tokens of two responses after the prompt."""
+        if self.rated:
+            # Each prompt also with the response of the example before.
+            said = [e.chosen or e.rejected for e in examples]
+            others = [*said[-1:], *said[:-1]]
+            first = [replace(e, chosen=text) for e, text in zip(examples, said, strict=True)]
+            second = [replace(e, rejected=text) for e, text in zip(examples, others, strict=True)]
+        else:
+            first = second = list(examples)
         responses = [
             self.language.encode(
-                [self.asked(e, setting, response) for e in examples], setting, labelled=True
+                [self.asked(e, setting, response) for e in each], setting, labelled=True
             ).rows
-            for response in ("chosen", "rejected")
+            for each, response in ((first, "chosen"), (second, "rejected"))
         ]
         rows: list[Row] = [
             {"responses": list(both), "input_ids": max((r["input_ids"] for r in both), key=len)}
             for both in zip(*responses, strict=True)
         ]
+        if self.rated:
+            rows = [row | {"liked": e.liked} for row, e in zip(rows, examples, strict=True)]
         return one_row_each(self, examples, setting, rows)
 
     def asked(self, example: Comparison, setting: Setting, response: str = "") -> Example | Chat:
@@ -154,8 +200,10 @@ class OfComparisons(Task):
         return Chat((*map(as_read, example.prompt), ("assistant", text)))
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the texts of both responses that are compared."""
+        """Return the texts of both responses that are compared, or the one that is rated."""
         lines = [learned_line(each["labels"], setting.tokenizer) for each in row["responses"]]
+        if self.rated:
+            return {"liked" if row["liked"] else "disliked": lines[0]}
         return dict(zip(("chosen", "rejected"), lines, strict=True))
 
     def padding_side(self, setting: Setting) -> str:
@@ -182,14 +230,42 @@ class OfComparisons(Task):
     def metrics(
         self, examples: Sequence[Comparison], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Compute how often the chosen response wins, with ties by half, and mean rewards."""
+        """Compute how often the chosen response wins, with ties by half, and mean rewards.
+
+        Of rated responses: how often the sign of the reward is right, and the mean reward of the
+        liked ones minus the mean of the disliked ones.
+        """
+        if self.rated:
+            return self._rated_metrics(examples, predictions)
         compared = [p for p in predictions if isinstance(p, Compared)]
         columns = zip(*((p.right, p.margin, p.loss) for p in compared), strict=True)
         means = (math.fsum(values) / len(compared) for values in columns)
         return dict(zip(self.measures, means, strict=True))
 
+    def _rated_metrics(
+        self, examples: Sequence[Comparison], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        rated = [p for p in predictions if isinstance(p, Rated)]
+        marks = [e.liked for e in examples]
+        right = math.fsum(p.right(liked) for p, liked in zip(rated, marks, strict=True))
+        sides = [
+            [p.reward for p, liked in zip(rated, marks, strict=True) if liked == side]
+            for side in (True, False)
+        ]
+        means = [math.fsum(rewards) / len(rewards) if rewards else 0.0 for rewards in sides]
+        loss = math.fsum(p.loss for p in rated) / len(rated)
+        return {"accuracy": right / len(rated), "margin": means[0] - means[1], "loss": loss}
+
     def outcome(self, example: Comparison, prediction: Prediction) -> dict[str, Any]:
-        """Return the chosen response and the one with the higher reward."""
+        """Return the chosen response and the one with the higher reward, or marks if rated."""
+        if isinstance(prediction, Rated):
+            return {
+                "texts": [example.text, example.chosen or example.rejected],
+                "label": "liked" if example.liked else "disliked",
+                "prediction": "liked" if prediction.reward > 0 else "disliked",
+                "score": 0.5 * (1 + math.tanh(abs(prediction.reward) / 2)),
+                "right": prediction.right(example.liked),
+            }
         assert isinstance(prediction, Compared)
         return {
             "texts": [example.text],

@@ -1,0 +1,301 @@
+"""Losses of preference tuning: their equations in plain numbers, and the trainers of trl."""
+
+from __future__ import annotations
+
+import warnings
+from math import exp, log, log1p
+
+import pytest
+import torch
+
+from adapterhub.data.options import DataOptions
+from adapterhub.data.text_pairs import Comparison
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common.preference_losses import LOSSES, Responses
+from adapterhub.tasks.preference import LABELS, LIKED
+from tests.kit import tiny_models
+from tests.kit.data import word_tokenizer, write_json_lines
+
+# Log probabilities of (chosen, rejected) under the model and its reference, and numbers of tokens.
+POLICY, REFERENCE = [(-2.0, -6.0), (-3.5, -1.0)], [(-2.5, -5.0), (-3.0, -2.0)]
+TOKENS, MARKS, BETA, E, GAMMA = [(2, 3), (3, 4)], [True, False], 0.4, 0.1, 0.5
+RATIOS = [(p[0] - q[0], p[1] - q[1]) for p, q in zip(POLICY, REFERENCE, strict=True)]
+MEANS = [(p[0] / t[0], p[1] / t[1]) for p, t in zip(POLICY, TOKENS, strict=True)]
+DISTANCE = max(0.0, sum(r for _, r in RATIOS) / 2)
+
+
+def s(x):
+    return 1 / (1 + exp(-x))
+
+
+def smoothed(z):
+    return -(1 - E) * log(s(z)) - E * log(s(-z))
+
+
+def by_row(equation, rows=RATIOS):
+    return [equation(*row) for row in rows]
+
+
+def z_of(c, r):
+    return BETA * (c - r)
+
+
+def mixed(c, r):
+    m = s(z_of(c, r) / 0.05)
+    return -(1 - m) * log(s(z_of(c, r))) + m * exp(-z_of(c, r))
+
+
+def odds(mean):
+    return exp(mean) / (1 - exp(mean))
+
+
+def reversed_divergence(c, r):
+    z = z_of(c, r)
+    return s(z) * (log(s(z)) - log1p(-E)) + s(-z) * (log(s(-z)) - log(E))
+
+
+def unbiased(c, r):
+    return (-(1 - E) * log(s(z_of(c, r))) + E * log(s(-z_of(c, r)))) / (1 - 2 * E)
+
+
+def per_token(c, r):
+    """Return the differences of mean ratios, for each row."""
+    return [(a / t, b / u) for (a, b), (t, u) in zip(c, r, strict=True)]
+
+
+MEAN_RATIOS = per_token(RATIOS, TOKENS)
+DIFFERENCES = [sorted(a - b for a, b in rows) for rows in (POLICY, REFERENCE)]
+SORTED = list(zip(sorted(c for c, _ in RATIOS), sorted(r for _, r in RATIOS), strict=True))
+NEXT_TOKEN = 5.5 / 5
+
+EXPECTED = {
+    "dpo": by_row(lambda c, r: smoothed(z_of(c, r))),
+    "hinge": by_row(lambda c, r: max(0, 1 - z_of(c, r))),
+    "ipo": by_row(lambda c, r: (c - r - 1 / (2 * BETA)) ** 2, MEAN_RATIOS),
+    "exo_pair": by_row(reversed_divergence),
+    "nca_pair": by_row(
+        lambda c, r: -log(s(BETA * c)) - (log(s(-BETA * c)) + log(s(-BETA * r))) / 2
+    ),
+    "robust": by_row(unbiased),
+    "bco_pair": by_row(lambda c, r: -log(s(BETA * c)) - log(s(-BETA * r))),
+    "sppo_hard": by_row(lambda c, r: (c - 0.5 / BETA) ** 2 + (r + 0.5 / BETA) ** 2),
+    "aot": [smoothed(BETA * (a - b)) for a, b in zip(*DIFFERENCES, strict=True)],
+    "aot_unpaired": by_row(lambda c, r: smoothed(z_of(c, r)), SORTED),
+    "apo_zero": by_row(lambda c, r: 1 - s(BETA * c) + s(BETA * r)),
+    "apo_down": by_row(lambda c, r: s(BETA * c) + 1 - s(z_of(c, r))),
+    "discopop": by_row(mixed),
+    "sigmoid_norm": by_row(lambda c, r: -log(s(z_of(c, r))), MEAN_RATIOS),
+    "sft": [NEXT_TOKEN] * 2,
+    "orpo": by_row(lambda c, r: -c - BETA * log(s(log(odds(c) / odds(r)))), MEANS),
+    "cpo": [x + NEXT_TOKEN for x in by_row(lambda c, r: smoothed(z_of(c, r)), POLICY)],
+    "simpo": by_row(lambda c, r: smoothed(z_of(c, r) - GAMMA), MEANS),
+    "kto": [2 * s(BETA * (DISTANCE - RATIOS[0][0])), 3 * s(BETA * (RATIOS[1][0] - DISTANCE))],
+    "apo_zero_unpaired": [2 * s(-BETA * RATIOS[0][0]), 3 * s(BETA * RATIOS[1][0])],
+}
+EXPECTED["sigmoid"] = EXPECTED["dpo"]
+
+
+def spec_of(name, **options):
+    options = {"loss_type": name, "beta": BETA} | options
+    if LOSSES[name].smoothing:
+        options = {"label_smoothing": E} | options
+    return f"preference({', '.join(f'{key}={value}' for key, value in options.items())})"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_its_equation(name):
+    task = parse_task(spec_of(name, gamma=GAMMA, desirable_weight=2, undesirable_weight=3))
+    responses = Responses(*map(torch.tensor, (POLICY, REFERENCE, TOKENS, MARKS)))
+    assert task._losses(responses).tolist() == pytest.approx(EXPECTED[name], abs=1e-6)
+
+
+def test_the_weight_of_the_next_token_loss_is_added():
+    responses = Responses(*map(torch.tensor, (POLICY, REFERENCE, TOKENS)))
+    alone, added = (
+        parse_task(f"preference(loss_type=simpo, sft_weight={w})")._losses(responses)
+        for w in (0, 0.3)
+    )
+    assert (added - alone).tolist() == pytest.approx([0.3 * NEXT_TOKEN] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("loss_type=ipo, label_smoothing=0.1", "ipo does not read label_smoothing"),
+        ("loss_type=exo_pair", "infinite without label_smoothing"),
+        ("loss_type=kto, sft_weight=1", "kto reads rated responses"),
+        ("sft_weight=-1", "sft_weight"),
+        ("undesirable_weight=nan", "undesirable_weight"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_task(f"preference({options})")
+
+
+# Rated responses
+
+RATED = [
+    {"prompt": "the movie was", "completion": "very good", "label": True},
+    {"prompt": "a plot is", "completion": "dull", "label": False},
+    {"prompt": "the end", "completion": "fine", "label": True},
+]
+READ = [
+    Comparison("the movie was", "very good", ""),
+    Comparison("a plot is", "", "dull"),
+    Comparison("the end", "fine", ""),
+]
+TOKENIZER = word_tokenizer("<s>", "")
+SETTING = Setting(TOKENIZER, 32, positions=64)
+
+
+def read(tmp_path, rows):
+    source = str(write_json_lines(tmp_path / "rows.jsonl", rows))
+    task, choice = parse_task("preference(loss_type=kto)").fitted(source, DataOptions(), "train")
+    return task, task.read(source, choice.options, "train")
+
+
+@pytest.mark.parametrize("marks", [(1, 0, 1), ("true", "False", "TRUE"), ("yes", "no", "yes")])
+@pytest.mark.parametrize("names", [("completion", "label"), ("response", "kto_tag"),
+                                   ("output", "thumbs_up")])  # fmt: skip
+def test_rated_responses_are_read(tmp_path, names, marks):
+    rows = [
+        {"prompt": row["prompt"], names[0]: row["completion"], names[1]: mark}
+        for row, mark in zip(RATED, marks, strict=True)
+    ]
+    assert read(tmp_path, rows)[1] == READ
+
+
+def test_rated_chats_are_read(tmp_path):
+    asked = [{"role": "user", "content": "the movie"}]
+    answer = [{"role": "assistant", "content": "good"}]
+    expected = Comparison((("user", "the movie"),), "", "good")
+    for row in ({"prompt": asked, "completion": answer}, {"messages": asked + answer}):
+        task, (example, *_) = read(tmp_path, [row | {"label": mark} for mark in (False, True)])
+        assert task.data == "chat"
+        assert example == expected
+
+
+def test_pairs_are_split_into_rated_responses(tmp_path):
+    rows = [{"prompt": "the movie", "chosen": "good", "rejected": "bad"}] * 2
+    _, examples = read(tmp_path, rows)
+    both = [Comparison("the movie", "good", ""), Comparison("the movie", "", "bad")]
+    assert examples == both * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a", "completion": "", "label": True}, "completion"),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "mark|cannot tell"),
+        ({"prompt": "a", "label": True}, "the response"),
+    ],
+)
+def test_rows_that_are_not_rated_responses_are_refused(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, [row, RATED[0], RATED[1]] if len(row) == 3 else [row, row])
+
+
+def test_a_row_has_the_response_of_another_for_the_distance():
+    task = parse_task("preference(loss_type=kto)")
+    rows = task.encode(READ, SETTING, labelled=True)
+    texts = [
+        [TOKENIZER.decode(each["input_ids"], skip_special_tokens=True) for each in row["responses"]]
+        for row in rows.rows
+    ]
+    assert [text.rpartition(": ")[2] for text in texts[1]] == ["dull", "very good"]
+    assert all("a plot is" in text for text in texts[1])
+    assert texts[0][1].endswith("fine")
+    assert rows.batch([0, 1, 2])[LIKED].tolist() == [True, False, True]
+
+
+def test_metrics_of_rated_responses():
+    from adapterhub.tasks.common.preference_pairs import Rated
+
+    task = parse_task("preference(loss_type=kto)")
+    found = task.metrics(READ, [Rated(1.0, 0.2), Rated(0.5, 0.4), Rated(0.0, 0.6)])
+    assert found == {"accuracy": 0.5, "margin": 0.0, "loss": pytest.approx(0.4)}
+
+
+# trl: `make trl`
+
+
+def models():
+    """Return a tiny model, and another one as its reference."""
+    torch.manual_seed(0)
+    both = [tiny_models.model("llama", "causal-lm").eval() for _ in range(2)]
+    for model in both:
+        for tensor in model.parameters():
+            tensor.data.add_(torch.randn_like(tensor) / 10)
+    return both
+
+
+def inputs(batch, part):
+    return {key: part(batch[key]) for key in ("input_ids", "attention_mask")}
+
+
+def masked(batch, part=lambda tensor: tensor):
+    return inputs(batch, part) | {"completion_mask": (part(batch[LABELS]) >= 0).long()}
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "orpo"])
+def test_a_loss_and_its_gradients_are_those_of_trl(name, tmp_path):
+    """On the same tokens, which trl gets with a mask of the responses."""
+    trl = pytest.importorskip("trl")
+    kind, (model, reference) = LOSSES[name], models()
+    smoothing = (
+        E if kind.smoothing and kind.compute is not LOSSES["dpo"].compute else 0
+    )  # not in trl
+    task = parse_task(spec_of(name, label_smoothing=smoothing))
+    pairs = [
+        Comparison("the movie was", "very good", "bad"),
+        Comparison("a plot is", "dull", "a great end"),
+    ]
+    examples = READ if kind.rated else pairs
+    rows = task.with_reference(reference, task.encode(examples, SETTING, labelled=True), 2)
+    batch = rows.batch(range(len(examples)))
+    found = task.loss(rows)(model(**inputs(batch, lambda t: t)), batch)
+    gradients = torch.autograd.grad(found, list(model.parameters()))
+    settings = {"beta": BETA, "report_to": "none", "bf16": False, "use_cpu": True,
+                "disable_dropout": True, "gradient_checkpointing": False}  # fmt: skip
+    if smoothing:
+        settings["label_smoothing"] = smoothing
+    n = len(examples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        datasets = pytest.importorskip("datasets")
+        if kind.rated:
+            data, sent = RATED, masked(batch, lambda t: t[:n])
+            sent |= {f"KL_{key}": value for key, value in masked(batch, lambda t: t[n:]).items()}
+            sent["label"] = batch[LIKED]
+            trainer, config = trl.KTOTrainer, trl.KTOConfig
+            settings |= {"loss_type": name, "per_device_train_batch_size": 3,
+                         "train_sampling_strategy": "sequential"}  # fmt: skip
+        elif kind.reference or name == "sft":
+            data = [{"prompt": e.text, "chosen": e.chosen, "rejected": e.rejected} for e in pairs]
+            sent, trainer, config = masked(batch), trl.DPOTrainer, trl.DPOConfig
+            settings["loss_type"] = "sigmoid" if name == "dpo" else name
+        else:
+            from trl.experimental import cpo
+
+            data = [{"prompt": e.text, "chosen": e.chosen, "rejected": e.rejected} for e in pairs]
+            halves = (("chosen", lambda t: t[:n]), ("rejected", lambda t: t[n:]))
+            keys = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": LABELS}
+            sent = {f"{half}_{key}": part(batch[value])
+                    for half, part in halves for key, value in keys.items()}  # fmt: skip
+            trainer, config = cpo.CPOTrainer, cpo.CPOConfig
+            settings |= {"loss_type": "sigmoid" if name == "cpo" else name,
+                         "cpo_alpha": kind.sft_weight, "simpo_gamma": GAMMA}  # fmt: skip
+        data = datasets.Dataset.from_list(data)
+        both = () if trainer.__name__ == "CPOTrainer" else (reference,)
+        theirs = trainer(
+            model, *both, args=config(str(tmp_path), **settings), train_dataset=data,
+            processing_class=TOKENIZER,
+        )  # fmt: skip
+        expected = theirs.compute_loss(theirs.model, sent)
+    assert found.item() == pytest.approx(expected.item(), rel=2e-6)
+    for ours, other in zip(
+        gradients, torch.autograd.grad(expected, list(model.parameters())), strict=True
+    ):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=2e-6)
