@@ -1,14 +1,17 @@
-"""Small files that expand: Parquet, pickles, sparse files.
+"""Small files that expand: Parquet, pickles, gzip, sparse files.
 
-test_memory.py reads them in a process of limited memory.
+A process of limited memory reads them.
 """
 
 from __future__ import annotations
 
-import functools
+import gzip
 import io
 import json
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,17 +21,18 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from forge import join_header, new_model, refused
+from forge import join_header, limited, new_model, refused
 
 import adapterhub as ah
 from adapterhub.backbones.checkpoint import opened_tensors
 from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import BackboneError
+from adapterhub.errors import AdapterhubError, BackboneError
 from adapterhub.interchange.checkpoint_files import read_tensor_file
+from tests.kit.selection import long_table
 
 MOST = 200 << 20  # bytes above the memory of a small read
-GROWN = 120 << 10  # kB of resident memory: a tenth of what the smallest bomb expands to
+GROWN = 120  # MB of resident memory: a tenth of what the smallest bomb expands to
 
 
 def parquet(path: Path, text: Any, **options: Any) -> None:
@@ -123,31 +127,57 @@ PICKLES: dict[str, Callable[[Path], None]] = {
 CONFIG = {"peft_type": "LORA", "target_modules": ["query"], "r": 1, "base_model_name_or_path": "x"}
 
 
-def read_all(place: Path, note: Callable[[str, Callable[[], object]], None]) -> None:
-    """Read every bomb; `note` calls the reader and notes how it ended."""
-    for path in sorted(place.iterdir()):
-        read = read_rows if path.suffix == ".parquet" else read_pickle
-        note(path.name, functools.partial(read, path))
+def gzipped(path: Path) -> None:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(80):
+            file.write(b"text\tlabel\n" * 100_000)
 
 
-def read_rows(path: Path) -> object:
-    return read_examples(str(path), DataOptions(), labelled=True)
+# By file: whether it is refused. Equal texts of a dictionary are one object.
+BOMBS = {
+    **{f"{name}.parquet": (make, name != "a dictionary") for name, make in DATA.items()},
+    **{f"{name}.bin": (make, True) for name, make in PICKLES.items()},
+    "lines.tsv.gz": (gzipped, True),
+    "small.parquet": (lambda path: parquet(path, pyarrow.array(["good"] * 1000)), False),
+    "small.bin": (lambda path: path.write_bytes(saved({"w": torch.ones(9)})), False),
+    "small.tsv.gz": (
+        lambda path: path.write_bytes(gzip.compress(b"text\tlabel\n" + b"a\tb\n" * 9)), False,
+    ),
+}  # fmt: skip
 
 
-def read_pickle(path: Path) -> object:
-    return read_tensor_file(path, "none", "adapter_model.bin", allow_pickle=True)
+def read(path: Path) -> object:
+    if path.suffix != ".bin":
+        return read_examples(str(path), DataOptions(), labelled=True)
+    return read_tensor_file(path.parent, "none", path.name, allow_pickle=True)
 
 
-def make_all(place: Path) -> None:
-    """Write every bomb, and a small file of each kind."""
-    for name, make in DATA.items():
-        make(place / f"{name}.parquet")
-    small = {"small": lambda path: path.write_bytes(saved({"w": torch.ones(9)}))}
-    for name, make in {**PICKLES, **small}.items():
-        (place / name).mkdir()
-        make(place / name / "adapter_model.bin")
-        assert (place / name / "adapter_model.bin").stat().st_size < 6 << 20
-    parquet(place / "small.parquet", pyarrow.array(["a good movie"] * 1000))
+def read_all(place: Path) -> None:
+    """Read each file, first the small ones, in little memory; print how it ended."""
+    for path in sorted(place.iterdir(), key=lambda path: "small" not in path.name):
+        try:
+            with limited(GROWN, MOST):
+                read(path)
+            outcome = "accepted"
+        except AdapterhubError as error:
+            outcome = "refused" if error.problem else "refused without a word"
+        except BaseException as error:
+            outcome = repr(error)[:200]
+        print(json.dumps([path.name, outcome]), flush=True)
+
+
+@pytest.mark.apart
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
+def test_no_bomb_expands(tmp_path: Path) -> None:
+    for name, (make, _) in BOMBS.items():
+        make(tmp_path / name)
+        assert (tmp_path / name).stat().st_size < 6 << 20
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, __file__, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    outcomes = dict(map(json.loads, done.stdout.splitlines()))
+    assert outcomes == {n: "refused" if bad else "accepted" for n, (_, bad) in BOMBS.items()}
 
 
 def test_a_sparse_file_of_peft_is_not_read(tmp_path: Path) -> None:
@@ -164,7 +194,7 @@ def test_a_sparse_file_of_peft_is_not_read(tmp_path: Path) -> None:
         ah.load(model, tmp_path)
 
 
-@pytest.mark.parametrize("name", PICKLES)
+@long_table("name", PICKLES, parts=4)
 def test_no_bomb_is_a_backbone(name: str, tmp_path: Path) -> None:
     PICKLES[name](tmp_path / "pytorch_model.bin")
     with (
@@ -172,3 +202,7 @@ def test_no_bomb_is_a_backbone(name: str, tmp_path: Path) -> None:
         opened_tensors(tmp_path / "pytorch_model.bin"),
     ):
         pass
+
+
+if __name__ == "__main__":
+    read_all(Path(sys.argv[1]))

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import stat as stat_module
 import sys
 import threading
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from forge import limited
 
 import adapterhub as ah
 from adapterhub.cli import group
@@ -46,30 +46,6 @@ def registry(tmp_path, monkeypatch):
         made = registries.write_sample(tmp_path / f"made-{seed}", seed)
         store.put(made, Publication(name))
     return store
-
-
-@contextlib.contextmanager
-def limited(seconds: int, gigabytes: int):
-    """Interrupt a block that waits too long, and fail one that uses too much memory."""
-
-    def late(*_):
-        raise TimeoutError(f"took more than {seconds} s")
-
-    import resource  # not on Windows
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    if sys.platform.startswith("linux"):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        most = pages * resource.getpagesize() + (gigabytes << 30)
-        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def exchange(first: Path, second: Path) -> None:
@@ -285,7 +261,7 @@ def test_no_special_file_blocks_or_denies_the_others(registry, tmp_path, place, 
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
     SPECIAL[kind](path)
-    with limited(seconds=20, gigabytes=2):
+    with limited():
         text = everything(registry, tmp_path / "mine")
         assert "sound@v1" in listed(registry)
         assert registry.resolve("sound").version == "v1"
@@ -329,7 +305,7 @@ def test_a_hostile_file_of_tags_is_refused_and_denies_no_other_name(registry, tm
     text = NAMES[attack]
     path = registry.root / BACKBONE / "polite" / "names.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with limited(seconds=20, gigabytes=2):
+    with limited():
         with pytest.raises(FileError, match=r"names\.json"):
             registry.resolve("polite")
         with pytest.warns(UserWarning, match="polite/names.json") as caught:
@@ -465,7 +441,7 @@ def test_random_damage_is_never_another_error(registry, tmp_path, seed):
         paths = sorted(registry.root.rglob("*"), key=os.fsencode)
         with contextlib.suppress(OSError, IndexError):
             damaged(draw, draw.choice(paths), made)
-    with limited(seconds=20, gigabytes=2):
+    with limited():
         everything(registry, tmp_path / "mine")
         for act in (
             lambda: registry.put(made, Publication("polite", tags=("best",))),

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forge import CARD, MANIFEST, TENSORS, forge, join_header
-from test_hostile_registry import limited, sparse
+from forge import CARD, MANIFEST, TENSORS, forge, join_header, limited
+from test_hostile_registry import sparse
 
 from adapterhub.errors import FileError
 from adapterhub.files.manifest import BackboneRef, Manifest
@@ -141,7 +141,7 @@ def test_holes_are_refused_in_little_time_and_memory(attack, reader, place, adap
     for folder in place(registries.write_sample):
         ATTACKS[attack](folder)
     results = []
-    with limited(seconds=10, gigabytes=2):
+    with limited():
         assert peak(lambda: results.append(adapterhub(*READERS[reader]))) < MOST
     (code, out, err) = results[0]
     unopened = (CARD in attack and reader in OPEN_NO_CARD) or (
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused_before_it_is_read(place, adapterhub, monke
     agreeing_holes(Path("made"), HUGE)
     usage = shutil.disk_usage(".")._replace(free=HUGE - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with limited(seconds=10, gigabytes=2):
+    with limited():
         code, _, err = adapterhub(*READERS["publish"], *more)
     assert code != 0
     assert re.search(r"an adapter of 42,949,672,960 bytes does not fit into registry", err)
@@ -189,7 +189,7 @@ def test_a_huge_file_of_a_run_is_refused(name, tmp_path):
     registries.write_sample(tmp_path / "adapter")
     for size in (2 << 30, HUGE):
         sparse(tmp_path / name, size)
-        with limited(seconds=10, gigabytes=1), pytest.raises(FileError, match="bytes"):
+        with limited(), pytest.raises(FileError, match="bytes"):
             read_run(tmp_path)
 
 
@@ -197,5 +197,5 @@ def test_published_texts_have_a_size(tmp_path):
     registries.write_sample(tmp_path / "made")
     for name in (CARD, MANIFEST):
         sparse(tmp_path / "made" / name, HUGE)
-        with limited(seconds=10, gigabytes=1), pytest.raises(FileError, match="more than"):
+        with limited(), pytest.raises(FileError, match="more than"):
             published_texts(tmp_path / "made", (name,))
