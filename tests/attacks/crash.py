@@ -16,12 +16,10 @@ import errno
 import itertools
 import json
 import os
-import random
 import resource
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,8 +106,8 @@ def results_of(run: Action, folder: Path) -> tuple[dict[str, Any], str]:
     def redirected() -> int:
         for number, file in ((1, out), (2, errors)):
             os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
-        with open(1, "w", closefd=False) as sys.stdout, open(2, "w", closefd=False) as sys.stderr:
-            run()
+        sys.stdout, sys.stderr = (open(n, "w", 1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        run()
         return 0
 
     code, printed = in_a_child(redirected), errors.read_text()
@@ -276,24 +274,6 @@ def metrics(place: Path, most: int) -> dict[str, Any]:
     return killed_at_each_line(prepare, work, check, most)
 
 
-def at_random(place: Path, most: int) -> dict[str, Any]:
-    """Kill a process that saves old and new adapters in turn, at random times."""
-    outcomes: collections.Counter[str] = collections.Counter()
-    generator = random.Random(0)
-    for _ in range(most):
-        save(place, OLD)
-        child = os.fork()
-        if child == 0:
-            while True:
-                save(place, NEW)
-                save(place, OLD)
-        time.sleep(generator.random() * 0.05)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        outcomes[check_adapter(place)] += 1
-    return {"points": most, "outcomes": dict(outcomes)}
-
-
 @contextlib.contextmanager
 def failing(call: int, counted: list[str]) -> Iterator[None]:
     """Simulate a full disk from the given writing call onwards."""
@@ -343,41 +323,6 @@ def full_disk(place: Path, most: int) -> dict[str, Any]:
             assert left == [place.name] * (not first or place.exists()), left
             outcome = which(native.Saved.at(place).tensors()) if left else "none"
             outcomes[f"{'first' if first else 'over'}: {counted[-1]}: {outcome}"] += 1
-    return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
-
-
-def file_size_limit(place: Path, most: int) -> dict[str, Any]:
-    """Let the system refuse bytes beyond a limit, for limits up to the size of the files."""
-    outcomes: collections.Counter[str] = collections.Counter()
-    checkpoint_place = place.parent / "checkpoints" / "last"
-
-    def save_both() -> None:
-        save(place, NEW)
-
-    for limit in range(0, 6000, max(6000 // most, 1)):
-        for name, target, writer in (
-            ("adapter", place, save_both),
-            ("checkpoint", checkpoint_place, lambda: checkpoint.save(checkpoint_place, STATES[1])),
-        ):
-            save(place, OLD)
-            checkpoint.save(checkpoint_place, STATES[0])
-
-            def limited(limit: int = limit, writer: Action = writer) -> int:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-                try:
-                    writer()
-                except OutputError:
-                    return 3
-                return 0
-
-            code = in_a_child(limited)
-            assert code in (0, 3), (name, limit, code)
-            tensors = native.Saved.at(place).tensors() if target is place else None
-            outcome = which(tensors or dict(checkpoint.load_checkpoint(checkpoint_place).tensors))
-            assert outcome == ("old" if code else "new"), (name, limit, code, outcome)
-            names = sorted(p.name for p in target.parent.iterdir())
-            assert names in ([place.name, "checkpoints"], [place.name], ["last"]), names
-            outcomes[f"{name}: {outcome}"] += 1
     return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
 
 
@@ -442,9 +387,7 @@ SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "first checkpoint": lambda place, most: checkpoints(place, True, most),
     "checkpoint": lambda place, most: checkpoints(place, False, most),
     "metrics": metrics,
-    "at random": at_random,
     "full disk": full_disk,
-    "file size limit": file_size_limit,
     "full disk in training": full_disk_in_training,
 }
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from forge import CARD, MANIFEST, TENSORS, forge, join_header, limited
 from test_hostile_registry import sparse
 
 from adapterhub.errors import FileError
-from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import Saved, published_texts, write_adapter
+from adapterhub.pages.page import read_run
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.registry import Registry
@@ -37,20 +38,11 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no holes by
 
 def large(folder: Path) -> Path:
     """Write an adapter of LARGE bytes."""
-    backbone = BackboneRef(
-        registries.SAMPLE_BACKBONE,
-        None,
-        registries.FINGERPRINT,
-        "bert",
-        identity=registries.IDENTITY,
-    )
-    manifest = Manifest(name="polite", methods=({"lora": {}},), backbone=backbone, task="x")
-    write_adapter(folder, manifest, {"encoder.0.attn.q.lora.a": torch.ones(LARGE // 4)})
+    manifest = Saved.at(registries.write_sample(folder)).manifest
+    manifest = replace(manifest, tensors={}, files={})
+    numbers = {"encoder.0.attn.q.lora.a": torch.ones(LARGE // 4)}
+    write_adapter(folder, manifest, numbers, overwrite=True)
     return folder
-
-
-def registry_with(folder: Path) -> None:
-    LocalRegistry(Path("registry")).put(folder, Publication("polite"))
 
 
 READERS: dict[str, tuple[str, ...]] = {
@@ -74,7 +66,7 @@ def place(tmp_path, monkeypatch, adapterhub):
     assert adapterhub("key", "new", "key")[0] == 0
 
     def put(make: Callable[[Path], Path]) -> list[Path]:
-        registry_with(make(Path("made")))
+        LocalRegistry(Path("registry")).put(make(Path("made")), Publication("polite"))
         (version,) = Path("registry").glob("*/polite/v1")
         return [Path("made"), version]
 
@@ -103,7 +95,8 @@ def test_no_file_of_tensors_is_in_memory_as_a_whole(reader, place, adapterhub):
 def holes(folder: Path) -> None:
     """Declare HUGE bytes in the manifest alone."""
     forge(folder, lambda tree: next(iter(tree["tensors"].values())).update(shape=[HUGE // 4]))
-    _extend(folder)
+    size = (folder / TENSORS).stat().st_size
+    os.truncate(folder / TENSORS, size - 32 + HUGE)  # 32: the bytes of the sample
 
 
 def agreeing_holes(folder: Path, size: int = LARGE) -> None:
@@ -117,19 +110,13 @@ def agreeing_holes(folder: Path, size: int = LARGE) -> None:
     os.truncate(folder / TENSORS, len(header) + size)
 
 
-def _extend(folder: Path) -> None:
-    size = (folder / TENSORS).stat().st_size
-    os.truncate(folder / TENSORS, size - 32 + HUGE)  # 32: the bytes of the sample
-
-
-def huge(name: str) -> Callable[[Path], None]:
-    return lambda folder: sparse(folder / name, HUGE)
-
-
 ATTACKS = {
     "holes": holes,
     "agreeing holes": agreeing_holes,
-    **{f"a huge {name}": huge(name) for name in (MANIFEST, CARD, "adapter.sig")},
+    **{
+        f"a huge {name}": lambda folder, name=name: sparse(folder / name, HUGE)
+        for name in (MANIFEST, CARD, "adapter.sig")
+    },
 }
 OPEN_NO_CARD = {"verify", "verify a version", "registry verify", "diff", "sign", "lock",
                 "publish again"}  # fmt: skip
@@ -182,20 +169,17 @@ def test_a_bucket_gets_and_gives_large_files_in_pieces(tmp_path, monkeypatch):
     assert (tmp_path / "got").read_bytes() == (folder / TENSORS).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "predictions.jsonl"])
-def test_a_huge_file_of_a_run_is_refused(name, tmp_path):
-    from adapterhub.pages.page import read_run
+HUGE_FILES: dict[str, Callable[[Path], object]] = {
+    **dict.fromkeys(("metrics.jsonl", "timings.jsonl", "predictions.jsonl"), read_run),
+    CARD: lambda folder: published_texts(folder, (CARD,)),
+    MANIFEST: lambda folder: published_texts(folder, (MANIFEST,)),
+}
 
+
+@pytest.mark.parametrize("name", HUGE_FILES)
+def test_a_huge_file_is_refused(name, tmp_path):
     registries.write_sample(tmp_path / "adapter")
     for size in (2 << 30, HUGE):
         sparse(tmp_path / name, size)
         with limited(), pytest.raises(FileError, match="bytes"):
-            read_run(tmp_path)
-
-
-def test_published_texts_have_a_size(tmp_path):
-    registries.write_sample(tmp_path / "made")
-    for name in (CARD, MANIFEST):
-        sparse(tmp_path / "made" / name, HUGE)
-        with limited(), pytest.raises(FileError, match="more than"):
-            published_texts(tmp_path / "made", (name,))
+            HUGE_FILES[name](tmp_path)
