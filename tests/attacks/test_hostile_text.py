@@ -214,12 +214,8 @@ def _more(root: Path, backbone: Path, version: Path) -> None:
     run_folder(root / "pages", predictions("classes", rows), metric=HOSTILE, rate=HOSTILE)
     (root / "pages" / "recipe.yaml").write_text(json.dumps({"task": HOSTILE}), encoding="utf-8")
     (root / "theirs").mkdir()
-    config = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": HOSTILE,
-        HOSTILE: HOSTILE,
-        "r": HOSTILE,
-    }
+    hostile = dict.fromkeys(("base_model_name_or_path", HOSTILE, "r"), HOSTILE)
+    config = {"peft_type": "LORA", **hostile}
     (root / "theirs" / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     (root / "theirs" / "adapter_model.safetensors").write_bytes(b"")
     pinned = {"reference": f"polite@{HOSTILE}", "registry": HOSTILE, "digest": HOSTILE,
@@ -237,20 +233,17 @@ LINES: dict[str, list[str]] = {
         "--dry-run --backbone BACKBONE --train data.tsv --eval data.tsv --output new",
         "--backbone BACKBONE --train data.tsv --eval data.tsv --output new train.epochs=1"
         " train.tensorboard=false",
-        "--dry-run recipe.yaml",
-        "--dry-run bad.yaml",
+        "--dry-run recipe.yaml", "--dry-run bad.yaml",
     ],
     "eval": [
-        "./run --data data.tsv",
-        "./run --data data.tsv --label nothing",
+        "./run --data data.tsv", "./run --data data.tsv --label nothing",
         "--backbone evil --task seq2seq --data data.tsv",
     ],
     "bench": [
         "--backbone BACKBONE --train data.tsv --methods head --steps 1 --rates 1 --seeds 1"
         " --output study dtype=fp32",
         "--backbone BACKBONE --train data.tsv --methods REASON --output study2",
-        "--backbone REASON --train data.tsv --output study3",
-        "bad.yaml --output study4",
+        "--backbone REASON --train data.tsv --output study3", "bad.yaml --output study4",
     ],
     "suggest": [
         "--backbone BACKBONE --train data.tsv --registry registry",
@@ -263,51 +256,36 @@ LINES: dict[str, list[str]] = {
     "publish": ["./run --registry copy"],
     "push": ["./run ADDRESS/acme/polite", "./run ADDRESS/acme/refused"],
     "pull": [
-        "polite@v2 --registry registry",
-        "polite@v1 --registry broken",
-        "ADDRESS/acme/polite",
+        "polite@v2 --registry registry", "polite@v1 --registry broken", "ADDRESS/acme/polite",
         "ADDRESS/acme/none",
     ],
     "list": [
-        "--registry registry",
-        "--all --registry registry",
-        "--endpoint ADDRESS",
+        "--registry registry", "--all --registry registry", "--endpoint ADDRESS",
         "--registry broken",
     ],
     "show": [
-        "polite --registry registry",
-        "polite@v2 --registry registry",
-        "polite --card --registry registry",
-        "./run",
-        "./theirs",
-        "ADDRESS/acme/polite",
+        "polite --registry registry", "polite@v2 --registry registry",
+        "polite --card --registry registry", "./run", "./theirs", "ADDRESS/acme/polite",
     ],
     "yank": [
         "polite@v1 --registry registry --reason REASON",
         "polite@v9 --registry registry --reason x",
     ],
     "tag": [
-        "polite --registry registry",
-        "polite@v1 REASON --registry registry",
-        "polite good --registry registry",
-        "polite REASON --remove --registry registry",
-        "tagged --registry registry",
-        "ADDRESS/acme/polite",
+        "polite --registry registry", "polite@v1 REASON --registry registry",
+        "polite good --registry registry", "polite REASON --remove --registry registry",
+        "tagged --registry registry", "ADDRESS/acme/polite",
     ],
     "delete": [
-        "polite@v1 --yes --registry registry",
-        "REASON --yes --registry registry",
-        "polite@REASON --yes",
-        "polite@v9 --yes --registry broken",
+        "polite@v1 --yes --registry registry", "REASON --yes --registry registry",
+        "polite@REASON --yes", "polite@v9 --yes --registry broken",
         "polite@v1 --yes --registry broken",
     ],
     "diff": ["./run ./sites", "polite@v1 polite@v2 --registry registry", "./run ./theirs"],
     "lock": ["polite@v2 --registry registry --file new.lock", "polite --file hostile.lock"],
     "sync": ["--file hostile.lock"],
     "registry": [
-        "verify --registry registry",
-        "verify --registry broken",
-        "index --registry registry",
+        "verify --registry registry", "verify --registry broken", "index --registry registry",
         "gc --registry registry",
     ],
     "merge": ["./run --output merged", "broken/*/polite/v1 --output none"],
@@ -317,13 +295,8 @@ LINES: dict[str, list[str]] = {
     "import": ["./theirs --backbone BACKBONE --output ours"],
     "export": ["./run --output exported", "./run --check peft", "broken/*/polite/v1 --output none"],
     "recipe": [
-        "recipe.yaml",
-        "bad.yaml",
+        "recipe.yaml", "bad.yaml", "--method REASON", "REASON=1", "--REASON 1", "--save REASON",
         "data.text=REASON name=REASON --method chosen --backbone REASON",
-        "--method REASON",
-        "REASON=1",
-        "--REASON 1",
-        "--save REASON",
     ],
     "options": ["REASON"],
     "methods": ["REASON"],
@@ -339,13 +312,11 @@ LINES: dict[str, list[str]] = {
     "logout": ["REASON"],
     "serve": ["REASON --check", "./run --check --tokens bad.yaml", "--config bad.yaml --check"],
     "token": [
-        "create REASON --file new.json",
-        "list --file bad.yaml",
-        "revoke REASON --file new.json",
+        "create REASON --file new.json", "list --file bad.yaml", "revoke REASON --file new.json",
     ],
     "sample": ["REASON", "tickets REASON", "digits --held-out"],
     "hub": ["verify REASON", "import REASON registry", "token list bad.yaml"],
-}
+}  # fmt: skip
 WITH_JSON = [
     name for name in LINES
     if any("--json" in o.opts for o in getattr(cli.group.get_command(None, name), "params", ()))  # type: ignore[arg-type]
@@ -435,11 +406,7 @@ def test_markup_and_escapes_are_shown_as_text(world, tmp_path, monkeypatch) -> N
     monkeypatch.chdir(shutil.copytree(world, tmp_path / "w"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     listed = run(monkeypatch, "list", "--registry", "registry")
-    for text in (
-        "x:bomb:",
-        "[link=https://x]y[/link]",
-        "\\x1b]0;",
-    ):
+    for text in ("x:bomb:", "[link=https://x]y[/link]", "\\x1b]0;"):
         assert text in listed, ascii(listed)
     yanked = run(monkeypatch, "pull", "polite@v2", "--registry", "registry")
     assert "note: polite@v2 was yanked: x:bomb:\\u001b]0;owned\\u0007" in yanked
@@ -504,6 +471,10 @@ def test_all_output_goes_through_one_module() -> None:
     ]
 
 
+MAIN = "from adapterhub.cli import main; main()"
+SHOW = (sys.executable, "-c", MAIN, "show", "polite", "--registry")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_output_that_the_stream_cannot_encode_is_escaped(world, tmp_path, encoding) -> None:
     """A terminal or pipe of another encoding shows escapes instead of a traceback."""
@@ -511,11 +482,7 @@ def test_output_that_the_stream_cannot_encode_is_escaped(world, tmp_path, encodi
     for card in place.glob("*/polite/v*/README.md"):
         card.write_text("# Höfliche Karte \u6f22\u5b57 \U0001f600\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "XDG_CACHE_HOME": str(tmp_path)}
-    code = "from adapterhub.cli import main; main()"
-    words = ["show", "polite", "--registry", str(place)]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], env=environment, capture_output=True
-    )
+    done = subprocess.run([*SHOW, str(place)], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == b""
     text = done.stdout.decode(encoding, "replace")
@@ -524,17 +491,12 @@ def test_output_that_the_stream_cannot_encode_is_escaped(world, tmp_path, encodi
 
 def test_a_closed_pipe_ends_without_a_traceback(world, tmp_path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    code = "from adapterhub.cli import main; main()"
-    for words in ("show polite",):
-        line = [sys.executable, "-c", code, *words.split(), "--registry", str(world / "registry")]
-        child = subprocess.Popen(
-            line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+    line = [*SHOW, str(world / "registry")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, env=environment, stdout=pipe, stderr=pipe) as child:
         assert child.stdout is not None
         child.stdout.close()  # like `| head -0`
         assert child.stderr is not None
         errors = child.stderr.read()
-        child.wait(60)
-        child.stderr.close()
-        assert b"Traceback" not in errors, errors
-        assert b"Exception ignored" not in errors, errors
+    assert b"Traceback" not in errors, errors
+    assert b"Exception ignored" not in errors, errors

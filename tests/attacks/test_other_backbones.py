@@ -71,7 +71,7 @@ def backbone_tensors(model):
 
 @long_table("architecture", tiny_models.MATRIX, parts=4)
 def test_other_values_or_exchanged_tensors_are_another_backbone(architecture):
-    """In any tensor: experts, positions, poolers, norms, queries in place of keys, a token's row."""
+    """In any tensor: experts, positions, poolers, norms, queries for keys, the row of a token."""
     model = tiny_models.model(architecture, "features")
     manifest = recorded(model)
     assert differences(manifest, model) == []
