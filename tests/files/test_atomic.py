@@ -24,8 +24,10 @@ from adapterhub.data.tables import read_table
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files import atomic
 from adapterhub.files.atomic import (
+    FileDigest,
     UnreadableError,
     check_place,
+    file_digest,
     is_plain_folder,
     put_in_place,
     read_file,
@@ -137,24 +139,19 @@ def test_a_link_is_no_plain_folder(tmp_path: Path) -> None:
 def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"four")
+    (tmp_path / "empty").write_bytes(b"")
+    os.symlink(path, tmp_path / "link")
     assert read_file(path, 4, 4, hashlib.sha256(b"four").hexdigest()) == b"four"
-    for limits, reason in (((5, 9), "truncated"), ((0, 3), "more than 3")):
+    for name, limits, digest, reason in (
+        ("a", (5, 9), None, "truncated"),
+        ("a", (0, 3), None, "more than 3"),
+        ("a", (0, 9), "0" * 64, "sha256"),
+        ("empty", (0, 9), None, "truncated: 0 of at least 1"),
+        ("link", (0, 9), None, "symbolic link"),
+        ("missing", (0, 9), None, "missing"),
+    ):
         with pytest.raises(UnreadableError, match=reason):
-            read_file(path, *limits, None)
-    with pytest.raises(UnreadableError, match="sha256"):
-        read_file(path, 0, 9, "0" * 64)
-    path.write_bytes(b"")
-    with pytest.raises(UnreadableError, match="truncated: 0 of at least 1"):
-        read_file(path, 0, 9, None)
-    with pytest.raises(UnreadableError, match="missing"):
-        read_file(tmp_path / "b", 0, 9, None)
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(b"x")
-    os.symlink(tmp_path / "secret", tmp_path / "a")
-    with pytest.raises(UnreadableError):
-        read_file(tmp_path / "a", 0, 9, None)
+            read_file(tmp_path / name, *limits, digest)
 
 
 _CODES = ("EINVAL", "EIO", "ENOTSUP", "ENOSYS", "EACCES", "EPERM", "EBADF", "ENOSPC")
@@ -205,13 +202,17 @@ def test_a_file_that_the_disk_lost_is_an_error(
 def test_only_the_owners_sync() -> None:
     """Each other `fsync` of the package would be one that a network disk refuses."""
     package = Path(adapterhub.__path__[0])
-    found = {
-        p.relative_to(package).as_posix(): p.read_text().count("os.fsync(")
-        for p in package.rglob("*.py")
-    }
-    assert {p: n for p, n in found.items() if n} == {
-        "config/user_folders.py": 2,
-    }
+    found = {p.name: p.read_text().count("os.fsync(") for p in package.rglob("*.py")}
+    assert {p: n for p, n in found.items() if n} == {"user_folders.py": 2}
+
+
+@pytest.mark.parametrize("most", [None, 0, 1, 1 << 20, (1 << 20) + 1, 5 << 20])
+def test_the_digest_of_a_file_or_its_beginning(tmp_path: Path, most: int | None) -> None:
+    data = bytes(range(256)) * ((3 << 20) // 256) + b"end"
+    (tmp_path / "file").write_bytes(data)
+    part = data if most is None else data[:most]
+    expected = FileDigest(len(part), hashlib.sha256(part).hexdigest())
+    assert file_digest(tmp_path / "file", most) == expected
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 9\n" % (b"0" * 64)

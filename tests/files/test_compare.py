@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from adapterhub.errors import FileError
 from adapterhub.files import compare
-from adapterhub.files.compare import (
-    TensorDifference,
-    manifest_differences,
-    tensor_differences,
-)
+from adapterhub.files.compare import TensorDifference, manifest_differences, tensor_differences
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit.registries import IDENTITY
@@ -69,6 +66,8 @@ def test_distances_are_those_of_torch(tmp_path, dtype, monkeypatch):
 def test_names_and_shapes_that_differ(tmp_path):
     first = saved(tmp_path / "a", {"x": torch.ones(2, 3), "y": torch.ones(1), "z": torch.zeros(2)})
     second = saved(tmp_path / "b", {"x": torch.ones(3, 2), "w": torch.ones(()), "z": torch.ones(2)})
+    rows = {name: vars(difference) for name, difference in tensor_differences(first, first).items()}
+    assert json.loads(json.dumps(rows))["z"] == {"first": [2], "second": [2], "distance": 0.0}
     assert tensor_differences(first, second) == {
         "w": TensorDifference(None, ()),
         "x": TensorDifference((2, 3), (3, 2)),
@@ -77,33 +76,17 @@ def test_names_and_shapes_that_differ(tmp_path):
     }
 
 
-def damaged(path, kind):
-    data = path.read_bytes()
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link":
-        target = path.with_name("target")
-        target.write_bytes(data)
-        path.symlink_to(target)
-    elif kind != "missing":
-        path.write_bytes({"flipped": data[:-1] + b"x", "cut": data[:-1], "empty": b"",
-                          "deep": (9_999).to_bytes(8, "little") + b"[" * 9_999}[kind])  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "missing", "pipe", "link", "deep"])
+@pytest.mark.parametrize("kind", ["cut", "missing"])
 def test_damaged_tensors_are_one_error(tmp_path, kind):
     first = saved(tmp_path / "a", {"x": torch.ones(2)})
-    damaged(first.folder / "adapter.safetensors", kind)
+    path = first.folder / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1]) if kind == "cut" else path.unlink()
     with pytest.raises(FileError, match=r"is damaged|does not match its manifest"):
         tensor_differences(first, saved(tmp_path / "b", {"x": torch.ones(2)}))
 
 
 def test_values_beyond_all_numbers_are_refused(tmp_path):
     """A forged adapter, whose digests are those of its files."""
-    import hashlib
-    from dataclasses import replace
-
     first = saved(tmp_path / "a", {"x": torch.ones(2)})
     path = first.folder / "adapter.safetensors"
     path.write_bytes(path.read_bytes()[:-8] + b"\x00\x00\x80\x7f" * 2)
@@ -112,9 +95,3 @@ def test_values_beyond_all_numbers_are_refused(tmp_path):
     forged = replace(first, manifest=manifest)
     with pytest.raises(FileError, match="finite values"):
         tensor_differences(forged, forged)
-
-
-def test_json_of_the_result(tmp_path):
-    pair = saved(tmp_path / "a", {"x": torch.ones(2)})
-    rows = {name: vars(d) for name, d in tensor_differences(pair, pair).items()}
-    assert json.loads(json.dumps(rows)) == {"x": {"first": [2], "second": [2], "distance": 0.0}}

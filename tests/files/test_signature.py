@@ -37,18 +37,13 @@ def test_signatures_are_read_as_written(signature):
     assert signature.is_valid
 
 
-def test_the_signed_bytes():
+def test_each_field_is_signed(signature):
     assert STATEMENT.message == (
         b'adapterhub-signature-v1\n{\n  "digest": "' + b"0" * 64 + b'",\n  "name": "polite",\n'
         b'  "version": "v3"\n}\n'
     )
-
-
-@pytest.mark.parametrize(
-    "change", [{"digest": "1" * 64}, {"name": "rude"}, {"version": "v4"}, {"version": None}]
-)
-def test_each_field_is_signed(signature, change):
-    assert not replace(signature, **change).is_valid
+    for change in ({"digest": "1" * 64}, {"name": "rude"}, {"version": "v4"}, {"version": None}):
+        assert not replace(signature, **change).is_valid
 
 
 def test_the_limit_has_room_for_long_names():
@@ -85,30 +80,28 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+BENT = {
+    "cut": lambda data: data[:-1],
+    "longer": lambda data: data + b"\n",
+    "tabs": lambda data: data.replace(b"  ", b"\t"),
+    "twice": lambda data: data.replace(b'"version": 1', b'"version": 1,\n  "version": 1'),
+    "a mark": lambda data: b"\xef\xbb\xbf" + data,
+    "escaped": lambda data: data.replace(b"polite", b"pol\\u0069te"),
+    "empty": lambda data: b"",
+    "large": lambda data: data + b" " * MAX_SIGNATURE_BYTES,
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *BENT])
 def test_another_file_is_refused(signature, change):
-    tree = json.loads(signatures_to_json([signature]))
-    CHANGES[change](tree)
-    with pytest.raises(FileError, match="not a valid signature file"):
-        parse_signatures(canonical_json(tree))
-
-
-@pytest.mark.parametrize(
-    "bend",
-    [
-        lambda data: data[:-1],
-        lambda data: data + b"\n",
-        lambda data: data.replace(b"  ", b"\t"),
-        lambda data: data.replace(b'"version": 1', b'"version": 1,\n  "version": 1'),
-        lambda data: b"\xef\xbb\xbf" + data,
-        lambda data: data.replace(b"polite", b"pol\\u0069te"),
-        lambda data: b"",
-        lambda data: data + b" " * MAX_SIGNATURE_BYTES,
-    ],
-)
-def test_only_canonical_bytes_are_read(signature, bend):
-    with pytest.raises(FileError):
-        parse_signatures(bend(signatures_to_json([signature])))
+    data = signatures_to_json([signature])
+    if change in CHANGES:
+        CHANGES[change](tree := json.loads(data))
+        data = canonical_json(tree)
+    else:
+        data = BENT[change](data)
+    with pytest.raises(FileError, match="signature"):
+        parse_signatures(data)
 
 
 def test_mutated_files_are_read_or_refused(signature):
@@ -128,13 +121,10 @@ def test_mutated_files_are_read_or_refused(signature):
     assert refused > 1_900
 
 
-def test_a_folder_without_the_file_has_no_signature(tmp_path):
-    assert read_signatures(tmp_path) == ()
-
-
 def test_saving_over_a_signed_adapter_removes_the_signature(tmp_path, signature):
     folder = registries.write_sample(tmp_path / "a")
     (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
     manifest, tensors = Saved.at(folder).read()
     write_adapter(folder, manifest, tensors, overwrite=True)
+    assert not (folder / "adapter.sig").exists()
     assert read_signatures(folder) == ()
