@@ -13,6 +13,7 @@ from adapterhub.errors import AttachError, ConfigError, FileError, MismatchError
 from adapterhub.interchange.diffusers_lora import STYLES, _as_kohya
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.pipeline_files import FILE, is_diffusers
+from tests.kit import tiny_models
 from tests.kit.compare import difference
 from tests.kit.pipelines import diffusers, picture, pipeline
 
@@ -28,10 +29,7 @@ SEVERAL = [
 
 def trained(pipe, spec, name="style"):
     adapter = ah.attach(pipe, spec, name=name)
-    numbers = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in adapter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=numbers) * 0.4)
+    tiny_models.scramble_parameters(adapter, std=0.4)
     return adapter
 
 
@@ -69,64 +67,55 @@ def test_a_pipeline_stays_the_users_own_and_its_picture_comes_back(tmp_path):
         ah.load(pipeline(seed=1), tmp_path / "style")
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("spec", [CONV, TEXT, SEVERAL], ids=["conv", "text", "several"])
-def test_files_give_equal_pictures_in_diffusers_and_here(spec, style, tmp_path):
-    pipe = pipeline()
+SD, SD3 = "StableDiffusionPipeline", "StableDiffusion3Pipeline"
+
+
+XL, FLUX = "StableDiffusionXLPipeline", "FluxPipeline"
+
+
+# What is at the blocks of each class, and the names there that its kohya files can have.
+# What is at the blocks of each class, and the names there that a kohya file of Flux can have.
+BLOCKS = "lora(sites=['attn.*', '*.attn*.*_*', '*.proj_out', 'ffn.*'], rank=2, alpha=3)"
+
+
+IN_KOHYA = (
+    "lora(sites=['transformer.transformer_blocks.*.to_q', 'added.*', '*.ff.net.*',"
+    "'*.norm1_context.linear', '*.norm.linear', 'text_encoder.*_proj', 'text_encoder.*.fc2'],"
+    "rank=2, alpha=3)"
+)
+
+
+FILES = [
+    *((SD, spec, style) for spec in (CONV, TEXT, SEVERAL) for style in STYLES),
+    *((kind, BLOCKS, "diffusers") for kind in (XL, SD3, FLUX)),
+    (XL, BLOCKS, "kohya"),
+    (FLUX, IN_KOHYA, "kohya"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec", "style"), FILES)
+def test_files_give_equal_pictures_in_diffusers_and_here(kind, spec, style, tmp_path):
+    pipe = pipeline(kind=kind)
+    bare = picture(pipe)
     adapter = trained(pipe, spec)
+    if spec == BLOCKS:  # it is in all parts
+        assert {name.partition(".")[0] for name in adapter.tensors()} == {
+            *ah.anatomy_of(pipe).model
+        }
     styled = picture(pipe)
+    assert difference(styled, bare) > 0.001
     adapter.export(tmp_path / "file", format=style)
     assert is_diffusers(tmp_path / "file")
-    here = pipeline()
-    ah.load(here, tmp_path / "file")
-    assert difference(picture(here), styled) <= ALMOST
-    theirs = pipeline()
-    theirs.load_lora_weights(tmp_path / "file")
-    assert difference(picture(theirs), styled) <= ALMOST
-
-
-# Of classes that read such files; that of Stable Diffusion is above.
-OTHERS = ("StableDiffusionXLPipeline", "StableDiffusion3Pipeline", "FluxPipeline")
-# What is at the blocks of each class, and the names there that its kohya files can have.
-BLOCKS = "lora(sites=['attn.*', '*.attn*.*_*', '*.proj_out', 'ffn.*'], rank=2, alpha=3)"
-KOHYA = {
-    "StableDiffusionXLPipeline": BLOCKS,
-    "FluxPipeline": "lora(sites=['transformer.transformer_blocks.*.to_q', 'added.*', '*.ff.net.*',"
-    "'*.norm1_context.linear', '*.norm.linear', 'text_encoder.*_proj', 'text_encoder.*.fc2'],"
-    "rank=2, alpha=3)",
-}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_files_of_other_classes_give_equal_pictures(kind, tmp_path):
-    pipe = pipeline(kind=kind)
-    adapter = trained(pipe, BLOCKS)
-    parts = {name.partition(".")[0] for name in adapter.tensors()}
-    assert parts == {*ah.anatomy_of(pipe).model}  # it is in all
-    styled = picture(pipe)
-    adapter.export(tmp_path / "file", format="diffusers")
     for load in (ah.load, type(pipe).load_lora_weights):
         other = pipeline(kind=kind)
-        assert difference(picture(other), styled) > 0.001
         load(other, tmp_path / "file")
         assert difference(picture(other), styled) <= ALMOST
-
-
-@pytest.mark.parametrize("kind", KOHYA)
-def test_kohyas_names_of_other_classes(kind, tmp_path):
-    pipe = pipeline(kind=kind)
-    adapter = trained(pipe, KOHYA[kind])
-    styled = picture(pipe)
-    adapter.export(tmp_path / "file", format="kohya")
     names = load_file(tmp_path / "file" / FILE)
-    assert any(name.startswith("lora_te1_text_model_encoder_layers_0_") for name in names)
-    if kind == "FluxPipeline":
+    if style == "kohya" and kind != SD:
+        assert any(name.startswith("lora_te1_text_model_encoder_layers_0_") for name in names)
+    if style == "kohya" and kind == FLUX:
         low = names["lora_unet_double_blocks_1_img_attn_qkv.lora_down.weight"]
         assert len(low) == 3 * 2  # of all three, in blocks
-    for load in (ah.load, type(pipe).load_lora_weights):
-        other = pipeline(kind=kind)
-        load(other, tmp_path / "file")
-        assert difference(picture(other), styled) <= ALMOST
 
 
 def test_single_blocks_of_a_flux_have_the_sizes_of_the_published_one():
@@ -163,11 +152,18 @@ def test_a_method_without_such_files_is_told_how_to_get_one(method, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "spec", "style", "problem"),
     [
-        ("StableDiffusion3Pipeline", "lora", "kohya", "would not read kohya's names"),
-        ("FluxPipeline", "lora(sites=['*.x_embedder'])", "kohya", "x_embedder"),
-        ("FluxPipeline", "lora(sites=['*.proj_mlp'])", "kohya", "would not read kohya's names"),
+        (SD3, "lora", "kohya", "would not read kohya's names"),
+        (FLUX, "lora(sites=['*.x_embedder'])", "kohya", "x_embedder"),
+        (FLUX, "lora(sites=['*.proj_mlp'])", "kohya", "would not read kohya's names"),
         ("PixArtAlphaPipeline", "lora", "diffusers", "no LoRA files for a PixArtAlphaPipeline"),
         ("DiTPipeline", "lora", "kohya", "no LoRA files for a DiTPipeline"),
+        (SD, "loha(sites=['unet.*.to_q'])", "diffusers", "LOHA"),
+        (
+            SD,
+            "dora(sites=['text_encoder.*.q_proj'])",
+            "diffusers",
+            "magnitudes of DoRA out at text",
+        ),
     ],
 )
 def test_what_diffusers_would_not_read_is_not_written(kind, spec, style, problem, tmp_path):
@@ -176,17 +172,6 @@ def test_what_diffusers_would_not_read_is_not_written(kind, spec, style, problem
         adapter.export(tmp_path / "x", format=style)
     assert problem in str(error.value)
     assert not (tmp_path / "x").exists()
-
-
-def test_names_of_scripts_that_diffusers_does_not_convert_are_refused(tmp_path):
-    low, high = torch.randn(2, 16), torch.randn(16, 2)
-    name = "lora_unet_transformer_blocks_0_attn_to_q"
-    state = {f"{name}.lora_down.weight": low, f"{name}.lora_up.weight": high}
-    save_file(state, tmp_path / FILE)
-    with pytest.raises(MismatchError, match="does not convert for a StableDiffusion3Pipeline"):
-        ah.load(pipeline(kind="StableDiffusion3Pipeline"), tmp_path)
-    with pytest.raises(MismatchError, match="has no LoRA files of a DiTPipeline"):
-        ah.load(pipeline(kind="DiTPipeline"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["StableDiffusion3Pipeline", "FluxPipeline"])
@@ -277,28 +262,23 @@ def test_a_file_of_diffusers_with_its_metadata(tmp_path):
 
 def test_what_does_not_fit_is_refused(tmp_path):
     pipe = pipeline()
-    for spec, problem in (
-        ("loha(sites=['unet.*.to_q'])", "LOHA"),
-        ("dora(sites=['text_encoder.*.q_proj'])", "magnitudes of DoRA out at text encoders"),
-    ):
-        with pytest.raises(MismatchError) as error:
-            ah.attach(pipe, spec).export(tmp_path / "x", format="diffusers")
-        assert problem in str(error.value)
-        ah.detach(pipe)
     adapter = ah.attach(pipe, CONV)
     with pytest.raises(ConfigError, match="cannot be exported to 'webui'"):
         adapter.export(tmp_path / "x", format="webui")
     adapter.export(tmp_path / "file", format="diffusers")
     with pytest.raises(MismatchError, match="a LoRA of a pipeline"):
         ah.load(pipe.unet.__class__.from_config(pipe.unet.config), tmp_path / "file")
-    state = load_file(tmp_path / "file" / FILE)
-    save_file({f"transformer.{n}": t for n, t in state.items()}, tmp_path / "file" / FILE)
-    ah.detach(pipe)
-    with pytest.raises(MismatchError, match="parts that this pipeline does not have"):
-        ah.load(pipe, tmp_path / "file")
-    ah.attach(pipe, CONV)
     with pytest.raises(AttachError, match="shares modules"):
         ah.attach(pipe.unet, "lora")
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A pipeline, a file of an adapter of it, and the tensors in the file."""
+    pipe = pipeline()
+    ah.attach(pipe, CONV).export(tmp_path, format="diffusers")
+    ah.detach(pipe)
+    return pipe, tmp_path / FILE, load_file(tmp_path / FILE)
 
 
 @pytest.mark.parametrize(
@@ -313,42 +293,44 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ("{", "cannot be used"),
     ],
 )
-def test_metadata_of_strangers(metadata, problem, tmp_path):
+def test_metadata_of_strangers(file, metadata, problem):
     """An expression may take exponential time, and is given some."""
-    pipe = pipeline()
-    ah.attach(pipe, CONV).export(tmp_path / "a", format="diffusers")
-    ah.detach(pipe)
-    state = load_file(tmp_path / "a" / FILE)
-    save_file(state, tmp_path / "a" / FILE, {"lora_adapter_metadata": metadata})
+    pipe, path, state = file
+    save_file(state, path, {"lora_adapter_metadata": metadata})
     if problem is None:
-        ah.load(pipe, tmp_path / "a")
+        ah.load(pipe, path.parent)
         return
     with pytest.raises(FileError) as error:
-        ah.load(pipe, tmp_path / "a")
+        ah.load(pipe, path.parent)
     assert problem in str(error.value)
     assert ah.adapters(pipe) == {}
 
 
-def test_tensors_of_strangers(tmp_path):
-    pipe = pipeline()
-    ah.attach(pipe, CONV).export(tmp_path / "a", format="kohya")
-    ah.detach(pipe)
-    file = tmp_path / "a" / FILE
-    state = load_file(file)
-    name = next(name for name in state if name.endswith("lora_down.weight"))
-    for change in (
-        {name: torch.full_like(state[name], torch.nan)},
-        {"lora_unet_nothing.lora_down.weight": torch.ones(2, 2)},
-        {name: torch.ones(1)},
+def test_tensors_of_strangers(file):
+    pipe, path, state = file
+    name = next(name for name in state if name.endswith("lora_A.weight"))
+    scripts = "lora_unet_transformer_blocks_0_attn_to_q"
+    low, high = torch.randn(2, 16), torch.randn(16, 2)
+    of_scripts = {f"{scripts}.lora_down.weight": low, f"{scripts}.lora_up.weight": high}
+    for tensors, kind, problem in (
+        (state | {name: torch.full_like(state[name], torch.nan)}, SD, "NaN"),
+        (state | {name: torch.ones(1)}, SD, ""),
+        (
+            {f"transformer.{n}": t for n, t in state.items()},
+            SD,
+            "parts that this pipeline does not",
+        ),
+        ({"lora_unet_nothing.lora_down.weight": torch.ones(2, 2)}, SD, "nothing"),
+        (of_scripts, SD3, "does not convert for a StableDiffusion3Pipeline"),
+        (of_scripts, "DiTPipeline", "has no LoRA files of a DiTPipeline"),
     ):
-        save_file(state | change, file)
-        with pytest.raises((FileError, MismatchError)):
-            ah.load(pipe, tmp_path / "a")
-        assert ah.adapters(pipe) == {}
-    file.write_bytes(b"\x80\x04K\x01.")  # a pickle
-    with pytest.raises(FileError):
-        ah.load(pipe, tmp_path / "a")
-    with open(file, "wb") as sparse:
-        sparse.truncate(1 << 34)
-    with pytest.raises(FileError):
-        ah.load(pipe, tmp_path / "a")
+        save_file(tensors, path)
+        other = pipe if kind == SD else pipeline(kind=kind)
+        with pytest.raises((FileError, MismatchError), match=problem):
+            ah.load(other, path.parent)
+        assert ah.adapters(other) == {}
+    for write in (lambda out: out.write(b"\x80\x04K\x01."), lambda out: out.truncate(1 << 34)):
+        with open(path, "wb") as out:  # a pickle, and a sparse file
+            write(out)
+        with pytest.raises(FileError):
+            ah.load(pipe, path.parent)

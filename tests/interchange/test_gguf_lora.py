@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -30,7 +28,7 @@ SMALL = {
 EXPERTS = ("gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")
 
 
-def language_model(kind: str, **options):
+def language_model(kind, **options):
     if kind in tiny_models.ARCHITECTURES:
         return tiny_models.model(kind, "causal-lm", **options)
     usual = AutoConfig.for_model(kind)
@@ -39,14 +37,14 @@ def language_model(kind: str, **options):
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **options)).eval()
 
 
-def factors_in(file: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def factors_in(file):
     """Read A and B of each weight."""
     tensors = {t.name: torch.tensor(t.data.copy()) for t in gguf.GGUFReader(file).tensors}
     names = [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]
     return {name: (tensors[f"{name}.lora_a"], tensors[f"{name}.lora_b"]) for name in names}
 
 
-def updates_in(file: Path, model) -> dict[str, torch.Tensor]:
+def updates_in(file, model):
     """Read the update of each weight, with its rows in the order of transformers."""
     return {
         # llama.cpp looks rows of A up for tokens, and multiplies them by B.
@@ -57,7 +55,7 @@ def updates_in(file: Path, model) -> dict[str, torch.Tensor]:
     }
 
 
-def in_transformers_order(rows: torch.Tensor, name: str, model) -> torch.Tensor:
+def in_transformers_order(rows, name, model):
     """Undo llama.cpp's order as transformers does when it reads a GGUF file, or as its models do.
 
     A fused projection there has all queries, then keys, then values. Where those of each row stand
@@ -126,7 +124,7 @@ def test_embeddings_are_transposed_and_the_output_is_a_weight_of_its_own(kind, s
     check_updates(model, f"lora(rank=2, sites=[{sites}])", tmp_path / "a.gguf")
 
 
-def check_updates(model, spec, file: Path) -> None:
+def check_updates(model, spec, file):
     """Compare the updates of a file with what merging adds to each weight."""
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     adapter = ah.attach(model, spec, name="a")

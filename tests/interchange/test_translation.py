@@ -7,7 +7,7 @@ import torch
 
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import MismatchError
-from adapterhub.interchange.translation import Translation
+from adapterhub.interchange.translation import Translation, size_options
 from tests.kit import tiny_models
 
 
@@ -23,10 +23,7 @@ def values(translation, *endings):
 
 @pytest.mark.parametrize(
     ("endings", "method"),
-    [
-        (("LayerNorm.weight", "LayerNorm.bias"), "norms"),
-        (("query.weight",), "chosen"),
-    ],
+    [(("LayerNorm.weight", "LayerNorm.bias"), "norms"), (("query.weight",), "chosen")],
 )
 def test_values_become_the_method_that_trains_them(translation, endings, method):
     translation.values |= values(translation, *endings)
@@ -76,3 +73,8 @@ def test_without_problems_nothing_is_raised(translation):
     translation.note_dropout(0.0)
     translation.note_dropout(0.1)
     assert translation.notes == ["dropout 0.1 of training is not carried over"]
+
+
+def test_the_most_common_size_is_the_default():
+    assert size_options("rank", {"a": 8, "b": 4, "c": 8}) == {"rank": 8, "ranks": {"b": 4}}
+    assert size_options("size", {"a": 3}) == {"size": 3, "sizes": {}}

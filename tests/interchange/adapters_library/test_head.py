@@ -15,20 +15,8 @@ import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
 from adapterhub.interchange.checkpoint_files import read_tensor_file
-from tests.kit.peers import (
-    AUTO,
-    EXPECTED,
-    GOLDEN,
-    HEADS,
-    LAYERED_HEADS,
-    OTHER_HEADS,
-    backbone,
-    head_of,
-    hidden,
-    imported,
-    inputs,
-    with_head,
-)
+from tests.kit import peers
+from tests.kit.peers import AUTO, GOLDEN, backbone, hidden, imported, inputs, with_head
 from tests.kit.selection import long_table
 from tests.kit.tiny_models import logits
 
@@ -39,20 +27,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def test_heads_of_every_kind_are_compared():
-    kinds = {head_of(*cell)["head_type"] for cell in HEADS}
+    kinds = {peers.head_of(*cell)["head_type"] for cell in peers.HEADS}
     assert kinds == {"classification", "tagging", "question_answering", "seq2seq_lm"}
-    assert len(HEADS) > 40
+    assert len(peers.HEADS) > 40
 
 
-@long_table(("architecture", "case"), HEADS, 4)
+@long_table(("architecture", "case"), peers.HEADS, 4)
 def test_equal_logits(architecture, case, tmp_path):
     model = with_head(architecture, case)
     adapter = imported(model, architecture, case)
     adapter.save(tmp_path / "own")
-    if (architecture, case) in LAYERED_HEADS:
+    if (architecture, case) in peers.LAYERED_HEADS:
         assert adapter.detach() is None
         adapter = ah.load(model, tmp_path / "own", any_tokenizer=True)
-    expected, given = EXPECTED[architecture], inputs(architecture)
+    expected, given = peers.EXPECTED[architecture], inputs(architecture)
     names = [n for n in ("logits", "start_logits", "end_logits") if f"{case}.{n}" in expected]
     assert names
     with torch.no_grad():
@@ -63,13 +51,13 @@ def test_equal_logits(architecture, case, tmp_path):
             mask = given["attention_mask"].bool()
             found, wanted = found[mask], wanted[mask]
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-    options = head_of(architecture, case)
+    options = peers.head_of(architecture, case)
     if "num_labels" in options and len(names) == 1:
         numbered = [f"LABEL_{i}" for i in range(options["num_labels"])]
         assert adapter.labels == tuple(options.get("label2id") or numbered)
 
 
-@long_table(("architecture", "case"), sorted(OTHER_HEADS), 2)
+@long_table(("architecture", "case"), sorted(peers.OTHER_HEADS), 2)
 def test_an_unsupported_head_is_refused(architecture, case):
     model = with_head(architecture, case)
     keys = list(model.state_dict())
@@ -91,13 +79,10 @@ def test_the_pooler_of_bert_is_restored():
 
 
 LANGUAGE_MODELS = {
-    "gpt2": ("causal_lm", "pfeiffer"),
-    "llama": ("causal_lm", "lora"),
-    "t5": ("seq2seq_lm", "prefix"),
-    "mt5": ("seq2seq_lm", "mixed"),
-    "bart": ("seq2seq_lm", "prefix"),
-    "mbart": ("seq2seq_lm", "mixed"),
-}
+    "gpt2": ("causal_lm", "pfeiffer"), "llama": ("causal_lm", "lora"),
+    "t5": ("seq2seq_lm", "prefix"), "mt5": ("seq2seq_lm", "mixed"),
+    "bart": ("seq2seq_lm", "prefix"), "mbart": ("seq2seq_lm", "mixed"),
+}  # fmt: skip
 
 
 def with_head_of_class(folder, architecture, change=None):
@@ -129,16 +114,14 @@ def with_head_of_class(folder, architecture, change=None):
 @pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
 def test_the_output_layer_of_a_language_model(tmp_path, architecture):
     """What `save_adapter` writes by default on a language model of transformers."""
-    options = {"any_backbone": True, "allow_pickle": True}
+    options, given = {"any_backbone": True, "allow_pickle": True}, inputs(architecture)
     model, folder = with_head_of_class(tmp_path / "theirs", architecture)
-    expected, bare = copy.deepcopy(model), logits(model, **inputs(architecture))
+    expected, bare = copy.deepcopy(model), logits(model, **given)
     adapter = ah.load(model, folder, **options)
     assert adapter.head is None
     ah.load(expected, folder, head=False, **options)
-    assert torch.equal(
-        logits(model, **inputs(architecture)), logits(expected, **inputs(architecture))
-    )
-    assert not torch.allclose(logits(model, **inputs(architecture)), bare, atol=1e-3)
+    assert torch.equal(logits(model, **given), logits(expected, **given))
+    assert not torch.allclose(logits(model, **given), bare, atol=1e-3)
 
 
 CHANGED = {

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, MismatchError
+from adapterhub.errors import AdapterhubError
 from tests.kit import tiny_models
+from tests.kit.peers import edit
+from tests.kit.tiny_models import logits
 
-peft = pytest.importorskip("peft")
-from tests.kit.peers import edit  # noqa: E402
-from tests.kit.tiny_models import logits  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 INVOCATION = [40, 41]
 MODELS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn"]}
 
@@ -80,22 +76,6 @@ def test_what_peft_computes_otherwise_is_refused(changed, reason, tmp_path):
     with pytest.raises(AdapterhubError) as error:
         ah.load(tiny_models.language_model("llama"), tmp_path, any_backbone=True)
     assert any("alora" in each and reason in each for each in error.value.offenders)
-
-
-def test_what_others_cannot_express_is_refused(tmp_path):
-    model = tiny_models.language_model("llama")
-    with pytest.raises(MismatchError) as error:
-        ah.attach(model, "alora", name="without").export(tmp_path / "a")
-    assert "by the ids of tokens" in error.value.offenders[0]
-    ah.detach(model)
-    both = [{"alora": {"invocation": [7]}}, "lora(sites=[attn.k])"]
-    with pytest.raises(MismatchError) as error:
-        ah.attach(model, both, name="both").export(tmp_path / "b")
-    assert "one invocation" in error.value.offenders[0]
-    ah.detach(model)
-    with pytest.raises(MismatchError) as error:
-        ah.attach(model, "loreft", name="edits").export(tmp_path / "c")
-    assert "loreft: peft has no such method" in error.value.offenders
 
 
 def test_gguf_has_the_invocation(tmp_path):

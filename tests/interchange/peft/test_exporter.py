@@ -2,73 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
+
+import peft
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import adapterhub as ah
-from adapterhub.adapters.export import blocking
+from adapterhub.adapters.export import blocking, compare
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.errors import AdapterhubError, MismatchError
+from adapterhub.errors import AdapterhubError, MismatchError, SiteError
+from adapterhub.interchange.peft.export_types import (
+    exact_names,
+)
+from adapterhub.interchange.peft.exporter import to_peft
+from adapterhub.interchange.peft.importer import from_peft
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import REFUSED as REFUSED_CELLS
 from tests.kit.matrix import example
-from tests.kit.selection import cases_of
+from tests.kit.peers import compare_export, core, outputs, same_bits
+from tests.kit.selection import ALL, cases_of, long_table
 
-peft = pytest.importorskip("peft")
-from tests.kit.peers import compare_export, core, outputs, same_bits  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-
-
-LORA = ["bert", "distilbert", "gpt2", "llama", "qwen3", "t5", "bart", "phi3", "gpt_neox"]
-
-
-@pytest.mark.parametrize("architecture", core(LORA, "bert", "gpt_neox", "bart"))
-def test_lora(tmp_path, architecture):
-    adapter, imported = compare_export(tmp_path / "out", architecture, "lora")
-    if architecture not in ("gpt2", "phi3", "gpt_neox"):  # their q and v are parts of one module
-        same_bits(adapter, imported)
-
-
-SPECS = {
+CLASS, LM, S2S = "classification", "causal-lm", "seq2seq"
+LORA = ("bert", "distilbert", "gpt2", "llama", "qwen3", "t5", "bart", "phi3", "gpt_neox")
+FUSED = ("gpt2", "phi3", "gpt_neox")  # their q and v are parts of one module
+BERT = {
     "ranks": {"lora": {"rank": 4, "ranks": {"attn.q": 2, "encoder.1.attn.v": 3}}},
     "layers": {"lora": {"rank": 4, "layers": "top 1", "sites": ["attn.o", "ffn.up"]}},
     "rslora": {"rslora": {"rank": 5, "ranks": {"attn.q": 2}}},
-    "lora-plus": "lora-plus",
     "dora": {"dora": {"rank": 4, "ranks": {"attn.q": 2}}},
     "bias": ["lora", {"bitfit": {}}],
-    "bias-some": ["lora", {"bitfit": {"sites": ["attn.q", "ffn.up"]}}],
-    "norms-beside": ["lora", "norms"],
-    "embeddings": ["lora", "chosen"],
-    "two": [{"lora": {"sites": ["attn.q"]}}, {"lora-plus": {"sites": ["attn.v"], "alpha": 3}}],
     "ia3": "ia3",
     "ia3-inputs": {"ia3": {"sites": ["attn.o", "ffn.down", "attn.k"], "inputs": ["attn.o"]}},
     "norms": "norms",
-    "norms-top": "norms(layers='top 1')",
 }
-
-
-CORE = ("ranks", "bias-some", "norms-beside", "embeddings", "two", "ia3-inputs", "norms-top")
-
-
-@pytest.mark.parametrize("case", core(SPECS, *CORE))
-def test_bert(tmp_path, case):
-    adapter, imported = compare_export(tmp_path / "out", "bert", SPECS[case])
-    if "beside" not in case and case not in (
-        "two",
-        "lora-plus",
-        "norms-top",
-        "bias-some",
-        "embeddings",
-    ):
-        same_bits(adapter, imported)
-
-
-OTHERS = {
+OTHER_BITS = {  # the methods of the import differ from those of the export
+    "lora-plus": ("bert", "lora-plus"),
+    "bias-some": ("bert", ["lora", {"bitfit": {"sites": ["attn.q", "ffn.up"]}}]),
+    "norms-beside": ("bert", ["lora", "norms"]),
+    "embeddings": ("bert", ["lora", "chosen"]),
+    "two": ("bert", [{"lora": {"sites": ["attn.q"]}},
+                     {"lora-plus": {"sites": ["attn.v"], "alpha": 3}}]),
+    "norms-top": ("bert", "norms(layers='top 1')"),
     "dora-parts": ("gpt2", {"dora": {"ranks": {"attn.q": 2}}}),
     "dora-heads": ("gpt_neox", "dora"),
     "dora-fused": ("gpt2", {"dora": {"sites": ["attn.q", "ffn.up"]}}),
@@ -77,34 +55,101 @@ OTHERS = {
     "ia3-heads": ("gpt_neox", "ia3"),
     "ia3-llama": ("llama", "ia3"),
     "ia3-t5": ("t5", "ia3"),
-    "norms": ("llama", "norms"),
+    "norms-llama": ("llama", "norms"),
     "several-on-one": ("gpt2", {"lora": {"ranks": {"attn.q": 2}}}),
-}
+    # A bias of a module that is otherwise frozen, and a whole norm.
+    "biases and norms": ("bert", [{"lora": {"sites": ["attn.q"]}}, "bitfit(sites=['attn.o'])",
+                                  {"chosen": {"names": ["encoder.0.attn.norm.*"]}}]),
+    # Biases that are no module's: DeBERTa's q_bias and v_bias.
+    "other biases": ("deberta", ["lora", "bitfit"]),
+}  # fmt: skip
+THREE = {"t5": {"num_layers": 3, "num_decoder_layers": 3},
+         "bart": {"encoder_layers": 3, "decoder_layers": 3}}  # fmt: skip
+IN_DECODER = "prefix(length=3, positions=true, sites=['decoder.attn.kv'])"
+EXPORTS = {  # architecture, task, method, options, whether its import has the same bits
+    **{f"lora, {a}": (a, CLASS, "lora", {}, a not in FUSED) for a in LORA},
+    **{name: ("bert", CLASS, spec, {}, True) for name, spec in BERT.items()},
+    **{name: (a, CLASS, spec, {}, False) for name, (a, spec) in OTHER_BITS.items()},
+    **{f"{method} on {a}": (a, CLASS, method, {}, False)
+       for method in ("lora", "dora", "ia3", "norms") for a in tiny_models.ARCHITECTURES
+       if (method, a) not in REFUSED_CELLS and a not in tiny_models.WITHOUT_CLASSIFIER},
+    **{f"fused lora, {a}": (a, CLASS, {"lora": {"sites": ["attn.qkv", "ffn.down"], "rank": 3}}, {},
+                            True) for a in FUSED},
+    **{f"pissa, {a}": (a, CLASS, "pissa(rank=4)", {"atol": 1e-4}, False) for a in ("bert", "gpt2")},
+    **{f"{method}, {a}": (a, task, f"{method}(length=5)", {"atol": 2e-5, "strip": strip}, True)
+       for method in ("prompt", "p-tuning", "cpt") for a, task, strip in (
+           ("gpt2", LM, 5), ("llama", LM, 5), ("t5", S2S, 0), ("bert", "features", 5))},
+    **{f"prefix {network}, {a}": (a, LM, "prefix(length=5, positions=true, sites=['attn.kv'], "
+        f"reparametrize={network})", {"atol": 2e-5}, True)
+       for a in ("gpt2", "llama", "qwen3") for network in ("false", "true")},
+    # With an odd number of layers, 2 i modulo it is another layer for each i.
+    **{f"prefix after an encoder, {a}": (a, S2S, IN_DECODER, {"atol": 2e-5, **layers}, True)
+       for a, layers in THREE.items()},
+    **{f"llama-adapter, {a}": (a, LM, "llama-adapter(length=3)", {"atol": 2e-5}, True)
+       for a in ("llama", "mistral")},
+    **{f"cartridge, {a}": (a, LM, "cartridge(length=5, frozen=2)", {"atol": 2e-5}, True)
+       for a in ("gpt2", "llama")},
+}  # fmt: skip
+CORE = (
+    "lora, bert", "lora, gpt_neox", "lora, bart", "ranks", "bias-some", "norms-beside",
+    "embeddings", "two", "ia3-inputs", "norms-top", "dora-parts", "ia3-fused", "several-on-one",
+    "biases and norms", "other biases", "lora on albert", "lora on deberta-v2", "dora on gpt_neox",
+    "ia3 on phi3", "fused lora, gpt2", "pissa, gpt2", "prompt, t5", "p-tuning, t5", "cpt, t5",
+    "prefix true, llama", "prefix after an encoder, t5", "prefix after an encoder, bart",
+    "llama-adapter, llama", "llama-adapter, mistral", "cartridge, gpt2", "cartridge, llama",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("case", core(OTHERS, "dora-parts", "ia3-fused", "several-on-one"))
-def test_other_backbones(tmp_path, case):
-    compare_export(tmp_path / "out", *OTHERS[case])
+@pytest.mark.parametrize("case", core(EXPORTS, *CORE))
+def test_an_export_gives_equal_outputs(tmp_path, case):
+    architecture, task, spec, options, same = EXPORTS[case]
+    pair = compare_export(tmp_path / "out", architecture, spec, task, **options)
+    if same:
+        same_bits(*pair)
+    if case.startswith("cartridge"):
+        assert peft.PeftConfig.from_pretrained(tmp_path / "out").num_frozen_tokens == 2
 
 
-EXPORTABLE = ("lora", "dora", "ia3", "norms")
+Q, V = {"sites": ["attn.q"]}, {"sites": ["attn.v"]}
+PART = "ia3(sites=[attn.q], inputs=[attn.q])"
+CACHED = "prefix(length=3, positions=true, sites=['encoder.attn.kv'])"
+REFUSED = {  # architecture, task, method, and what the error says
+    "two kinds": ("llama", LM, ["lora", "prompt"], "a peft checkpoint contains only one of"),
+    "no positions": ("llama", LM, "prefix", "prefix(positions=true)"),
+    "some layers": ("llama", LM, "prefix(positions=true, layers='top 1')", "every self-attention"),
+    "another method": ("llama", LM, ["lora", "houlsby"], "houlsby: peft has no such method"),
+    "edits": ("llama", LM, "loreft", "loreft: peft has no such method"),
+    "dora and lora": ("llama", LM, [{"dora": Q}, {"lora": V}], "DoRA for all updates"),
+    "updated and trained": ("llama", LM, [{"lora": Q}, {"chosen": {"names": ["*.attn.q.weight"]}}],
+                            "both updated and trained whole"),
+    "not the topmost": ("llama", LM, "llama-adapter(layers='first 1')", "topmost"),
+    "no ids": ("llama", LM, "alora", "by the ids of tokens"),
+    "other updates beside alora": ("llama", LM, [{"alora": {"invocation": [7]}},
+                                   "lora(sites=[attn.k])"], "one invocation"),
+    # peft's layout for two caches cannot give each layer its own prefix.
+    "after an encoder, t5": ("t5", S2S, IN_DECODER, "that of layer 2 i"),
+    "after an encoder, bart": ("bart", S2S, IN_DECODER, "that of layer 2 i"),
+    # peft would rescale that of the other parts too.
+    **{f"the input of a part, {a}": (a, CLASS, PART, "decoder.0.attn.q: peft rescales the input of "
+                                     "the whole") for a in ("gpt2", "gpt_neox")},
+    "a last token": ("gpt2", CLASS, "prompt(length=4)", "counts_padding=true"),
+    "no cache, albert": ("albert", CLASS, CACHED, "needs a KV cache for prefixes, and albert has",
+                         "each of the 4 layers, albert has 2 self-attentions"),
+    "no cache, distilbert": ("distilbert", CLASS, CACHED, "prefixes, and distilbert has none"),
+}  # fmt: skip
 
 
-CELLS = [
-    (method, architecture)
-    for method in EXPORTABLE
-    for architecture in tiny_models.ARCHITECTURES
-    if (method, architecture) not in REFUSED_CELLS
-    and architecture not in tiny_models.WITHOUT_CLASSIFIER
-]
+@pytest.mark.parametrize("case", REFUSED)
+def test_one_error_lists_what_peft_cannot_express(tmp_path, case):
+    architecture, task, spec, *reasons = REFUSED[case]
+    adapter = ah.attach(tiny_models.model(architecture, task), spec)
+    with pytest.raises(MismatchError) as error:
+        adapter.export(tmp_path / "out")
+    assert all(reason in str(error.value) for reason in reasons)
+    assert not (tmp_path / "out").exists()
 
 
-SOME = (("lora", "albert"), ("lora", "deberta-v2"), ("dora", "gpt_neox"), ("ia3", "phi3"))
-
-
-@pytest.mark.parametrize(("method", "architecture"), core(CELLS, *SOME))
-def test_every_architecture(tmp_path, method, architecture):
-    compare_export(tmp_path / "out", architecture, method)
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 BACKBONES = {"bert": "classification", "llama": "causal-lm"}
@@ -154,45 +199,6 @@ def check_method(folder, architecture, method):
     torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
 
 
-REFUSED = {
-    "two kinds": (["lora", "prompt"], "a peft checkpoint contains only one of"),
-    "no positions": ("prefix", r"prefix\(positions=true\)"),
-    "some layers": ("prefix(positions=true, layers='top 1')", "every self-attention"),
-    "another method": (["lora", "houlsby"], "houlsby: peft has no such method"),
-    "dora and lora": (
-        [{"dora": {"sites": ["attn.q"]}}, {"lora": {"sites": ["attn.v"]}}],
-        "DoRA for all updates",
-    ),
-    "updated and trained": (
-        [{"lora": {"sites": ["attn.q"]}}, {"chosen": {"names": ["*.attn.q.weight"]}}],
-        "both updated and trained whole",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_one_error_lists_what_peft_cannot_express(tmp_path, case):
-    spec, reason = REFUSED[case]
-    adapter = ah.attach(tiny_models.model("llama", "causal-lm"), spec)
-    with pytest.raises(MismatchError, match=reason):
-        adapter.export(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-MIXED = {
-    # A bias of a module that is otherwise frozen, and a whole norm.
-    "biases and norms": ("bert", [{"lora": {"sites": ["attn.q"]}}, "bitfit(sites=['attn.o'])",
-                                  {"chosen": {"names": ["encoder.0.attn.norm.*"]}}]),
-    # Biases that are no module's: DeBERTa's q_bias and v_bias.
-    "other biases": ("deberta", ["lora", "bitfit"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", MIXED)
-def test_biases_and_whole_modules(tmp_path, case):
-    compare_export(tmp_path / "out", *MIXED[case])
-
-
 def test_a_whole_module_around_an_updated_one_is_refused(tmp_path):
     model = tiny_models.model("deberta")
     name = next(n for n, _ in model.named_parameters() if n.endswith("q_bias"))
@@ -202,3 +208,81 @@ def test_a_whole_module_around_an_updated_one_is_refused(tmp_path):
         adapter.export(tmp_path / "out")
     holder = name.rpartition(".")[0]
     assert f"{holder}: both updated and trained whole" in caught.value.offenders
+
+
+ranks = st.dictionaries(
+    st.sampled_from(["attn.q", "attn.v", "encoder.0.attn.q", "encoder.*.ffn.up", "encoder.1.*"]),
+    st.integers(1, 6),
+    max_size=4,
+)
+
+
+MODEL = tiny_models.model("bert")
+
+
+@settings(max_examples=25 if ALL else 10)
+@given(rank=st.integers(1, 6), alpha=st.integers(1, 32), ranks=ranks, rooted=st.booleans())
+def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
+    options = {
+        "rank": rank,
+        "alpha": alpha,
+        "ranks": ranks,
+        "sites": ["attn.q", "attn.v", "ffn.up"],
+    }
+    adapter = ah.attach(MODEL, {"rslora" if rooted else "lora": options})
+    try:
+        tiny_models.scramble(adapter)
+        files = to_peft(adapter.export_source())
+        back = from_peft(files, adapter.anatomy)
+        own = adapter.saved_tensors()
+    finally:
+        adapter.detach()
+    assert own.keys() == back.tensors.keys()
+    assert all(torch.equal(own[name], back.tensors[name]) for name in own)
+    again = ah.attach(MODEL, [dict(spec) for spec in back.methods])
+    scales = {placed.site.id: placed.module.scale for placed in again.placed}
+    again.detach()
+    assert scales == pytest.approx({p.site.id: p.module.scale for p in adapter.placed}, rel=1e-12)
+
+
+PLACES = ("attn", "ffn", "attn.norm", "ffn.norm")
+
+
+@long_table(("architecture", "sites"), list(itertools.product(tiny_models.MATRIX, PLACES)), 5)
+def test_lora_outside_of_projections_is_refused(tmp_path, architecture, sites):
+    """A LoRA at a sublayer reads the sublayer's input, which no module of peft does."""
+    model = tiny_models.usual_model(architecture)
+    try:
+        adapter = ah.attach(model, f"lora(rank=2, sites=['{sites}'])")
+    except SiteError:
+        return  # this backbone has no such site
+    with pytest.raises(MismatchError, match="cannot be exported") as error:
+        adapter.export(tmp_path / "out")
+    assert any("peft adapts projections only" in line for line in error.value.offenders)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3"])
+@pytest.mark.parametrize("architecture", core(tiny_models.ARCHITECTURES, "gpt2"))
+def test_every_role_is_equal_or_refused(architecture, method):
+    exported = []
+    roles = {site.role for site in anatomy_of(tiny_models.usual_model(architecture)).sites.values()}
+    for role in sorted(roles):
+        model = tiny_models.usual_model(architecture)
+        try:
+            adapter = ah.attach(model, {method: {"sites": [role]}})
+            tiny_models.scramble(adapter)
+            to_peft(adapter.export_source())
+        except AdapterhubError:
+            continue
+        assert compare(lambda made=adapter: made) == [], role
+        exported.append(role)
+    assert len(exported) >= 2
+
+
+def test_names_are_short_where_they_match_exactly():
+    modules = dict.fromkeys(("layer.0.query", "layer.1.query", "layer.0.value"))
+    both = ["layer.0.query", "layer.1.query"]
+    assert exact_names(both, modules) == ["query"]
+    assert exact_names(both[:1], modules) == both[:1]
+    assert exact_names([*both, "layer.0.value"], modules) == ["query", "value"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,14 +14,9 @@ import adapterhub as ah
 from adapterhub.errors import FileError, OutputError
 from adapterhub.interchange.peft import files
 from tests.kit import tiny_models
+from tests.kit.peers import edit, edit_tensors, exported
 
-peft = pytest.importorskip("peft")
-from tests.kit.peers import edit, edit_tensors, exported  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 def test_unknown_neutral_fields_are_accepted(checkpoint):

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.errors import MismatchError
 from tests.kit import tiny_models
-from tests.kit.selection import long_table
-
-peft = pytest.importorskip("peft")
-from tests.kit.peers import (  # noqa: E402
+from tests.kit.peers import (
     compare_import,
     core,
     linear_names,
     lora_config,
     outputs,
-    trained,
 )
+from tests.kit.selection import long_table
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 LANGUAGE_MODELS = tiny_models.DECODERS + tiny_models.ENCODER_DECODERS
 MODELS = {
@@ -141,34 +135,3 @@ def check_with_trained(tmp_path, architecture, config, task, tied):
     ours = tiny_models.model(architecture, task, **options)
     ah.load(ours, tmp_path)
     torch.testing.assert_close(outputs(ours, task), outputs(theirs, task), atol=3e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "module"),
-    [("deberta", "rel_embeddings"), ("deberta-v2", "rel_embeddings"), ("opt", "embed_positions")],
-)
-def test_an_embedding_without_a_look_up_is_refused(tmp_path, architecture, module):
-    """DeBERTa reads the weight, so peft's update has no effect; OPT gives it the mask."""
-    config = lora_config(target_modules=[module])
-    folder = trained(tmp_path, architecture, config)
-    with pytest.raises(MismatchError, match=f"{module}: the model does not look up ids"):
-        ah.load(tiny_models.model(architecture), folder)
-
-
-PARAMETERS = {
-    "all-linear": ("mixtral", {"target_modules": "all-linear"}),  # the experts too, on Mixtral
-    "weights": (
-        "mixtral",
-        {"target_parameters": ["o_proj.weight", "lm_head.weight", "embed_tokens.weight"]},
-    ),
-    "transposed": ("gpt2", {"target_parameters": ["c_proj.weight", "wte.weight"]}),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
-@pytest.mark.parametrize("case", PARAMETERS)
-def test_parameters(tmp_path, case):
-    architecture, options = PARAMETERS[case]
-    config = lora_config("causal-lm", **{"target_modules": [], **options})
-    adapter = compare_import(tmp_path, architecture, config, "causal-lm", std=0.1, atol=1e-4)
-    assert {method.name for method in adapter.methods} == {"lora"}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, MismatchError
 from tests.kit import tiny_models
-
-peft = pytest.importorskip("peft")
-from tests.kit.peers import (  # noqa: E402
+from tests.kit.peers import (
+    KINDS,
     compare_import,
     core,
     edit,
@@ -20,24 +20,160 @@ from tests.kit.peers import (  # noqa: E402
     trained,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+PREFIXES = dict.fromkeys(("gpt2", "llama", "qwen3", "phi3", "gpt_neox"), "causal-lm")
+PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus"), "seq2seq")
 
 
-NORMS = {
-    "bert": ["LayerNorm"],
-    "llama": ["input_layernorm", "post_attention_layernorm", "norm"],
-    "gpt2": ["ln_1", "ln_f"],
-    "t5": r".*layer_norm",
+def virtual(task, kind=peft.PromptTuningConfig, tokens=5, **options):
+    return kind(task_type=KINDS[task], num_virtual_tokens=tokens, **options)
+
+
+CLASS, LM, S2S = "classification", "causal-lm", "seq2seq"
+TARGETS = {
+    "bert": ["query", "value", "output.dense"], "gpt2": ["c_attn", "mlp.c_proj"],
+    "llama": r".*\.(q_proj|down_proj)", "qwen2": ["q_proj", "k_proj"], "qwen3": ["v_proj"],
+    "t5": ["q", "v", "wo"], "bart": ["q_proj", "fc1", "out_proj"],
+    "phi3": ["qkv_proj", "gate_up_proj"], "gpt_neox": ["query_key_value"],
+    "albert": ["query", "ffn"],
+}  # fmt: skip
+OPTIONS = {
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "bias-all": {"bias": "all"},
+    "bias-lora-only": {"bias": "lora_only"},
+    "ranks": {"rank_pattern": {"value": 2, r"layer\.0\.attention\.self\.query": 6}},
+    "alphas": {"alpha_pattern": {"value": 5}, "rank_pattern": {"query": 3}, "use_rslora": True},
+    "layers": {"layers_to_transform": [1]},
+    "layers-pattern": {"layers_to_transform": 0, "layers_pattern": "layer"},
+    "exclude": {"exclude_modules": r".*layer\.0.*"},
+    "all-linear": {"target_modules": "all-linear"},
+    "all-linear-dora": {"target_modules": "all-linear", "use_dora": True},
+    "more-saved": {"modules_to_save": ["classifier", "pooler"]},
+    "embeddings-saved": {"modules_to_save": ["word_embeddings", "classifier"]},
+    "embeddings": {"target_modules": ["query", "word_embeddings"]},
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
+    "pissa-rslora": {"init_lora_weights": "pissa", "use_rslora": True},
 }
+IA3 = {
+    "bert": (["key", "value", "output.dense"], ["output.dense"]),
+    "gpt2": (["c_attn", "mlp.c_proj"], ["mlp.c_proj"]),
+    "llama": (["k_proj", "v_proj", "down_proj"], ["down_proj"]),
+    "t5": (["k", "v", "wo"], ["wo"]),
+    "phi3": (["qkv_proj", "down_proj"], ["down_proj"]),
+}
+NORMS = {
+    "bert": ["LayerNorm"], "llama": ["input_layernorm", "post_attention_layernorm", "norm"],
+    "gpt2": ["ln_1", "ln_f"], "t5": r".*layer_norm",
+}  # fmt: skip
+PREFIXES = dict.fromkeys(("gpt2", "llama", "qwen3", "phi3", "gpt_neox"), "causal-lm")
+PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus"), "seq2seq")
+CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+PARAMETERS = {
+    "experts": ("mixtral", {"target_modules": "all-linear"}),  # the experts too, on Mixtral
+    "weights": ("mixtral", {"target_parameters": ["o_proj.weight", "lm_head.weight",
+                                                  "embed_tokens.weight"]}),
+    "transposed": ("gpt2", {"target_parameters": ["c_proj.weight", "wte.weight"]}),
+}  # fmt: skip
+# Where BART's head has a projection of the same name, which is no site, its update is folded.
+IMPORTS = {  # architecture, task, configuration, options, names of the methods
+    **{f"lora, {a}": (a, CLASS, lora_config(target_modules=targets, fan_in_fan_out=a == "gpt2",
+        exclude_modules={"classification_head.out_proj"} if a == "bart" else None), {}, "lora")
+       for a, targets in TARGETS.items()},
+    **{name: ("bert", CLASS, lora_config(**{"target_modules": ["query", "value"]} | options),
+              {"atol": 1e-4} if "init_lora_weights" in options else {}, "")
+       for name, options in OPTIONS.items()},
+    **{f"ia3, {a}": (a, CLASS, peft.IA3Config(task_type="SEQ_CLS", target_modules=targets,
+        feedforward_modules=inputs, fan_in_fan_out=a == "gpt2"), {}, "")
+       for a, (targets, inputs) in IA3.items()},
+    **{f"norms, {a}": (a, CLASS, peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=names),
+        {}, "") for a, names in NORMS.items()},
+    # With bias="all" peft also writes the head as `classifier.modules_to_save.default.dense`.
+    **{f"biases, {a}": (a, CLASS, lora_config(target_modules=["query"], bias="all"), {}, "")
+       for a in CLASSIFIERS},
+    **{name: (a, LM, lora_config(LM, **{"target_modules": [], **options}),
+              {"std": 0.1, "atol": 1e-4}, "lora") for name, (a, options) in PARAMETERS.items()},
+    **{f"llama-adapter, {a}": (a, LM, peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=1,
+        task_type="CAUSAL_LM"), {"atol": 2e-5, "std": 1.0}, "llama-adapter")
+       for a in ("llama", "mistral")},
+    **{f"cartridge {frozen}, {a}": (a, LM, virtual(LM, peft.CartridgeConfig,
+        num_frozen_tokens=frozen), {"atol": 2e-5}, "cartridge")
+       for a in ("gpt2", "llama") for frozen in (0, 2)},
+    **{f"prompt, {a}": (a, task, virtual(task), {"atol": 2e-5, "strip": strip}, "prompt")
+       for a, task, strip in (("gpt2", LM, 5), ("llama", LM, 5), ("qwen3", LM, 5), ("t5", S2S, 0),
+                              ("bart", S2S, 0), ("bert", "features", 5))},
+    **{f"{kind}, {a}": (a, task, virtual(task, peft.PromptEncoderConfig, encoder_hidden_size=7,
+        encoder_reparameterization_type=kind), {"atol": 2e-5, "strip": strip}, "")
+       for a, task, strip in (("gpt2", LM, 5), ("t5", S2S, 0)) for kind in ("MLP", "LSTM")},
+    **{f"prefix {projection}, {a}": (a, task, virtual(task, peft.PrefixTuningConfig,
+        prefix_projection=projection, encoder_hidden_size=7), {"atol": 2e-5}, "prefix")
+       for a, task in PREFIXES.items() for projection in (False, True)},
+    **{f"prefix of a classifier, {a}": (a, CLASS, virtual(CLASS, peft.PrefixTuningConfig),
+        {"atol": 2e-5}, "prefix") for a in ("bert", "llama")},
+}  # fmt: skip
+CORE = (
+    "lora, bert", "lora, gpt2", "lora, t5", "lora, phi3", "dora", "bias-all", "alphas", "layers",
+    "all-linear", "embeddings", "pissa", "olora", "ia3, bert", "ia3, gpt2", "norms, llama",
+    "biases, roberta", *PARAMETERS, "llama-adapter, llama", "llama-adapter, mistral",
+    "cartridge 0, gpt2", "cartridge 2, llama", "prompt, gpt2", "prompt, t5", "prefix True, gpt2",
+    "prefix True, qwen3", "prefix True, umt5", "prefix True, bart", "prefix of a classifier, bert",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", core(NORMS, "llama"))
-def test_norms(tmp_path, architecture):
-    config = peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=NORMS[architecture])
-    compare_import(tmp_path, architecture, config)
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
+@pytest.mark.parametrize("case", core(IMPORTS, *CORE))
+def test_an_import_gives_equal_outputs(tmp_path, case):
+    architecture, task, config, options, methods = IMPORTS[case]
+    adapter = compare_import(tmp_path, architecture, config, task, **options)
+    if methods:
+        assert {method.name for method in adapter.methods} == {methods}
+    if methods == "cartridge":
+        (method,) = adapter.methods
+        assert (method.length, method.frozen) == (5, config.num_frozen_tokens)
+        trained_ones = {n for n, t in adapter.tensors().items() if t.requires_grad}
+        assert all(name.endswith(".prefix") for name in trained_ones)
+
+
+BIASED = {"attention_bias": True}
+REFUSED = {  # architecture, task, configuration, options of the model, and a part of the error
+    "a classifier that reads one position": ("bert", CLASS, virtual(CLASS), {}, "one position"),
+    "positions that cannot be given": ("m2m_100", S2S, virtual(S2S, peft.PrefixTuningConfig), {},
+                                       "positions"),
+    "a sliding window": ("mistral", LM, virtual(LM, peft.PrefixTuningConfig), {}, "sliding window"),
+    "a method that is not here": ("bert", CLASS, peft.LilyConfig(task_type="SEQ_CLS",
+                                  target_modules=["query"]), {}, "LILY"),
+    "llama-adapter on GPT-2": ("gpt2", LM, peft.AdaptionPromptConfig(adapter_len=4,
+                               adapter_layers=1, task_type="CAUSAL_LM"), {}, "llama and mistral"),
+    "llama-adapter with biases": ("llama", LM, peft.AdaptionPromptConfig(adapter_len=4,
+                                  adapter_layers=1, task_type="CAUSAL_LM"), BIASED, "adds twice"),
+    "a bias where there is none": ("llama", CLASS, lora_config(target_modules=["q_proj"],
+                                   lora_bias=True), {}, "q_proj.bias: lora_bias adds a bias (32,)"),
+    # DeBERTa reads the weight, so peft's update has no effect; OPT gives it the mask.
+    **{f"an embedding without a look-up, {a}": (a, CLASS, lora_config(target_modules=[module]), {},
+        f"{module}: the model does not look up ids") for a, module in (
+            ("deberta", "rel_embeddings"), ("deberta-v2", "rel_embeddings"),
+            ("opt", "embed_positions"))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_checkpoint_with_different_outputs_is_refused(tmp_path, case):
+    architecture, task, config, options, reason = REFUSED[case]
+    folder = trained(tmp_path / "theirs", architecture, config, task, **options)
+    with pytest.raises(AdapterhubError) as error:
+        ah.load(tiny_models.model(architecture, task, **options), folder)
+    assert reason in str(error.value)
+
+
+@pytest.mark.parametrize("init", ["corda", "lora_ga", "loftq", "new"])
+def test_an_initialization_that_changes_the_backbone_is_refused(checkpoint, init):
+    edit(checkpoint, init_lora_weights=init)
+    with pytest.raises(MismatchError, match=init):
+        ah.load(tiny_models.model("bert"), checkpoint)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 def test_one_error_lists_all_tensors_that_do_not_fit(checkpoint):
@@ -92,7 +228,6 @@ def test_the_head_and_its_labels_are_imported(checkpoint, tmp_path):
     torch.testing.assert_close(outputs(again), expected, atol=5e-6, rtol=1e-5)
 
 
-CLASSIFIERS = {a: None for a in ("bert", "roberta", "xlm-roberta", "camembert", "electra")}
 HEADS = {"bert": "classifier", "gpt2": "score", "bart": "classification_head"}
 
 
@@ -120,40 +255,6 @@ def test_a_missing_part_of_the_head_is_noted(tmp_path):
     model._adapterhub_fresh = frozenset({"pre_classifier.weight", "pre_classifier.bias"})
     with pytest.raises(MismatchError, match="pre_classifier"):
         ah.load(model, folder)
-
-
-REFUSED = {
-    "a classifier that reads one position": (
-        "bert", peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
-        "classification", "one position",
-    ),
-    "positions that cannot be given": (
-        "m2m_100", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5),
-        "seq2seq", "positions",
-    ),
-    "a sliding window": (
-        "mistral", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
-        "causal-lm", "sliding window",
-    ),
-    "a method that is not here": (
-        "bert", peft.LilyConfig(task_type="SEQ_CLS", target_modules=["query"]),
-        "classification", "LILY",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_checkpoint_with_different_outputs_is_refused(tmp_path, case):
-    architecture, config, task, reason = REFUSED[case]
-    folder = trained(tmp_path / "theirs", architecture, config, task)
-    with pytest.raises(AdapterhubError, match=reason):
-        ah.load(tiny_models.model(architecture, task), folder)
-
-
-@pytest.mark.parametrize("architecture", core(CLASSIFIERS, "roberta"))
-def test_biases_of_a_saved_head_are_named_after_the_adapter(tmp_path, architecture):
-    """With bias="all" peft also writes the head as `classifier.modules_to_save.default.dense`."""
-    compare_import(tmp_path, architecture, lora_config(target_modules=["query"], bias="all"))
 
 
 @pytest.mark.parametrize("architecture", core(CLASSIFIERS, "bert", "roberta"))

@@ -8,22 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-peft = pytest.importorskip("peft")
-import adapterhub as ah  # noqa: E402
-from adapterhub.errors import AdapterhubError, MismatchError  # noqa: E402
-from adapterhub.interchange.peft.plain import PLAIN  # noqa: E402
-from tests.kit.peft_differential import (  # noqa: E402
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, MismatchError
+from adapterhub.interchange.peft.plain import PLAIN
+from tests.kit.peft_differential import (
     PLAIN_KINDS,
     VARIANT_KINDS,
     Differential,
     new_model,
 )
-from tests.kit.selection import long_table  # noqa: E402
+from tests.kit.selection import long_table
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 MODELS = [("bert", "classification"), ("llama", "causal-lm"), ("t5", "seq2seq"),
           ("gpt2", "causal-lm")]  # fmt: skip
 CELLS = [(kind, *model) for kind in PLAIN_KINDS | VARIANT_KINDS for model in MODELS]

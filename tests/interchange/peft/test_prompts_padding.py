@@ -7,14 +7,11 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.errors import MismatchError, SiteError
-from tests.kit import tiny_models
-from tests.kit.peers import KINDS, core, trained
+from adapterhub.errors import AdapterhubError, SiteError
+from tests.kit import peers, tiny_models
+from tests.kit.peers import KINDS, core, lora_config, trained
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 LENGTH = 4
 # In peft, a prompt does not fit the embedding of these.
 UNFIT = ("albert", "electra", "distilbert", "opt", "xglm")
@@ -96,15 +93,6 @@ def test_an_exported_prompt(tmp_path, architecture, task):
     assert_equal(*exported(tmp_path, architecture, task, "count"), task)
 
 
-@pytest.mark.parametrize("architecture", core(tiny_models.DECODERS, "gpt2"))
-def test_a_head_that_reads_the_last_token_is_not_exported(tmp_path, architecture):
-    """In peft it reads the last position."""
-    if architecture in tiny_models.WITHOUT_CLASSIFIER:
-        pytest.skip("no classifier")
-    with pytest.raises(MismatchError, match="counts_padding=true"):
-        exported(tmp_path, architecture, "classification", "skip")
-
-
 def test_other_exports_name_the_difference(tmp_path):
     with pytest.warns(UserWarning, match="padding on the left"):
         ours, theirs = exported(tmp_path, "llama", "causal-lm", "skip")
@@ -156,3 +144,112 @@ def test_rows_without_padding_ids_may_differ():
             alone = model(**tiny_models.padded_batch("left")).logits[number]
         mask = tiny_models.padded_batch("left")["attention_mask"][number].bool()
         torch.testing.assert_close(together[number][mask], alone[mask], atol=1e-5, rtol=1e-4)
+
+
+# A prefix shifts positions as the backbone counts them, whatever the padding.
+
+
+# Architectures whose prefixes of decoders and encoders both libraries compute.
+BOTH = (
+    "bert", "camembert", "electra", "gpt2", "gpt_neox", "llama", "olmo", "olmo2", "opt", "phi3",
+    "qwen2", "qwen3", "roberta", "xlm-roberta", "mixtral",
+)  # fmt: skip
+PREFIX_CORE = ("roberta", "opt", "gpt2", "bert")
+
+
+def logits(model, inputs):
+    """Return the logits of tokens that are not padding, or of whole texts."""
+    with torch.no_grad():
+        values = model.eval()(**inputs).logits
+    mask = inputs.get("attention_mask", torch.ones(3, 9)).bool()
+    return values[mask] if values.ndim == 3 else values
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "classification"])
+@pytest.mark.parametrize("architecture", core(BOTH, *PREFIX_CORE))
+def test_an_imported_prefix_with_padding(tmp_path, architecture, task):
+    config = peft.PrefixTuningConfig(task_type=KINDS[task], num_virtual_tokens=4)
+    folder = trained(tmp_path, architecture, config, task)
+    theirs = peft.PeftModel.from_pretrained(tiny_models.model(architecture, task), folder)
+    ours, bare = (tiny_models.model(architecture, task) for _ in range(2))
+    ah.load(ours, folder)
+    for side in (None, "right", "left"):
+        found = logits(ours, tiny_models.padded_batch(side))
+        torch.testing.assert_close(
+            found, logits(theirs, tiny_models.padded_batch(side)), atol=1e-5, rtol=1e-5
+        )
+        assert not torch.allclose(found, logits(bare, tiny_models.padded_batch(side)), atol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", core(BOTH, *PREFIX_CORE))
+def test_an_exported_prefix_with_padding(tmp_path, architecture):
+    task = "classification"
+    ours = tiny_models.model(architecture, task)
+    adapter = ah.attach(ours, "prefix(length=4, positions=true, sites=['attn.kv'])")
+    tiny_models.scramble(adapter)
+    adapter.export(tmp_path / "peft")
+    theirs = peft.PeftModel.from_pretrained(
+        tiny_models.model(architecture, task), tmp_path / "peft"
+    )
+    for side in (None, "right", "left"):
+        found = logits(theirs, tiny_models.padded_batch(side))
+        torch.testing.assert_close(
+            found, logits(ours, tiny_models.padded_batch(side)), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.skipif(not tiny_models.FULL_MATRIX, reason="the full matrix")
+def test_all_other_architectures_are_refused_here_or_in_peft(tmp_path):
+    for architecture in sorted(set(tiny_models.ARCHITECTURES) - set(BOTH)):
+        config = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)
+        try:
+            folder = trained(tmp_path / architecture, architecture, config)
+        except (ValueError, TypeError, AttributeError):
+            continue  # peft or transformers refuse
+        with pytest.raises(AdapterhubError):
+            ah.load(tiny_models.model(architecture), folder)
+
+
+# Where peft does not reproduce its own outputs, as described in docs/guides/interchange.md.
+
+
+def peft_model(folder, architecture="gpt2"):
+    return peft.PeftModel.from_pretrained(
+        tiny_models.model(architecture, "causal-lm"), folder
+    ).eval()
+
+
+def test_a_randomized_pissa_differs_each_time_peft_loads_it(tmp_path):
+    config = lora_config("causal-lm", target_modules=["c_attn"], init_lora_weights="pissa_niter_1")
+    folder = trained(tmp_path, "gpt2", config, "causal-lm")
+    loaded = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        loaded.append(peers.outputs(peft_model(folder)))
+    assert not torch.allclose(*loaded, atol=1e-3)
+    model = tiny_models.model("gpt2", "causal-lm")
+    ah.load(model, folder)
+    assert peers.outputs(model).isfinite().all()
+
+
+def test_peft_generates_with_other_positions_behind_a_prompt_and_left_padding(tmp_path):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    folder = trained(tmp_path, "gpt2", config, "causal-lm")
+    ours = tiny_models.model("gpt2", "causal-lm")
+    ah.load(ours, folder)
+    ids = tiny_models.batch(rows=1, length=6)["input_ids"]
+    padded = torch.cat([torch.full((1, 4), tiny_models.PAD), ids], dim=1)
+
+    def first_logits(model, input_ids):
+        mask = (input_ids != tiny_models.PAD).long()
+        generated = model.generate(
+            input_ids=input_ids, attention_mask=mask, max_new_tokens=1, do_sample=False,
+            output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        return generated.logits[0]
+
+    theirs = peft_model(folder)
+    expected = first_logits(theirs, ids)
+    torch.testing.assert_close(first_logits(ours, ids), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(first_logits(ours, padded), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(first_logits(theirs, padded), expected, atol=1e-2)

@@ -10,14 +10,9 @@ from adapterhub.errors import FileError, MismatchError
 from adapterhub.interchange.peft import files, targets
 from adapterhub.interchange.peft.targets import Targets, ends_with, modules_of
 from tests.kit import tiny_models
+from tests.kit.peers import edit, edit_tensors, lora_config, trained
 
-peft = pytest.importorskip("peft")
-from tests.kit.peers import edit, edit_tensors, lora_config, trained  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 @pytest.mark.parametrize("targets", [["query", "value"], ["value"], r".*layer\.0.*query"])

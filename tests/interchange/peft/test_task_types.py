@@ -16,10 +16,7 @@ from tests.kit.peers import core, edit
 from tests.kit.peft_differential import add_noise
 from tests.kit.selection import long_table
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 PREFIX = "prefix(length=3, positions=true, sites=['{}.attn.kv'])"
 
 
@@ -133,15 +130,3 @@ def test_virtual_tokens_without_a_task_type_are_not_imported(tmp_path, kind):
     with pytest.raises(MismatchError) as caught:
         ah.load(tiny_models.model("gpt2", "causal-lm"), tmp_path)
     assert "task_type: none, and then peft ignores virtual tokens" in caught.value.offenders
-
-
-@pytest.mark.parametrize("architecture", ["albert", "distilbert"])
-def test_a_prefix_needs_a_kv_cache_in_peft(tmp_path, architecture):
-    model = tiny_models.model(architecture)
-    adapter = ah.attach(model, PREFIX.format("encoder"))
-    with pytest.raises(MismatchError) as caught:
-        adapter.export(tmp_path / "peft")
-    text = "\n".join(caught.value.offenders)
-    assert f"peft needs a KV cache for prefixes, and {architecture} has none" in text
-    shared = "each of the 4 layers, albert has 2 self-attentions"
-    assert (shared in text) == (architecture == "albert")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
-import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.errors import MismatchError
 from adapterhub.interchange.peft import files
 from adapterhub.interchange.peft.targets import ModuleFinder
-from adapterhub.interchange.peft.updates import Update, read_updates
+from adapterhub.interchange.peft.updates import Update, read_updates, subtracted_factors
 from adapterhub.interchange.translation import Translation
 from tests.kit import tiny_models
+from tests.kit.peers import compare_import, core, linear_names, lora_config
 
-peft = pytest.importorskip("peft")
-from tests.kit.peers import compare_import, core, linear_names, lora_config, trained  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 EXPERTS = "model.layers.0.mlp.experts"
 
@@ -68,8 +64,20 @@ def test_biases_of_updates(tmp_path, architecture):
     assert {"lora", "chosen"} <= {method.name for method in adapter.methods}
 
 
-def test_a_bias_where_there_is_none_is_refused(tmp_path):
-    config = lora_config(target_modules=["q_proj"], lora_bias=True)
-    folder = trained(tmp_path, "llama", config)
-    with pytest.raises(MismatchError, match=r"q_proj\.bias: lora_bias adds a bias \(32,\), this"):
-        ah.load(tiny_models.model("llama"), folder)
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
+@pytest.mark.parametrize("kind", [nn.Linear, Conv1D])
+@pytest.mark.parametrize("initialization", ["pissa", "olora"])
+@pytest.mark.parametrize("rank", [3, 9])
+def test_the_subtracted_part_is_that_of_peft(initialization, kind, rank):
+    """A rank above that of the weight takes all of its components."""
+    torch.manual_seed(0)
+    module = nn.Sequential(kind(6, 6))
+    weight = module[0].weight.detach().clone()
+    expected = weight.T if kind is Conv1D else weight
+    left, right = subtracted_factors(initialization, module[0], expected, min(rank, 6), 2.0)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, init_lora_weights=initialization, target_modules=["0"]
+    )
+    changed = peft.get_peft_model(module, config).base_model.model[0].base_layer.weight.detach()
+    changed = changed.T if kind is Conv1D else changed
+    torch.testing.assert_close(expected - 2.0 * left @ right, changed, atol=1e-5, rtol=0)
