@@ -106,58 +106,34 @@ def test_slots_are_listed_without_what_they_hold():
     assert list(slots_in(model)) == slots
 
 
-def root_of(architecture):
-    model = tiny_models.usual_model(architecture)
-    return model.base_model
-
-
-@pytest.mark.parametrize("architecture", ["bert", "llama", "gpt2"])
-def test_a_stack_that_takes_position_ids(architecture):
-    root = root_of(architecture)
-    assert position_module(root) is root
-
-
-def test_a_table_of_positions_that_takes_them():
-    encoder = root_of("bart").encoder
+def test_the_modules_of_positions():
+    """Those that take positions, and tables that count them from the padding."""
+    roots = {
+        name: tiny_models.usual_model(name).base_model
+        for name in ("bert", "llama", "gpt2", "bart", "t5", "m2m_100", "roberta")
+    }
+    for name in ("bert", "llama", "gpt2"):
+        assert position_module(roots[name]) is roots[name]
+    encoder = roots["bart"].encoder
     assert position_module(encoder) is encoder.embed_positions
-
-
-def test_a_stack_without_position_inputs():
-    assert position_module(root_of("t5").encoder) is None
+    assert position_module(roots["t5"].encoder) is None
     assert position_module(nn.Linear(1, 1)) is None
-
-
-def test_a_table_that_counts_from_padding():
-    encoder = root_of("m2m_100").encoder
+    encoder = roots["m2m_100"].encoder
     assert padding_table(encoder) is encoder.embed_positions
-    for architecture in ("bart", "roberta", "llama"):
-        assert not any(map(padding_table, root_of(architecture).modules()))
+    for name in ("bart", "roberta", "llama"):
+        assert not any(map(padding_table, roots[name].modules()))
 
 
-def test_the_table_of_a_model_of_text():
+def test_the_table_of_tokens():
     model = tiny_models.model("bert")
     assert token_table(model) is model.bert.embeddings.word_embeddings
-
-
-def test_a_model_that_cannot_name_its_table_has_none():
-    """transformers raises NotImplementedError for models of sound."""
+    # transformers raises NotImplementedError for models of sound.
     config = transformers.Wav2Vec2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     assert token_table(transformers.Wav2Vec2Model(config)) is None
     assert token_table(nn.Linear(1, 1)) is None
-
-
-def test_a_module_with_a_table_of_its_own():
-    """FSMT's encoder is not a model of transformers."""
-    module = nn.Module()
+    module = nn.Module()  # FSMT's encoder is not a model of transformers
     module.embed_tokens = nn.Embedding(2, 2)
     assert token_table(module) is module.embed_tokens
-
-
-def test_the_table_has_one_row_per_token():
-    for architecture in tiny_models.MATRIX:
-        table = Backbone.of(tiny_models.usual_model(architecture)).token_embedding
-        assert table is not None
-        assert table.shape[0] == tiny_models.VOCAB, architecture
 
 
 def test_a_model_without_tokens_has_no_table():

@@ -8,9 +8,11 @@ import pytest
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
+from adapterhub.anatomy.backbone import Backbone
 from adapterhub.anatomy.families import decoders, encoder_decoders, encoders, rows_of
 from adapterhub.anatomy.family import Family, Stack
-from adapterhub.anatomy.sites import ROLES
+from adapterhub.anatomy.projections import reversible_stack
+from adapterhub.anatomy.sites import ROLES, layer_groups, names_a_role
 from tests.kit import tiny_models
 
 # Module -> the stacks of its rows, and roles in each layer of the first or of the last one.
@@ -54,6 +56,46 @@ def test_a_model_has_the_stacks_sites_and_constants_of_its_row(module, architect
     below = [path for path in anatomy.parameters() if anatomy.layer_of(path) == "below"]
     assert row.below
     assert below, "the row names modules below the first layer"
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_sites_layers_and_parameters_of_an_architecture(architecture):
+    model = tiny_models.usual_model(architecture)
+    anatomy, modules = ah.anatomy_of(model), dict(model.named_modules())
+    assert len(anatomy.sites) > 8
+    for site_id, site in anatomy.sites.items():
+        assert site_id == site.id
+        assert {site.host, site.input_host or site.host} <= modules.keys()
+        assert min(site.d_in, site.d_out) > 0
+    assert not any(reversible_stack(model, paths[0]) for paths in anatomy.layers.values())
+    groups = layer_groups(anatomy)
+    for stack in anatomy.stacks:
+        numbers = [n for group in groups if group.stack == stack for n in group.layers]
+        assert sorted(numbers) == list(range(anatomy.depth(stack)))
+    sites = {(s.stack, s.layer, s.role) for s in anatomy.sites.values() if s.layer is not None}
+    assert sites == {(g.stack, n, role) for g in groups for n in g.layers for role in g.found}
+    paths, above = anatomy.parameters(), anatomy.layers_above()
+    assert len({anatomy.key(path) for path in paths}) == len(paths) > 10
+    assert above.keys() == paths.keys()
+    assert set(above.values()) == set(range(anatomy.layer_count() + 1))
+    assert Backbone.of(model).token_embedding.shape[0] == tiny_models.VOCAB
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_names_of_peft_select_the_modules_that_they_name(architecture):
+    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+    sites = [s for s in anatomy.sites.values() if s.kind == "linear" and s.part is None]
+    for name in {site.host.rpartition(".")[2] for site in sites}:
+        if names_a_role(name):
+            continue  # a module of ALBERT is called ffn
+        hosts = {
+            path for path, _ in anatomy.model.named_modules() if f".{path}".endswith(f".{name}")
+        }
+        selected = {site.host for site in anatomy.select([name])}
+        assert selected == {path for path in hosts if path.partition(".")[0] not in anatomy.head()}
+        assert selected == {site.host for site in anatomy.select([f"*.{name}"])} | hosts & {name}
+    every = [site for site in sites if site.role != "ffn.router"]
+    assert [site.id for site in anatomy.select(["all-linear"])] == [site.id for site in every]
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ from adapterhub.anatomy.projections import (
     router_path,
     router_weight,
 )
-from adapterhub.anatomy.sites import names_a_role
 from adapterhub.errors import SiteError
-from tests.kit import tiny_models
 from tests.kit.own_models import TRANSPOSED, TYPES, expert_model, holders
 
 
@@ -48,21 +46,36 @@ class Packed(nn.Module):
         self.register_buffer("qweight", torch.zeros(2, dtype=torch.int32))
 
 
-def test_sizes_do_not_depend_on_the_layout_of_the_weight():
-    for module in (nn.Linear(3, 5), Conv1D(5, 3), Packed()):
-        assert is_projection(module)
-        assert (in_features(module), out_features(module)) == (3, 5)
-
-
-def test_a_bare_weight_is_read_as_input_by_output():
+def bare():
+    """Make a module with a weight that is read as input by output."""
     module = nn.Module()
     module.weight = nn.Parameter(torch.zeros(3, 5))
-    assert (in_features(module), out_features(module)) == (3, 5)
+    return module
 
 
-def test_other_modules_are_not_projections():
-    for module in (nn.LayerNorm(3), nn.Embedding(3, 5), nn.Dropout(), nn.Conv1d(3, 5, 1)):
-        assert not is_projection(module)
+@pytest.mark.parametrize(
+    ("module", "projects", "sizes"),
+    [
+        *((module, True, (3, 5)) for module in (nn.Linear(3, 5), Conv1D(5, 3), Packed())),
+        (bare(), False, (3, 5)),
+        *((m, False, None) for m in (nn.LayerNorm(3), nn.Embedding(3, 5), nn.Conv1d(3, 5, 1))),
+        # DeepSeek-V4 multiplies groups of features by blocks of the weight.
+        (DeepseekV4GroupedLinear(4, 6, n_groups=2), False, None),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_projections_and_their_sizes(module, projects, sizes):
+    assert is_projection(module) == projects
+    if sizes:
+        assert (in_features(module), out_features(module)) == sizes
+
+
+def test_a_linear_of_a_model_may_compute_another_product():
+    config = CONFIG_MAPPING["llama4_text"](hidden_size=8, num_local_experts=2)
+    assert multiplies_otherwise(DeepseekV4GroupedLinear(4, 6, n_groups=2))
+    assert not multiplies_otherwise(Llama4Router(config))  # routes afterwards
+    assert not multiplies_otherwise(FalconLinear(4, 6))  # x @ self.weight.T
+    assert not multiplies_otherwise(nn.Linear(4, 6))
 
 
 class OneOfTwo(nn.Module):
@@ -224,18 +237,6 @@ def test_the_methods_of_a_class_are_its_own_and_those_it_inherits():
     assert own_methods(nn.Module()) == []
 
 
-def test_a_linear_of_a_model_may_compute_another_product():
-    """DeepSeek-V4 multiplies groups of features by blocks of the weight; Llama 4 routes after."""
-    grouped = DeepseekV4GroupedLinear(4, 6, n_groups=2)
-    assert multiplies_otherwise(grouped)
-    assert not is_projection(grouped)
-    config = CONFIG_MAPPING["llama4_text"](hidden_size=8, num_local_experts=2)
-    assert not multiplies_otherwise(Llama4Router(config))
-    assert not multiplies_otherwise(FalconLinear(4, 6))  # x @ self.weight.T
-    assert not multiplies_otherwise(nn.Linear(4, 6))
-    assert is_projection(nn.Linear(4, 6))
-
-
 class Stack(nn.Module):
     def __init__(self):
         super().__init__()
@@ -307,12 +308,6 @@ def test_a_stack_of_which_parts_alone_are_called_is_not_called_whole(kind):
     assert is_called_whole(kind(), "")
 
 
-def test_bridge_tower_takes_no_prompt_as_it_calls_parts_of_its_text_model():
-    model = every_type.build("bridgetower", "AutoModel", tiny=True)
-    with pytest.raises(SiteError):
-        ah.attach(model, "prompt")
-
-
 class Stacked(nn.Module):
     def __init__(self, **shapes):
         super().__init__()
@@ -321,6 +316,8 @@ class Stacked(nn.Module):
 
 
 def test_experts_and_routers_are_sites(subtests):
+    assert len(set(TYPES)) == 12
+    assert set(TRANSPOSED) < set(TYPES)
     for model_type in TYPES:
         with subtests.test(model_type=model_type):
             model = expert_model(model_type)
@@ -344,11 +341,6 @@ def test_experts_and_routers_are_sites(subtests):
             assert {(s.d_in, s.d_out) for s in routers} == {
                 (model.config.hidden_size, experts[0].held.experts)
             }
-
-
-def test_there_are_twelve_types_of_all_forms():
-    assert len(set(TYPES)) == 12
-    assert set(TRANSPOSED) < set(TYPES)
 
 
 def test_sizes_tell_whether_matrices_are_transposed():
@@ -400,12 +392,6 @@ def test_a_router_is_beside_the_experts_and_has_an_output_for_each():
     assert router_weight(nn.Linear(8, 4)) is None  # a projection: hooks change its output
 
 
-def test_roles_of_experts_are_roles_elsewhere_too():
-    assert names_a_role("ffn.experts.down")
-    assert names_a_role("decoder.3.ffn.router")
-    assert not names_a_role("ffn.experts.side")
-
-
 TINY = {
     "vocab_size": 40,
     "hidden_size": 16,
@@ -428,11 +414,3 @@ def test_its_layers_return_two_streams_which_are_not_mixed() -> None:
     model = AutoModel.from_config(ReformerConfig(**TINY, attn_layers=["local", "lsh"]))
     with pytest.raises(SiteError, match="scalar-mix does not fit a reformer backbone"):
         ah.attach(model, "scalar-mix")
-
-
-def test_layers_of_other_architectures_are_ordinary() -> None:
-    for architecture in tiny_models.ARCHITECTURES:
-        model = tiny_models.model(architecture, "features")
-        layers = [paths[0] for paths in ah.anatomy_of(model).layers.values()]
-        assert layers, architecture
-        assert not any(reversible_stack(model, layer) for layer in layers), architecture

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import (
     FeatureSlice,
@@ -135,32 +134,15 @@ def test_all_patterns_that_match_nothing_are_in_one_error():
         selected(model, "attn.q", layers=())
 
 
-def test_names_of_peft_select_the_modules_that_they_name(subtests):
-    for architecture in tiny_models.MATRIX:
-        with subtests.test(architecture):
-            check_names_of_peft(architecture)
-
-
-def check_names_of_peft(architecture):
-    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-    sites = [s for s in anatomy.sites.values() if s.kind == "linear" and s.part is None]
-    for name in {site.host.rpartition(".")[2] for site in sites}:
-        if names_a_role(name):
-            continue  # a module of ALBERT is called ffn
-        hosts = {
-            path for path, _ in anatomy.model.named_modules() if f".{path}".endswith(f".{name}")
-        }
-        selected = {site.host for site in anatomy.select([name])}
-        assert selected == {path for path in hosts if path.partition(".")[0] not in anatomy.head()}
-        assert selected == {site.host for site in anatomy.select([f"*.{name}"])} | hosts & {name}
-    every = [site for site in sites if site.role != "ffn.router"]
-    assert [site.id for site in anatomy.select(["all-linear"])] == [site.id for site in every]
-
-
-def test_valid_roles_are_recognized_on_any_backbone():
-    assert names_a_role("cross.q")
-    assert names_a_role("decoder.3.cross.*")
-    assert not names_a_role("atn.q")
+@pytest.mark.parametrize(
+    ("name", "is_role"),
+    [
+        ("cross.q", True), ("decoder.3.cross.*", True), ("ffn.experts.down", True),
+        ("decoder.3.ffn.router", True), ("atn.q", False), ("ffn.experts.side", False),
+    ],
+)  # fmt: skip
+def test_roles_are_recognized_on_any_backbone(name, is_role):
+    assert names_a_role(name) == is_role
 
 
 def test_a_parameter_is_named_by_site_else_by_layer_else_by_path():
@@ -175,13 +157,6 @@ def test_a_parameter_is_named_by_site_else_by_layer_else_by_path():
     assert (
         anatomy.key("model.layers.0.self_attn.q_norm.weight") == "decoder.0.self_attn.q_norm.weight"
     )
-
-
-def test_keys_of_parameters_are_unique():
-    for architecture in tiny_models.MATRIX:
-        anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-        paths = list(anatomy.parameters())
-        assert len({anatomy.key(path) for path in paths}) == len(paths) > 10, architecture
 
 
 @pytest.mark.parametrize("part", [FeatureSlice(2, 4, 12), FeatureSlice(1, 3, 4)])
@@ -313,22 +288,6 @@ def test_what_was_not_found_is_said(model_type, missing):
     assert group.missing == missing
 
 
-def test_every_layer_is_in_one_group(subtests):
-    for architecture in tiny_models.CORE:
-        with subtests.test(architecture):
-            check_groups(architecture)
-
-
-def check_groups(architecture):
-    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-    groups = layer_groups(anatomy)
-    for stack in FAMILIES[architecture].stacks:
-        numbers = [n for group in groups if group.stack == stack.name for n in group.layers]
-        assert sorted(numbers) == list(range(anatomy.depth(stack.name)))
-    sites = {(s.stack, s.layer, s.role) for s in anatomy.sites.values() if s.layer is not None}
-    assert sites == {(g.stack, n, role) for g in groups for n in g.layers for role in g.found}
-
-
 def llava(read, layers=3):
     words = 40
     config = transformers.LlavaConfig(
@@ -381,15 +340,6 @@ def test_other_models_read_all():
     assert dropped_modules(anatomy_of(transformers.BertModel(transformers.BertConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
         vocab_size=20)))) == ()  # fmt: skip
-
-
-def test_every_depth_occurs_and_every_parameter_has_one(subtests):
-    for architecture in tiny_models.MATRIX:
-        with subtests.test(architecture=architecture):
-            anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
-            above = anatomy.layers_above()
-            assert above.keys() == anatomy.parameters().keys()
-            assert set(above.values()) == set(range(anatomy.layer_count() + 1))
 
 
 def test_the_decoder_is_above_the_encoder():
