@@ -9,7 +9,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECO
 # The tests of `make check`: structure, options, every method's equation, and the contract of every
 # method on one decoder and one encoder-decoder.
 FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_imports.py \
-	tests/test_pins.py tests/test_project.py tests/test_public_api.py tests/test_rooms.py \
+	tests/test_project.py tests/test_public_api.py tests/test_rooms.py \
 	tests/anatomy/test_families.py tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_cells.py
 

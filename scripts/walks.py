@@ -4,7 +4,7 @@
 
 A walk is what one command or call really runs: a profiler notes every function of the package.
 Imports, class bodies, lambdas and comprehensions do not count. The walks are those of a LoRA on the
-default backbone, with a CPU and warm caches. tests/test_walks.py has their ceilings.
+default backbone, with a CPU and warm caches. tests/test_scripts.py has their ceilings.
 """
 
 from __future__ import annotations

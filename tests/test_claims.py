@@ -91,9 +91,14 @@ def recipe(word: str) -> tuple[Callable[[], object], str]:
     return lambda: read_draft(overrides=[word]), re.split(r"[=.]", word.removeprefix("train."))[0]
 
 
-def command(*words: str, match: str) -> tuple[Callable[[], object], str]:
+def command(words: str, match: str) -> tuple[Callable[[], object], str]:
     """Run a command."""
-    return lambda: group.main([*words], prog_name="adapterhub", standalone_mode=False), match
+    return lambda: group.main(words.split(), prog_name="adapterhub", standalone_mode=False), match
+
+
+def adapted(spec: str, layer: nn.Module) -> tuple[Callable[[], object], str]:
+    """Attach a method at a layer that is in front of a projection."""
+    return lambda: ah.attach(nn.Sequential(layer, nn.Linear(4, 4)), spec), "site"
 
 
 def refusal(condition: bool) -> None:
@@ -158,13 +163,9 @@ SIZES = {
 }  # fmt: skip
 PICTURES = ViTConfig(**SIZES, image_size=8, patch_size=4)
 SOUNDS = Wav2Vec2Config(
-    **SIZES,
-    conv_dim=(8,),
-    conv_stride=(2,),
-    conv_kernel=(2,),
-    num_feat_extract_layers=1,
+    **SIZES, conv_dim=(8,), conv_stride=(2,), conv_kernel=(2,), num_feat_extract_layers=1,
     num_conv_pos_embedding_groups=2,
-)
+)  # fmt: skip
 
 
 def of_adapters(option: str, value: object) -> tuple[Callable[[], object], str]:
@@ -195,35 +196,24 @@ def compiled_beside_heads() -> None:
     refusal(any("no effect" in line for line in said))
 
 
+def exported_for_adapters() -> None:
+    ah.attach(tiny_models.model("bert"), "lora").export("out", format="adapters")
+
+
 def shira_to_peft() -> None:
-    adapter = ah.attach(tiny_models.model("bert"), "shira(places=largest, share=0.01)")
-    adapter.export("out")
+    ah.attach(tiny_models.model("bert"), "shira(places=largest, share=0.01)").export("out")
 
 
 ABSENT: dict[str, Attempts] = {
     "adapter-drop": [recipe("train.adapter_drop=2"), recipe("adapter_drop=2")],
     "augmented-pictures": [
-        task("image-classification(flip=true)"),
-        task("image-classification(augment=true)"),
+        task("image-classification(flip=true)"), task("image-classification(augment=true)"),
         recipe("train.augment=true"),
     ],
     "augmented-sounds": [
-        task("audio-classification(augment=true)"),
-        task("speech-recognition(augment=true)"),
+        task("audio-classification(augment=true)"), task("speech-recognition(augment=true)")
     ],
-    "budget-of-a-part": [
-        command(
-            "bench",
-            "rows.csv",
-            "--budget",
-            "1h",
-            "--shard",
-            "1/2",
-            "--output",
-            "study",
-            match="budget",
-        )
-    ],
+    "budget-of-a-part": [command("bench a.csv --budget 1h --shard 1/2 --output out", "budget")],
     "cached-pictures": [
         left_out(lambda: task_class("image-classification").decodes),
         left_out(lambda: task_class("image-text-to-text").decodes),
@@ -244,12 +234,7 @@ ABSENT: dict[str, Attempts] = {
     "deepspeed": [(under_deepspeed, "DeepSpeed"), recipe("deepspeed=zero3.json")],
     "dependency-parsing": [task("dependency-parsing"), task("parsing")],
     "exported-shira": [(shira_to_peft, "shira")],
-    "format-of-adapters": [
-        (
-            lambda: ah.attach(tiny_models.model("bert"), "lora").export("out", format="adapters"),
-            "adapters",
-        )
-    ],
+    "format-of-adapters": [(exported_for_adapters, "adapters")],
     "glow": [method("madx(kind=glow)"), of_adapters("inv_adapter", "glow")],
     "int4": [(lambda: check_quantization("int4-weight"), "int4")],
     "intruder-dimensions": [exported("reduce_intruder_dimension")],
@@ -266,18 +251,8 @@ ABSENT: dict[str, Attempts] = {
         (lambda: parse_methods("qlora"), "quantize"),
     ],
     "norms-of-channels": [
-        (
-            lambda: ah.attach(
-                nn.Sequential(nn.BatchNorm2d(4), nn.Linear(4, 4)), "ssf(sites=['0'])"
-            ),
-            "site",
-        ),
-        (
-            lambda: ah.attach(
-                nn.Sequential(nn.GroupNorm(2, 4), nn.Linear(4, 4)), "ssf(sites=['0'])"
-            ),
-            "site",
-        ),
+        adapted("ssf(sites=['0'])", nn.BatchNorm2d(4)),
+        adapted("ssf(sites=['0'])", nn.GroupNorm(2, 4)),
     ],
     "optimizers": [
         recipe(f"train.optimizer={name}")
@@ -290,12 +265,10 @@ ABSENT: dict[str, Attempts] = {
     ],
     "ppo": [task("ppo"), task("grpo"), task("preference(loss_type=ppo)")],
     "prompts-of-pictures": [
-        without_tokens("prompt", PICTURES),
-        without_tokens("p-tuning", PICTURES),
+        without_tokens("prompt", PICTURES), without_tokens("p-tuning", PICTURES)
     ],
     "prompts-of-sounds": [
-        without_tokens("prompt", SOUNDS),
-        without_tokens("p-tuning", SOUNDS),
+        without_tokens("prompt", SOUNDS), without_tokens("p-tuning", SOUNDS)
     ],
     "quantizations": [
         (lambda name=name: check_quantization(name), name)
@@ -304,27 +277,18 @@ ABSENT: dict[str, Attempts] = {
     "remote-code": [recipe("trust_remote_code=true")],
     "sharded-models": [(sharded, "sharded")],
     "timestamps": [task("speech-recognition(timestamps=true)")],
-    "transposed-convolutions": [
-        (
-            lambda: ah.attach(
-                nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.Linear(4, 4)), "lora(sites=['0'])"
-            ),
-            "site",
-        ),
-    ],
+    "transposed-convolutions": [adapted("lora(sites=['0'])", nn.ConvTranspose2d(3, 4, 3))],
     "train-on-prompt": [recipe("train_on_prompt=true"), task("causal-lm(train_on_prompt=true)")],
     "training-in-a-browser": [
-        command("webui", match="unknown command"),
-        command("web", match="unknown command"),
+        command("webui", "unknown command"), command("web", "unknown command")
     ],
     "tuned-options": [(lambda: study.read_study(overrides=["bench.ranks=[4, 8]"]), "ranks")],
     "unsloth": [recipe("use_unsloth=true"), recipe("train.unsloth=true")],
     "videos": [
-        task("video-classification"),
-        task("video-text-to-text"),
+        task("video-classification"), task("video-text-to-text"),
         task("image-text-to-text(video=clip)"),
     ],
-}
+}  # fmt: skip
 
 
 def shown(page: str) -> str:
@@ -379,15 +343,18 @@ def told(page: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_sentence_that_denies_something_has_a_mark(page: Path) -> None:
+def test_what_a_page_denies_has_a_mark_and_what_it_counts_is_generated(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     unmarked = [
         sentence
-        for sentence, is_denied in sentences(page.read_text(encoding="utf-8"))
+        for sentence, is_denied in sentences(text)
         if (is_denied or DENIALS.search(re.sub(r"<!--.*?-->", "", sentence)))
         and not marks(sentence)
         and not re.search(r"`test_\w+`|tests/[\w/]+\.py", sentence)
     ]
     assert not unmarked, "add `<!-- absent: NAME -->`, as the docstring of this file says"
+    counted = COUNTED.findall(shown(text))
+    assert not counted, "say it without, or write <!-- count: NAME --><!-- /count -->"
 
 
 @pytest.mark.parametrize("name", ABSENT)
@@ -435,14 +402,6 @@ GROWS = (
 COUNTED = re.compile(
     rf"\b{NUMBER}\s(?:other |more |recent |usual |different )?{GROWS}\b", re.IGNORECASE
 )
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_numbers_of_what_grows_are_generated(page: Path) -> None:
-    written = shown(page.read_text(encoding="utf-8"))
-    assert not COUNTED.findall(written), (
-        "say it without, or write <!-- count: NAME --><!-- /count -->"
-    )
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,10 @@ def test_tables_are_complete(page, marker, rows):
     assert len(quoted_table(page, marker).splitlines()) >= 2 + rows
 
 
-def test_pictures_are_as_their_script_draws_them():
-    for name, drawn in pictures.files().items():
-        assert text(f"docs/assets/{name}") == drawn, "python scripts/pictures.py draws them"
-
-
-def test_the_plot_of_the_speed_records_is_as_its_script_draws_it():
-    for name, drawn in plot.files().items():
-        assert text(f"docs/assets/{name}") == drawn, "python benchmarks/speed/plot.py draws it"
+@pytest.mark.parametrize("script", [pictures, plot], ids=lambda script: script.__name__)
+def test_pictures_are_as_their_script_draws_them(script):
+    for name, drawn in script.files().items():
+        assert text(f"docs/assets/{name}") == drawn, f"python {script.__file__} draws them"
 
 
 def test_every_concept_has_a_picture_for_light_and_for_dark_pages():
@@ -82,10 +78,17 @@ def test_every_concept_has_a_picture_for_light_and_for_dark_pages():
         assert page.stem in {Path(name).stem for name in pictures.files()}
 
 
-def test_paths_in_readme_exist():
-    paths = re.findall(r"`(adapterhub/[\w/.]+)`", text("README.md"))
-    assert len(paths) >= 3
-    assert not [path for path in paths if not (ROOT / path).exists()]
+@pytest.mark.parametrize(
+    ("page", "pattern", "folder", "least"),
+    [
+        ("README.md", r"`(adapterhub/[\w/.]+)`", ROOT, 3),
+        ("docs/architecture.md", r"`(\w+/[\w/]+\.py)`", PACKAGE, 41),
+    ],
+)
+def test_paths_in_a_page_exist(page, pattern, folder, least):
+    paths = re.findall(pattern, text(page))
+    assert len(paths) >= least
+    assert not [path for path in paths if not (folder / path).exists()]
 
 
 def test_architecture_lists_the_rooms():
@@ -95,14 +98,11 @@ def test_architecture_lists_the_rooms():
     assert set(in_table) == rooms
 
 
-def test_the_readme_quotes_the_short_comparison():
+def test_the_front_is_short_and_quotes_the_short_comparison():
     table = text("docs/comparison.md").split("## In short\n\n")[1].split("\n\n")[0]
     assert table in text("README.md")
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_front_is_short(page):
-    assert len(text(page).splitlines()) <= 150
+    for page in ("README.md", "docs/index.md"):
+        assert len(text(page).splitlines()) <= 150, page
 
 
 def test_the_index_of_guides_has_the_groups_of_the_sidebar():
@@ -121,12 +121,6 @@ def test_the_index_of_guides_has_the_groups_of_the_sidebar():
     assert listed == {name: re.findall(r"guides/([\w-]+)\.md", pages) for name, pages in groups}
     names = {path.stem for path in (ROOT / "docs/guides").glob("*.md")} - {"index"}
     assert sorted(name for part in listed.values() for name in part) == sorted(names)
-
-
-def test_paths_in_architecture_exist():
-    paths = re.findall(r"`(\w+/[\w/]+\.py)`", text("docs/architecture.md"))
-    assert len(paths) > 40
-    assert not [path for path in paths if not (PACKAGE / path).exists()]
 
 
 WRITERS = {"page", "_page", "index", "_index", "_overview", "_study"}  # of scripts/reference

@@ -26,9 +26,6 @@ from adapterhub.errors import (
 def test_a_message_has_problem_offenders_expected_and_hint() -> None:
     error = AdapterhubError("bad", offenders=["a", "b"], expected="c", hint="d")
     assert str(error) == "bad\n  - a\n  - b\n  expected: c\n  try: d"
-
-
-def test_empty_parts_are_omitted() -> None:
     assert str(AdapterhubError("bad")) == "bad"
 
 
@@ -56,33 +53,30 @@ def test_unknown_suggests_the_nearest_and_lists_all_choices() -> None:
     assert isinstance(error, ConfigError)
     assert error.problem == "unknown method 'lroa'; did you mean 'lora'?"
     assert (error.expected, error.hint) == ("one of bitfit, lora", "adapterhub methods")
+    error = unknown("method", "qlora", ["lora"], meaning="lora on a quantized backbone")
+    assert error.problem == "unknown method 'qlora': lora on a quantized backbone"
 
 
-def test_did_you_mean_is_empty_without_a_near_choice() -> None:
-    assert did_you_mean("zzz", ["lora"]) == ""
-
-
-def test_read_problem_suggests_the_nearest_file(tmp_path: Path) -> None:
+def test_read_problem_has_the_reason_and_the_nearest_file(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").touch()
     with pytest.raises(FileNotFoundError) as caught:
         (tmp_path / "trian.tsv").read_bytes()
     problem = read_problem(tmp_path / "trian.tsv", caught.value)
     assert problem.startswith("no such file: ")
     assert "did you mean 'train.tsv'?" in problem
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert read_problem(Path("a.csv"), denied) == "cannot read a.csv: Permission denied"
 
 
-def test_read_problem_gives_the_systems_reason() -> None:
-    error = PermissionError(errno.EACCES, "Permission denied")
-    assert read_problem(Path("a.csv"), error) == "cannot read a.csv: Permission denied"
-
-
-def test_names_that_differ_in_case_hyphens_and_underscores_are_near():
-    assert nearest("LoRA", ["lora", "dora", "rslora"]) == ["lora"]
-    assert nearest("scaled_parallel", ["scaled-parallel", "parallel"]) == ["scaled-parallel"]
-    assert nearest("Text", ["text", "TEXT", "label"]) == ["TEXT", "text"]
-    assert nearest("xyzzy", ["lora"]) == []
-
-
-def test_a_known_meaning_is_printed_instead_of_the_nearest():
-    error = unknown("method", "qlora", ["lora"], meaning="lora on a quantized backbone")
-    assert error.problem == "unknown method 'qlora': lora on a quantized backbone"
+@pytest.mark.parametrize(
+    ("name", "choices", "near"),
+    [
+        ("LoRA", ["lora", "dora", "rslora"], ["lora"]),
+        ("scaled_parallel", ["scaled-parallel", "parallel"], ["scaled-parallel"]),
+        ("Text", ["text", "TEXT", "label"], ["TEXT", "text"]),
+        ("xyzzy", ["lora"], []),
+    ],
+)
+def test_names_that_differ_in_case_hyphens_and_underscores_are_near(name, choices, near):
+    assert nearest(name, choices) == near
+    assert bool(did_you_mean(name, choices)) == bool(near)

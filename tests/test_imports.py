@@ -16,91 +16,39 @@ from tests.kit.runs import predictions, run_folder
 from tests.kit.server import write_adapter
 
 LIGHT_MODULES = (
-    "adapterhub",
-    "adapterhub.bench.advice",
-    "adapterhub.cli.train",
-    "adapterhub.data.docstrings",
-    "adapterhub.data.examples",
-    "adapterhub.files.native",
-    "adapterhub.hub.server",
-    "adapterhub.inference.record",
-    "adapterhub.methods.common.base",
-    "adapterhub.registry.hub",
-    "adapterhub.registry.lockfile",
-    "adapterhub.registry.search",
-    "adapterhub.registry.tokens",
-    "adapterhub.tasks",
-    "adapterhub.training.run_data",
-    "adapterhub.recipe.recipe",
-)
+    "adapterhub", "adapterhub.bench.advice", "adapterhub.cli.train", "adapterhub.data.docstrings",
+    "adapterhub.data.examples", "adapterhub.files.native", "adapterhub.hub.server",
+    "adapterhub.inference.record", "adapterhub.methods.common.base", "adapterhub.registry.hub",
+    "adapterhub.registry.lockfile", "adapterhub.registry.search", "adapterhub.registry.tokens",
+    "adapterhub.tasks", "adapterhub.training.run_data", "adapterhub.recipe.recipe",
+)  # fmt: skip
 # Commands that need no model, and those that do with an argument that is wrong.
-LIGHT_COMMANDS = {
-    "--help": 0,
-    "--version": 0,
-    "train --help": 0,
-    "train --schema": 0,
-    "methods": 0,
-    "methods lora": 0,
-    "methods --json": 0,
-    "methods nothing": 2,
-    "options": 0,
-    "options lora causal-lm": 0,
-    "options nothing": 2,
-    "recipe lora tagging": 0,
-    "sample": 0,
-    "sample tickets --rows 3": 0,
-    "tasks": 0,
-    "tasks causal-lm": 0,
-    "backbones": 0,
-    "list": 0,
-    "list --json": 0,
-    "show nothing": 2,
-    "trust": 0,
-    "key new key": 0,
-    "login https://hub.example.org": 2,
-    "logout https://hub.example.org": 2,
-    "registry verify": 0,
-    "hub user hub ada": 0,
-    "hub verify nothing": 2,
-    "lock nothing": 2,
-    "sync": 2,
-    "verify nothing": 2,
-    "pull nothing": 2,
-    "publish nothing": 2,
-    "merge nothing --output out": 2,
-    "export nothing --output out": 2,
-    "import nothing --output out": 2,
-    "combine nothing nothing --output out": 2,
-    "convert nothing --output out": 2,
-    "resize nothing --output out --rank 2": 2,
-    "predict nothing text": 2,
-    "eval nothing --data nothing.csv": 2,
-    "eval --backbone a/b --task prompted --data nothing.csv": 2,
-    "inspect ./nothing": 2,
-}
+WORKING = (
+    "--help", "--version", "train --help", "train --schema", "methods", "methods lora",
+    "methods --json", "options", "options lora causal-lm", "recipe lora tagging", "sample",
+    "sample tickets --rows 3", "tasks", "tasks causal-lm", "backbones", "list", "list --json",
+    "trust", "key new key", "registry verify", "hub user hub ada",
+)  # fmt: skip
+WRONG = (
+    "methods nothing", "options nothing", "show nothing", "login https://hub.example.org",
+    "logout https://hub.example.org", "hub verify nothing", "lock nothing", "sync",
+    "verify nothing", "pull nothing", "publish nothing", "merge nothing --output out",
+    "export nothing --output out", "import nothing --output out",
+    "combine nothing nothing --output out", "convert nothing --output out",
+    "resize nothing --output out --rank 2", "predict nothing text",
+    "eval nothing --data nothing.csv", "eval --backbone a/b --task prompted --data nothing.csv",
+    "inspect ./nothing",
+)  # fmt: skip
+LIGHT_COMMANDS = dict.fromkeys(WORKING, 0) | dict.fromkeys(WRONG, 2)
 # What is done with a trained adapter without its backbone: one after the other, in one registry.
-ADAPTER_COMMANDS = {
-    "publish {adapter} --name demo": 0,
-    "list": 0,
-    "search demo": 0,
-    "show demo": 0,
-    "show {adapter}": 0,
-    "pull demo --to pulled": 0,
-    "tag demo@v1 best": 0,
-    "key new key": 0,
-    "sign demo@v1 --key key": 0,
-    "verify demo": 1,
-    "lock demo": 0,
-    "sync": 0,
-    "diff demo {adapter}": 0,
-    "registry verify": 0,
-    "registry index": 0,
-    "yank demo@v1 --reason old": 0,
-    "delete demo@v1 --yes --force": 0,
-    "token create shop --file tokens.json": 0,
-    "report {run}": 0,
-    "compare {run} {run}": 0,
-}
+ADAPTER_COMMANDS = dict.fromkeys((
+    "publish {adapter} --name demo", "list", "search demo", "show demo", "show {adapter}",
+    "pull demo --to pulled", "tag demo@v1 best", "key new key", "sign demo@v1 --key key",
+    "verify demo", "lock demo", "sync", "diff demo {adapter}", "registry verify", "registry index",
+    "yank demo@v1 --reason old", "delete demo@v1 --yes --force",
+    "token create shop --file tokens.json", "report {run}", "compare {run} {run}",
+), 0)  # fmt: skip
+ADAPTER_COMMANDS["verify demo"] = 1
 # Those that load a backbone; `push` writes peft's files from it.
 MODEL_COMMANDS = {
     "train", "bench", "suggest", "eval", "predict", "quickstart", "merge", "combine", "convert",
@@ -188,23 +136,15 @@ def run(backbone, tmp_path_factory):
     return folder
 
 
-def imported(run, moment):
-    return {*(run / f"{moment}.txt").read_text().split()}
-
-
-def test_a_run_imports_no_more_than_it_uses(run):
-    assert not UNNEEDED & imported(run, "end")
-
-
-def test_a_run_takes_its_first_step_before_it_imports_what_comes_later(run):
-    assert "torch" in imported(run, "first")
-    assert not (UNNEEDED | LATER) & imported(run, "first")
-    assert LATER & imported(run, "end")
-
-
-def test_a_prediction_imports_no_more_than_it_uses(run):
-    assert "torch" in imported(run, "prediction")
-    assert not (UNNEEDED | LATER) & imported(run, "prediction")
+def test_a_run_and_a_prediction_import_no_more_than_they_use(run):
+    """What comes later is imported after the first step."""
+    moments = ("prediction", "first", "end")
+    prediction, first, end = ({*(run / f"{each}.txt").read_text().split()} for each in moments)
+    for imported in (prediction, first):
+        assert "torch" in imported
+        assert not (UNNEEDED | LATER) & imported
+    assert not UNNEEDED & end
+    assert LATER & end
 
 
 def test_a_module_that_is_read_before_torch_is_needed_is_light(light, subtests):

@@ -1,17 +1,23 @@
-"""Every page of documentation runs: its code, its commands and its files, from top to bottom."""
+"""Every page, guide and notebook runs, from top to bottom, and shows what it printed."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 
+import nbformat
+import notebooks
 import pages
 import pytest
 
 from adapterhub.data.docstrings import load_docstrings
-from tests.kit import processes
+from tests.kit import processes, stand_ins
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -27,36 +33,25 @@ def text(page: str) -> str:
 
 def is_run(page: str) -> bool:
     if pages.IN_COPY in text(page):
-        return False  # by tests/test_guides.py
+        return False  # by a test of guides
     if pages.ON_TRAINED_WEIGHTS in text(page):
-        return False  # by tests/real/test_trained_pages.py
+        return False  # by tests/real/test_small_models.py
     return any(block.kind not in pages.SHOWN for block in pages.blocks(text(page)))
 
 
 RUN = [page for page in PAGES if is_run(page)]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[[str], list[dict]]:
-    """Return a function that runs a page in a process of its own: what each block printed."""
-    from tests.kit import stand_ins
-
-    stand_ins.serve()
-
-    def run(page: str) -> list[dict]:
-        record = tmp_path / "done.json"
-        words = ("scripts/pages.py", page, "--quick", "--record", record)
-        ended = processes.run(*words, folder=ROOT)
-        assert ended.returncode == 0, ended.printed
-        return json.loads(record.read_text(encoding="utf-8"))
-
-    return run
-
-
 @pytest.mark.apart
 @pytest.mark.parametrize("page", RUN)
-def test_the_blocks_of_a_page_run(page: str, run) -> None:
-    done = run(page)
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
+    """In a process of their own."""
+    stand_ins.serve()
+    record = tmp_path / "done.json"
+    words = ("scripts/pages.py", page, "--quick", "--record", record)
+    ended = processes.run(*words, folder=ROOT)
+    assert ended.returncode == 0, ended.printed
+    done = json.loads(record.read_text(encoding="utf-8"))
     assert len(done) == len(pages.blocks(text(page)))
     if page == "docs/start.md":
         check_start(done)
@@ -65,23 +60,17 @@ def test_the_blocks_of_a_page_run(page: str, run) -> None:
 def check_start(done: list[dict]) -> None:
     """The first half hour prints what its text promises."""
     printed = "".join(output for block in done for output in block["outputs"])
-    assert "docstrings.csv: semicolon-separated" in printed
-    assert "guessed: --text summary --label part" in printed
-    assert "rows are held out, in the same shares of each label" in printed
-    assert "[CLS]" in printed
-    assert "lora - head" in printed
-    assert "part@v1" in printed
+    for promised in (
+        "docstrings.csv: semicolon-separated", "guessed: --text summary --label part",
+        "rows are held out, in the same shares of each label", "[CLS]", "lora - head", "part@v1",
+    ):  # fmt: skip
+        assert promised in printed
     labels = {example.label for example in load_docstrings()[0]}
-    predicted = [
-        output for block in done for output in block["outputs"] if output.strip() in labels
-    ]
+    predicted = [o for block in done for o in block["outputs"] if o.strip() in labels]
     assert predicted, "the last block predicts in Python"
-
-
-def test_the_first_half_hour_shows_the_time_of_each_command() -> None:
     page = text("docs/start.md")
     times = re.findall(r"```\n\n\*[\d.]+ s\.\*", page)
-    assert len(times) == page.count("```console") >= 7
+    assert len(times) == page.count("```console") >= 7, "each command shows its time"
 
 
 def test_every_block_runs_or_is_of_a_language_that_is_only_shown() -> None:
@@ -104,6 +93,11 @@ def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
     assert once.startswith("```console\n$ echo a \\\n    b\na b\n$ true\n```\n\n*0.")
     assert once.endswith('```text title="output"\n1\n```\n')
     assert pages.with_outputs(once, pages.run_page("page", once, tmp_path)).count("a b\n") == 1
+    titled = (
+        '```python title="x.py"\none = 1\n```\n```python title="x.py, at the end"\ntwo = 2\n```\n'
+    )
+    pages.run_page("page", titled, tmp_path)
+    assert (tmp_path / "x.py").read_text() == "one = 1\n\ntwo = 2\n"
 
 
 def test_a_failing_block_names_its_line(tmp_path: Path) -> None:
@@ -125,3 +119,133 @@ def test_a_failing_block_names_its_line(tmp_path: Path) -> None:
             pages.run_page("page", answers.replace("\n2\n", other), tmp_path, quick=True)
     with pytest.raises(RuntimeError, match="without a title"):
         pages.run_page("page", "```\nx\n```\n", tmp_path)
+
+
+# Page -> the tests that its command must run, and how often at least.
+GUIDES = {
+    "docs/tutorials/new-method.md": {
+        "test_the_weight_gets_a_product_of_three": 3,
+        "test_a_cell": 3,
+    },
+    "docs/tutorials/new-architecture.md": {
+        "test_value_features_are_those_attention_uses": 1,
+        "test_an_update_of_a_part_equals_the_update_of_its_rows": 3,
+        "test_a_cell": 26,
+    },
+    "docs/tutorials/new-task.md": {
+        "test_the_metrics_are_those_of_scikit_learn": 1,
+        "test_a_prediction_is_on_the_scale": 4,
+        "test_train_eval_predict": 1,
+        "test_the_metrics_are_those_that_the_task_names": 1,
+    },
+}
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("page", GUIDES)
+def test_a_guide_leads_to_tests_that_pass(page: str, tmp_path: Path) -> None:
+    results = tmp_path / "results.xml"
+    environment = {
+        "PYTEST_ADDOPTS": f"--junitxml={results} -p no:cacheprovider",
+        "MAKEFLAGS": r"PYTEST=.venv/bin/python\ -m\ pytest",  # one process, not two workers
+    }
+    words = (ROOT / "scripts/pages.py", ROOT / page, "--quick")
+    ended = processes.run(*words, folder=tmp_path, environment=environment)
+    assert ended.returncode == 0, ended.printed
+    cases = list(ElementTree.parse(results).iter("testcase"))
+    assert not [case for case in cases if len(case.findall("skipped"))]
+    passed = Counter(case.attrib["name"].partition("[")[0] for case in cases)
+    assert {n: passed[n] for n, least in GUIDES[page].items() if passed[n] < least} == {}, passed
+
+
+def test_every_page_of_a_copy_is_a_guide() -> None:
+    in_copies = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "docs").rglob("*.md")
+        if pages.IN_COPY in path.read_text(encoding="utf-8")
+    }
+    assert in_copies == set(GUIDES)
+
+
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+_MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|usr|work|opt|private|Users|mnt|var)/\S+")
+
+
+def outputs_text(notebook: nbformat.NotebookNode) -> str:
+    """Return what the cells printed and displayed as text."""
+    texts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            texts += [output.get("text", ""), output.get("data", {}).get("text/plain", "")]
+    return "\n".join(texts)
+
+
+@pytest.fixture(scope="module")
+def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.NotebookNode]:
+    """Run all notebooks with short trainings, in a new process."""
+    record = tmp_path_factory.mktemp("notebooks") / "record.json"
+    script = ROOT / "scripts/notebooks.py"
+    result = subprocess.run(
+        [sys.executable, script, *NOTEBOOKS, "--record", record],
+        env=os.environ | {"QUICK": "1", "PYTHONPATH": str(ROOT)}, text=True, check=False,
+        timeout=280, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+    ran = json.loads(record.read_text(encoding="utf-8"))
+    return {name: nbformat.reads(json.dumps(book), as_version=4) for name, book in ran.items()}
+
+
+def test_the_notebooks_are_found() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["classifier", "peft", "routing"]
+    listed = re.findall(r"\]\((\w+\.ipynb)\)", (ROOT / "examples/README.md").read_text())
+    assert sorted(listed) == [path.name for path in NOTEBOOKS]
+
+
+@pytest.mark.apart
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, quick_runs: dict[str, nbformat.NotebookNode]) -> None:
+    ran = quick_runs[path.name]
+    assert any(cell.get("outputs") for cell in ran.cells)
+    text = outputs_text(ran)
+    if path.stem == "routing":
+        assert text.count("largest difference below 1e-5: True") == 6
+        assert text.count("False") == 0
+    if path.stem == "peft":
+        differences = re.findall(r"largest difference to peft: (\S+)", text)
+        assert len(differences) == 2
+        assert all(float(difference) < 1e-5 for difference in differences)
+        assert "the same names: True the same values: True" in text
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_committed_notebook_is_clean_and_has_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in code for output in cell.outputs]
+    assert len(outputs) >= 3
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert notebooks.cleaned(nbformat.read(path, as_version=4)) == notebook
+    assert path.read_text(encoding="utf-8") == nbformat.writes(notebook) + "\n"
+    assert not _MACHINE_PATH.search(outputs_text(notebook))
+    assert path.stat().st_size < 120_000
+    assert sum(len(cell.source.splitlines()) for cell in notebook.cells) < 100, "a screen or two"
+    assert all(re.fullmatch(r"[a-z-]+", cell.id) for cell in notebook.cells)
+
+
+def test_cleaning_removes_what_differs_between_two_runs() -> None:
+    cell = nbformat.v4.new_code_cell("1", execution_count=3, metadata={"tags": ["mine"]})
+    cell.outputs = [
+        nbformat.v4.new_output("execute_result", {"text/plain": "1"}, execution_count=3),
+        nbformat.v4.new_output("stream", name="stderr", text="a warning"),
+    ]
+    kernel = {"name": "mine", "display_name": "Mine"}
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+    clean = notebooks.cleaned(notebook)
+    assert clean.metadata.kernelspec.name == "python3"
+    (left,) = clean.cells
+    assert (left.execution_count, left.metadata) == (None, {})
+    (output,) = left.outputs
+    assert output.execution_count is None
+    assert output.data["text/plain"] == "1"

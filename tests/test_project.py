@@ -1,14 +1,16 @@
-"""What a contributor and the forge use: targets, workflows, templates, the version."""
+"""Files that a contributor and the forge use: targets, workflows, forms, pins, the version."""
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 from pathlib import Path
 
 import pytest
 import release_check
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import adapterhub
 
@@ -59,14 +61,8 @@ def test_workflows_cover_what_a_release_needs():
     named = ["ci.yml", "clients.yml", "docs.yml", "nightly.yml", "release.yml"]
     assert [path.name for path in WORKFLOWS] == named
     runs = {step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step}
-    assert {
-        "make check",
-        "make docs-test test",
-        "make test-all",
-        "make docs",
-        "make release-check",
-    } <= runs
-    assert {"make newest", "make oldest"} <= runs
+    needed = {"check", "docs-test test", "test-all", "docs", "release-check", "newest", "oldest"}
+    assert {f"make {targets}" for targets in needed} <= runs
     ci = yaml.safe_load(text(".github/workflows/ci.yml"))
     tested = ci["jobs"]["test"]["strategy"]["matrix"]["python-version"]
     assert tested == [f"3.{minor}" for minor in range(10, 14)]
@@ -100,12 +96,8 @@ def test_the_version_is_the_newest_of_the_changelog_and_the_citation():
     citation = yaml.safe_load(text("CITATION.cff"))
     assert (citation["version"], citation["date-released"]) == releases[0]
     assert len(releases) >= 2
-
-
-def test_the_changelog_has_no_other_headings():
     headings = re.findall(r"^### (.*)$", text("CHANGELOG.md"), re.MULTILINE)
-    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert set(headings) <= kinds
+    assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_the_principles_are_ten():
@@ -159,3 +151,52 @@ def test_what_tests_and_scripts_import_exists():
         and f"{node.module}.{alias.name}" not in modules
     ]
     assert not lost
+
+
+def pins(name: str) -> list[str]:
+    lines = text(name).splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_build_requirements_are_pinned_as_in_their_constraints():
+    (requires,) = re.findall(r"^requires = \[(.+)\]$", text("pyproject.toml"), re.MULTILINE)
+    required = re.findall(r'"([^"]+)"', requires)
+    assert required
+    assert set(required) <= set(pins("constraints-build.txt"))
+
+
+def test_every_constraint_is_one_version_without_hashes():
+    """pip refuses to install a folder if any constraint has a hash."""
+    for name in ("constraints.txt", "constraints-oldest.txt", "constraints-build.txt"):
+        versions = pins(name)
+        assert len(versions) >= 5
+        for line in versions:
+            assert re.fullmatch(r'[\w.-]+==[\w.]+( ; python_version >= "3.11")?', line), line
+
+
+def test_every_pin_installs_on_every_python_that_it_is_for():
+    """A release says which Pythons it supports; those that are not for 3.10 are marked."""
+    wrong, checked = [], 0
+    for line in pins("constraints.txt"):
+        pin, _, marker = line.partition(" ; ")
+        name, _, version = pin.partition("==")
+        try:
+            metadata = importlib.metadata.metadata(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another environment
+        if metadata["Version"].partition("+")[0] == version:
+            supported = SpecifierSet(metadata["Requires-Python"] or "")
+            minors = range(11 if marker else 10, 14)
+            wrong += [f"{pin} on 3.{n}" for n in minors if not supported.contains(f"3.{n}.99")]
+            checked += 1
+    assert not wrong, 'mark them: ; python_version >= "3.11"'
+    assert checked > 20
+
+
+def test_make_pins_isolated_builds_in_old_and_new_pip():
+    makefile = text("Makefile")
+    assert 'PIP_CONSTRAINT="$(PINS) constraints-build.txt"' in makefile
+    assert "PIP_BUILD_CONSTRAINT=constraints-build.txt" in makefile
+    installs = re.findall(r"^\t.*pip install.*$", makefile, re.MULTILINE)
+    assert installs
+    assert all(line.startswith("\t$(PINNED) ") for line in installs)

@@ -1,30 +1,50 @@
-"""The reference has every command, key, public name and class of errors, once."""
+"""The generated reference: commands, keys, public names, errors, methods, tasks and studies."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import click
+import method_cost
+import numpy as np
 import pytest
+from PIL import Image
+from reference import _backbones, _docstrings, _method_groups, _picture, methods, tasks
 from reference import cli as cli_page
 from reference import python as python_pages
 from reference import recipe as recipe_page
+from reference import studies as study_pages
 from reference.markdown import prose
 
 import adapterhub as ah
 from adapterhub.cli import COMMANDS, group
 from adapterhub.cli.recipe import commented_recipe
-from adapterhub.config.options import options_of
+from adapterhub.config.options import options_of, to_dict
+from adapterhub.config.yaml import inline_yaml
+from adapterhub.data.columns import WANTS, described_columns
 from adapterhub.data.options import DataOptions
 from adapterhub.loop.engine import _out_of_memory
 from adapterhub.loop.report import one_class
 from adapterhub.methods import METHODS
 from adapterhub.recipe.other_names import ALIASES, MEANINGS
 from adapterhub.recipe.recipe import Recipe, RunOptions, TrainOptions
+from adapterhub.tasks import TASKS
+from adapterhub.tasks.classification import Number, Scored
+from adapterhub.tasks.common.base import Generated
+from adapterhub.tasks.embedding import Embedded
+from adapterhub.tasks.masked_lm import Filled
+from adapterhub.tasks.multi_label import Labels
+from adapterhub.tasks.multiple_choice import Choice
+from adapterhub.tasks.question_answering import Answer
+from adapterhub.tasks.tagging import Entity, Tags
+from adapterhub.tasks.text_to_image import Picture
+from tests.kit import matrix, processes, stand_ins, tiny_models
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,15 +124,15 @@ def test_every_key_has_one_anchor_with_its_type_default_and_other_names(recipe: 
         assert f"| `{name}` | " in recipe
     assert "flag `--lr RATE`" in entries["train.learning_rate"]
     assert "(../guides/defaults.md)" in entries["train.epochs"]
-
-
-def test_the_whole_recipe_is_what_the_command_prints(recipe: str) -> None:
     assert f"```yaml\n{commented_recipe(Recipe())}```" in recipe
 
 
 def test_every_public_name_is_on_exactly_one_page(python: dict[str, str]) -> None:
     names = [name for page in python_pages.PAGES for name in python_pages.names_of(page)]
     assert {name: n for name, n in Counter(names).items() if n > 1} == {}
+    errors = {f"errors.{error.__name__}" for error in ah.AdapterhubError.__subclasses__()}
+    assert errors < set(python_pages.names_of("errors"))
+    assert len(errors) == 13
     assert set(ah.__all__) <= set(names)
     for name in ah.__all__:
         path = python_pages._path(name)
@@ -132,12 +152,6 @@ def test_each_path_is_the_name_that_users_import() -> None:
                 assert value.__module__ == module, name
 
 
-def test_every_class_of_errors_is_on_the_page_of_errors() -> None:
-    names = {f"errors.{error.__name__}" for error in ah.AdapterhubError.__subclasses__()}
-    assert names < set(python_pages.names_of("errors"))
-    assert len(names) == 13
-
-
 def test_every_option_of_a_method_class_is_listed(python: dict[str, str]) -> None:
     page = python["reference/python/methods.md"]
     expected = Counter(f"{m.__name__}.{o.name}" for m in METHODS.values() for o in options_of(m))
@@ -154,14 +168,358 @@ def test_troubleshooting_has_every_class_of_errors_with_a_message_that_was_print
         assert '```text title="output"\n' in section, name
         assert "\nerror: " in section, name
     assert page.count("\n### ") >= len(by_name) + 10, "symptoms without an error"
-
-
-def test_troubleshooting_quotes_what_the_program_says() -> None:
-    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     assert one_class("no")[0].partition(";")[0] in page
-    options = RunOptions(batch_size=32, max_length=512)
-    error = _out_of_memory(options)
+    error = _out_of_memory(RunOptions(batch_size=32, max_length=512))
     assert f"error: {error.problem}" in page
     rows = page.partition("| set |")[2].partition("\n\n")[0]
-    for key in re.findall(r"[a-z_.]+(?==)", error.hint):
-        assert key in rows, key
+    assert all(key in rows for key in re.findall(r"[a-z_.]+(?==)", error.hint))
+
+
+FULL = tiny_models.FULL_MATRIX
+SOME = sorted(METHODS) if FULL else ["lora"]
+SOME_TASKS = (
+    sorted(TASKS.keys() - {"text-to-image"}) if FULL else ["classification", "span-corruption"]
+)
+every_method = pytest.mark.parametrize("name", sorted(METHODS))
+every_task = pytest.mark.parametrize("name", sorted(TASKS))
+
+
+def test_every_method_and_task_has_a_page(monkeypatch):
+    for module in (methods, tasks):
+        monkeypatch.setattr(module, "page", lambda name: f"page of {name}")
+        monkeypatch.setattr(module, "index", lambda: "index")
+    assert len(METHODS) >= 26
+    assert len(TASKS) >= 11
+    expected = ["methods/index.md", *(f"methods/{name}.md" for name in sorted(METHODS))]
+    assert list(methods.pages()) == expected
+    assert list(tasks.pages()) == ["tasks/index.md", *(f"tasks/{n}.md" for n in sorted(TASKS))]
+
+
+def test_every_method_is_in_one_group_of_the_index_and_of_the_navigation():
+    """A new method says when to take it, in scripts/reference/_method_groups.py."""
+    grouped = [name for each in _method_groups.GROUPS for name in each.methods]
+    assert sorted(grouped) == sorted(METHODS)
+    below = [path for paths in methods.groups().values() for path in paths]
+    assert below == [f"methods/{name}.md" for name in grouped]
+    rows = [_backbones.fit(name, next(iter(_backbones.NAMED))) for name in sorted(METHODS)]
+    assert len({each.merge for each in rows}) > 1, "of a model without weights"
+
+
+def test_what_is_said_of_methods_is_quoted_from_the_studies():
+    claims = (ROOT / "benchmarks/studies/claims.md").read_text(encoding="utf-8")
+    for each in _method_groups.GROUPS:
+        quoted = _method_groups.claims(each).splitlines()
+        assert len(quoted) == len(each.claims)
+        for line in quoted:
+            claim, verdict, counts = re.fullmatch(r"- (.+) \[(.+)\]\(.+\): (.+)", line).groups()
+            assert f"## {claim}\n\n**{verdict}**: {counts}\n" in claims
+    found = {
+        (t.task, t.rows): t for study in ("glue", "low-data") for t in _method_groups.taken(study)
+    }
+    assert len(found) == 5 + 8
+    assert found["sst2", 7200].method in METHODS
+    table = _method_groups.taken_table()
+    assert all(f"| **{t.method}** | {t.why} |" in table for t in found.values())
+
+
+def test_verdicts_are_counted_from_the_reports(tmp_path, monkeypatch):
+    row = "| {} | 1 | 2 | {} | 3 |\n"
+    better, tied = "+1.4, better (p = 0.01)", "+0.1, tied (p = 1)"
+    for study in _method_groups.AGAINST_LORA:
+        (tmp_path / study).mkdir()
+        rows = (
+            row.format("lora", "baseline")
+            + row.format("ia3", tied)
+            + row.format("full(a=1)", better)
+        )
+        taken = "Take ia3: score 7, 3 s of training."
+        text = f"## cats: 1,200 training rows, 9 test rows\n\n{taken}\n\n{rows}"
+        (tmp_path / study / "report.md").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(_method_groups, "STUDIES", tmp_path)
+    assert _method_groups.verdict("lora") == "the baseline"
+    assert _method_groups.verdict("full") == "better on cats, a decoder, an encoder-decoder"
+    assert (
+        _method_groups.verdict("ia3") == "tied on 3; taken for cats, a decoder, an encoder-decoder"
+    )
+    assert _method_groups.verdict("mam") == "not studied"
+    assert list(_method_groups.taken("glue")) == [
+        ("glue", "cats", 1200, "ia3", "score 7, 3 s of training")
+    ]
+
+
+@every_method
+def test_the_docstring_and_the_options_of_a_method_are_its_page(name):
+    """It has an equation, the number of parameters, and a source with the method's paper."""
+    method = METHODS[name]
+    doc = methods.docstring(method)
+    assert _docstrings.is_shown(doc.body[0]), "the equation comes first"
+    assert doc.cost, "a paragraph begins with 'Parameters: '"
+    assert method.paper.rpartition(" ")[2] in doc.source
+    assert not re.search(r"\w+\.py\b", doc.markdown()), "a page names no other file"
+    assert "Parameters" not in doc.markdown()
+    table = methods._options(name)
+    rows = re.findall(r"^\| `(\w+)` \| .+<br>`.+default `(.+)` \|$", table, re.M)
+    assert [row[0] for row in rows] == [f.name for f in dataclasses.fields(method)]
+    defaults = {o.name: inline_yaml(to_dict({"x": o.default})["x"]) for o in options_of(method)}
+    assert dict(rows) == defaults
+    assert f"`{method.learning_rate:g}`" in table
+
+
+def box_of(key: str) -> str:
+    """Return the box that a parameter is drawn in, by its name in adapter files."""
+    if key.startswith("backbone.embeddings"):
+        return "embed.norm" if "LayerNorm" in key else "embed"
+    return "pooler" if key.startswith("backbone.pooler") else ".".join(key.split(".")[2:4])
+
+
+@every_method
+def test_the_picture_highlights_exactly_the_sites_that_are_used(name):
+    model = tiny_models.model("bert")
+    place = _picture.where(METHODS[name].example(), model)
+    figure = _picture.figure(name, place)
+    adapter = ah.attach(model, METHODS[name].example())
+    added = {placed.site.role for placed in adapter.placed}
+    trained = {box_of(changed.name) for changed in adapter.changed}
+    layers = {placed.site.layer for placed in adapter.placed} - {None}
+    layers |= {int(c.name.split(".")[1]) for c in adapter.changed if c.name.startswith("encoder")}
+    assert set(re.findall(r'data-on="([\w.]+)"', figure)) == added | trained
+    drawn = {int(n) for n in re.findall(r'class="bar on" data-layer="(\d+)"', figure)}
+    assert drawn == (layers if "mix" not in added else {0, 1})
+    assert len(re.findall("data-layer", figure)) == 2
+    assert added or trained or name == "head"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("lora", {"sites": ("attn.q", "ffn.up")}, "`attn.q`, `ffn.up`"),
+        ("bitfit", {}, "biases"),
+        ("norms", {}, "norms"),
+        ("freeze", {}, "layers 10..11, and above"),
+        ("full", {}, "all weights"),
+        ("head", {}, "only the task head"),
+    ],
+)
+def test_where_a_method_sits_in_words(name, options, words):
+    place = _picture.where(METHODS[name](**options), _backbones.named(_backbones.BERT))
+    assert methods.sites_text(place) == words
+
+
+def test_parallel_adapters_and_stages_are_drawn():
+    model = tiny_models.model("bert")
+    ways = {
+        name: set(_picture.where(METHODS[name].example(), model).added)
+        for name in ("pfeiffer", "parallel", "ia3", "adapterfusion")
+    }
+    assert ways["pfeiffer"] == ways["adapterfusion"] == {("ffn", "after")}
+    assert ways["parallel"] == {("ffn", "parallel")}
+    assert ("ffn.down", "input") in ways["ia3"]
+    place = _picture.where(METHODS["unfreeze"](), model)
+    assert place.stages == {1: 0, 0: 1}
+    assert ">1 s0<" in _picture.figure("unfreeze", place)
+
+
+def test_the_refusals_are_those_of_the_matrix():
+    refused = {(m, a) for m, names in _backbones.refused_cells().items() for a in names}
+    assert refused == set(matrix.REFUSED)
+    assert _backbones.refusals("scalar-mix") == {"the backbone has no such site: 'mix'": ["albert"]}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_facts_of_a_page_come_from_the_code(name):
+    """The whole page; and a method without a reason against it is said to fit."""
+    page = methods.page(name)
+    assert re.findall("^## (.*)", page, re.MULTILINE) == [
+        "Use", "What it computes", "Where it sits", "Options", "Cost", "Merge and serve",
+        "Quantized backbones", "Architectures", "Source",
+    ]  # fmt: skip
+    fits = [_backbones.fit(name, backbone) for backbone in _backbones.NAMED]
+    merges = ["refused" if f.refused else "no" if f.merge else "yes" for f in fits]
+    assert f"| merges | {' | '.join(merges)} |" in page
+    assert page.count("\n- ") >= sum(bool(f.merge) for f in fits[:1])
+    refused = [a for names in _backbones.refusals(name).values() for a in names]
+    assert sorted(refused) == sorted(a for m, a in matrix.REFUSED if m == name)
+    model = _backbones.named(_backbones.BERT)
+    assert f"| {METHODS[name].example().count(_backbones.anatomy(model)):,} |" in page
+
+
+def test_merging_and_exporting_are_decided_by_the_code():
+    lora, mam = _backbones.fit("lora", _backbones.QWEN), _backbones.fit("mam", _backbones.QWEN)
+    assert (lora.merge, lora.peft, lora.vllm) == ((), (), ())
+    assert not lora.converted
+    dora = _backbones.fit("dora", _backbones.QWEN)
+    assert (dora.vllm, dora.converted) == ((), True)
+    assert mam.merge
+    assert mam.peft
+    assert "biases" in _backbones.fit("bitfit", _backbones.QWEN).refused
+    copy = _backbones.named(_backbones.T5, layers=2)
+    assert {len(paths) for paths in _backbones.anatomy(copy).layers.values()} == {2}
+
+
+def test_times_come_from_a_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(methods, "RECORD", tmp_path / "method_cost.json")
+    assert "has not been measured" in methods._times("lora")
+    times = {method_cost.FORWARD: 2.0, "full": 10.0, "lora": 6.0}
+    record = {"about": "on a BERT", "milliseconds": times}
+    (tmp_path / "method_cost.json").write_text(json.dumps(record))
+    assert "3.0 times as long as the forward pass" in methods._times("lora")
+    assert "0.60 times as long as a step of full fine-tuning (on a BERT)" in methods._times("lora")
+
+
+# One prediction of each task, as its docstring shows it.
+PREDICTIONS = {
+    "classification": Scored("positive", {"negative": 0.019, "positive": 0.981}),
+    "regression": Number(4.213),
+    "multi-label": Labels(("insult", "threat"), {"insult": 0.912, "threat": 0.604}),
+    "multiple-choice": Choice(0, "it burned.", (0.874, 0.126)),
+    "tagging": Tags(("B-PER",), (Entity("PER", "Ada", 0, 3, 0.97),)),
+    "question-answering": Answer("Ada", 0, 3, 5.21),
+    "seq2seq": Generated("Die Katze schläft."),
+    "unified-qa": Generated("the cat"),
+    "causal-lm": Generated("7"),
+    "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
+    "embedding": Embedded(np.array([[0.6, -0.8]])),
+    "reranking": Number(0.981),
+    "preference": Generated("7"),
+    "reward": Number(1.204),
+    "span-corruption": Generated("moves slowly"),
+    "denoising": Generated("the glacier moves slowly"),
+    "image-text-to-text": Generated("a cat"),
+    "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),
+    "speech-recognition": Generated("the glacier moves slowly"),
+    "audio-classification": Scored("dog", {"dog": 0.981, "rain": 0.019}),
+    "text-to-image": Picture(Image.new("RGB", (512, 512))),
+    "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
+}
+
+
+assert PREDICTIONS.keys() == TASKS.keys()
+
+
+@every_task
+def test_the_page_of_a_task(name):
+    page = tasks.page(name)
+    task = TASKS[name]
+    assert re.findall("^## (.*)", page, re.MULTILINE) == [
+        "Data", "Train", "What the model learns", "Predict", "Metrics", "Options", "Backbones",
+    ]  # fmt: skip
+    fields = PREDICTIONS[name].as_dict()
+    of_two_texts = {"similarity"}
+    assert tuple(fields) == tuple(n for n in task.printed_fields if n not in of_two_texts)
+    fields |= {"png": "iVBORw0KGgo..."} if "png" in fields else {}
+    printed = json.dumps(fields, ensure_ascii=False)
+    assert f"```text\n{PREDICTIONS[name]}\n{printed}\n```" in page
+    options = page.partition("## Options")[2].partition("## Backbones")[0]
+    assert re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE) == [
+        option.name for option in options_of(task)
+    ]
+    assert f"| `{task().main_metric}` |" in page
+    assert all(f"`data.{option}`" in page for option in task.columns)
+    assert "have such a class: `" in page
+
+
+def test_columns_are_described_by_their_names():
+    words, names = described_columns(WANTS["classes"])["label"]
+    assert words == "the label"
+    assert names[0] == "label"
+    assert {"class", "category"} < set(names)
+
+
+@pytest.mark.apart
+def test_the_code_of_the_pages_runs(tmp_path):
+    """As one page of the blocks of several."""
+    rows = "".join(
+        f"the film number {i} was {'good' if i % 2 else 'bad'},{i % 2}\n" for i in range(24)
+    )
+    data = f'```text title="train.csv"\ntext,label\n{rows}```\n'
+    trained = "".join(
+        "```console\n$ adapterhub train --train train.csv --method pfeiffer --output runs/"
+        f"{name} --backbone google-bert/bert-base-uncased\n```\n"
+        for name in ("one", "two")
+    )
+    parts = [data, *[trained] * FULL, *map(methods._use, SOME), *map(tasks.page, SOME_TASKS)]
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(parts), encoding="utf-8")
+    record = tmp_path / "done.json"
+    stand_ins.serve()
+    ended = processes.run("scripts/pages.py", page, "--quick", "--record", record, folder=ROOT)
+    assert ended.returncode == 0, ended.printed
+    done = json.loads(record.read_text(encoding="utf-8"))
+    printed = "".join(output for block in done for output in block["outputs"])
+    assert printed.count("row 1 of") == len(SOME_TASKS)
+
+
+def test_a_small_benchmark_of_every_method():
+    options = method_cost.argparse.Namespace(
+        layers=2, width=24, rows=2, tokens=4, runs=1, device="cpu", threads=1
+    )
+    times = method_cost.measure(options)
+    assert times.keys() == {method_cost.FORWARD, *METHODS}
+    assert min(times.values()) > 0
+    assert "2 layers of width 24" in method_cost.record(options, times)["about"]
+
+
+RECIPE = """\
+# A study of two methods:
+# which one?
+#
+#     cd FOLDER
+#     adapterhub bench study.yaml
+#
+# Subsampled.
+bench:
+  methods: [lora, full]
+"""
+
+
+@pytest.fixture
+def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "other.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/report.md").write_text("# mine\n\n## sst2\n\nTake lora.\n", encoding="utf-8")
+    monkeypatch.setattr(study_pages, "STUDIES", tmp_path)
+    return tmp_path
+
+
+def test_a_study_has_a_page_when_its_report_is_there(studies: Path) -> None:
+    (studies / "claims.md").write_text("## A claim\n", encoding="utf-8")
+    pages = study_pages.pages()
+    assert sorted(pages) == ["studies/claims.md", "studies/index.md", "studies/mine.md"]
+    assert pages["studies/claims.md"].startswith("# Textbook claims\n")
+    assert pages["studies/claims.md"].endswith("## A claim\n")
+    assert "[Textbook claims](claims.md)" in pages["studies/index.md"]
+    assert "- [mine](mine.md): A study of two methods: which one?" in pages["studies/index.md"]
+    assert "- other: A study of two methods" in pages["studies/index.md"]
+    page = pages["studies/mine.md"]
+    assert page.startswith("# mine\n\nA study of two methods: which one?\n\n```text\ncd FOLDER\n")
+    assert "Subsampled." in page
+    assert page.count("# mine\n") == 1
+    assert "Take lora." in page
+    assert page.endswith(f"```yaml\n{RECIPE}```\n")
+
+
+def test_the_committed_studies_are_listed_and_tables_have_tasks_that_were_learned() -> None:
+    pages = study_pages.pages()
+    for path in study_pages.STUDIES.glob("*.yaml"):
+        assert study_pages._TITLES[path.stem] in pages["studies/index.md"]
+    page = pages["studies/glue.md"]
+    first, second = page.split("## All tasks\n")[1].split("## sst2")[0].split("**Undecided.**")
+    assert "| method | sst2, accuracy | mrpc, accuracy | stsb, pearson |\n|---|---:|" in first
+    assert "| method | cola, matthews | rte, accuracy |\n|---|---:|---:|\n| head | 2.4" in second
+    assert "| majority class | 50.9 | 68.4 |  |\n| mean |  |  | 0.0 |" in first
+    assert "peft lora" in first
+    assert "peft lora" not in second
+
+
+@pytest.mark.apart
+def test_the_interactive_report_is_made_of_the_records(charts, studies: Path) -> None:
+    assert study_pages.assets() == {}
+    assert "mine-charts.html" not in study_pages.pages()["studies/mine.md"]
+    shutil.rmtree(studies / "mine")
+    shutil.copytree(ROOT / "benchmarks/studies/transfer-stsb", studies / "mine")
+    (path,) = study_pages.assets().values()
+    page = path.read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert str(path.parent) not in page
+    assert "(mine-charts.html)" in study_pages.pages()["studies/mine.md"]

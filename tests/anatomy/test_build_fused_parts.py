@@ -4,7 +4,6 @@ part equals the update of its dense rows."""
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -179,19 +178,6 @@ def test_the_queries_of_falcon_are_those_it_splits():
         for name, part in zip("qkv", attention._split_heads(fused), strict=True):
             ours = sites[f"decoder.0.attn.{name}"].part.read(fused)
             assert ours.unique().tolist() == part.unique().tolist()
-
-
-# One key-value head: a run of all heads is the same as blocks.
-TWO_LAYOUTS = tuple(a for a in FUSED if GROUPED.get(a, ()) != (32, 8, 8))
-
-
-@pytest.mark.parametrize("architecture", TWO_LAYOUTS)
-def test_a_row_with_the_other_layout_is_noticed(architecture, monkeypatch):
-    row = FAMILIES[architecture]
-    layout = "blocks" if architecture in PER_HEAD else "heads"
-    stack = replace(row.stacks[0], fused={"attn.qkv": layout})
-    monkeypatch.setitem(FAMILIES, architecture, replace(row, stacks=(stack,)))
-    assert attended_without_values(architecture) > 0
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "openai-gpt", "bloom", "deberta"])

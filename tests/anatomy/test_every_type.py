@@ -1,15 +1,13 @@
 """Every model type of transformers: a method works, or is refused with an error of adapterhub.
 
-By default a few types whose structure is irregular, and two of each popular kind; all that can be
-built with ADAPTERHUB_MATRIX=full. What a cell checks is in scripts/sweep_cells.py: gradients, the
-cache, saving, loading, detaching.
+By default a few types whose structure is irregular; all that can be built with
+ADAPTERHUB_MATRIX=full. tests/contract/invariants/test_recent_architectures.py has popular types.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 
 import every_type
 import pytest
@@ -95,9 +93,8 @@ def structure(model):
     return parameters, [(name, len(m._forward_hooks)) for name, m in model.named_modules()]
 
 
-def test_the_types_are_counted():
-    assert len(every_type.TYPES) > 600
-    assert len({t for t, _ in MODELS}) >= (500 if tiny_models.FULL_MATRIX else len(SOME))
+assert len(every_type.TYPES) > 600
+assert len({t for t, _ in MODELS}) >= (500 if tiny_models.FULL_MATRIX else len(SOME))
 
 
 @pytest.mark.parametrize(("model_type", "auto"), MODELS)
@@ -223,24 +220,6 @@ def test_biases_that_select_experts_are_no_bias_terms():
         ah.attach(build("afmoe", "AutoModelForCausalLM"), "bitfit")
 
 
-POPULAR = (  # the most downloaded, and those of text with experts; by default the first four
-    "gemma3", "gpt_oss", "mixtral", "qwen2_vl", "deepseek_v3", "glm4_moe", "idefics3", "internvl",
-    "llama4_text", "llava", "olmoe", "qwen2_5_vl", "qwen2_moe", "qwen3_moe", "qwen3_vl", "smolvlm",
-)[: 16 if tiny_models.FULL_MATRIX else 4]  # fmt: skip
-# By default, each type gets one or two of the methods.
-POPULAR_CELLS = list(itertools.product(POPULAR, ("lora", "pfeiffer", "ia3", "prefix")))
-POPULAR_CELLS = POPULAR_CELLS if tiny_models.FULL_MATRIX else cases_of(POPULAR_CELLS, 3)
-
-
-@pytest.mark.parametrize("model_type", POPULAR)
-def test_methods_on_a_popular_type(model_type):
-    model = tiny(model_type)
-    inputs = sweep_cells.inputs_for(model)
-    methods = [method for cell, method in POPULAR_CELLS if cell == model_type]
-    assert methods
-    assert {m: sweep_cells.cell(model, m, inputs) for m in methods} == dict.fromkeys(methods, "ok")
-
-
 # One of each kind: a class to choose, an option that is missing, sizes that depend on each other.
 OVERRIDDEN = (
     "bamba", "deepseek_v3", "deit", "lfm2_moe", "mamba2", "moonshine_streaming", "swinv2", "zamba",
@@ -278,27 +257,3 @@ def test_types_that_people_use_are_small():
     for model_type in ("gemma3n_text", "hubert", "qwen3_next", "segformer", "zamba2"):
         size = sum(p.numel() for p in tiny(model_type).parameters())
         assert size < every_type.MOST_PARAMETERS, model_type
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "small"),
-    [
-        ("conv_dim", [512] * 7, [64] * 7),
-        ("hidden_sizes", [32, 64, 160, 256], [4, 8, 20, 32]),
-        ("depths", [2, 2, 6, 2], [2, 2, 2, 2]),
-        ("layer_types", ["full"] * 40, ["full"] * shrink.MOST_LAYERS),
-        ("layer_types", ["full"] * 3, None),
-        ("image_size", [224, 224], None),
-    ],
-)
-def test_a_list_becomes_short_or_small_by_its_name(name, values, small):
-    assert shrink._shorter(name, values) == ({} if small is None else {name: small})
-
-
-def test_options_of_parts_and_layers_are_kept_apart():
-    options = {"text_config": {"hidden_size": 32}, "depth": 6}
-    merged = shrink._merged(options, {"text_config": {"head_dim": 8}, "depth": 2})
-    assert merged == {"text_config": {"hidden_size": 32, "head_dim": 8}, "depth": 2}
-    assert options["text_config"] == {"hidden_size": 32}
-    layers = {"05": {"head_dim": 512}, "11": {"head_dim": 512}}
-    assert shrink._fewer(layers) == {5: {"head_dim": 16}}

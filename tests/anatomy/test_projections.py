@@ -22,12 +22,9 @@ from adapterhub.anatomy.projections import (
     expert_modules,
     expert_weights,
     in_features,
-    is_called_whole,
     is_projection,
     multiplies_otherwise,
     out_features,
-    own_methods,
-    reads_token_ids,
     returns_tuple,
     reversible_stack,
     router_path,
@@ -224,90 +221,6 @@ def test_an_annotation_or_else_the_return_statements_show_a_tuple():
     assert not returns_tuple(nn.ModuleList())
 
 
-def test_the_methods_of_a_class_are_its_own_and_those_it_inherits():
-    class Base(nn.Module):
-        def forward(self, x):
-            return self.helper(x)
-
-    class Derived(Base):
-        def helper(self, x):
-            return x
-
-    assert [each.name for each in own_methods(Derived())] == ["helper", "forward"]
-    assert own_methods(nn.Module()) == []
-
-
-class Stack(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed_tokens, self.positions = nn.Embedding(4, 2), nn.Embedding(4, 2)
-
-    def forward(self, input_ids=None, inputs_embeds=None, position_ids=None):
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        return inputs_embeds + self.positions(input_ids, position_ids)
-
-
-class StackOfIds(Stack):
-    def forward(self, input_ids=None, inputs_embeds=None):
-        inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        return inputs_embeds + self.positions(input_ids)
-
-
-class LayerOfIds(nn.Module):
-    def forward(self, x, input_ids=None):
-        return x
-
-
-def test_a_stack_may_need_token_ids_beside_embeddings():
-    plain = nn.Linear(2, 2)
-    assert not reads_token_ids(Stack(), plain)
-    assert reads_token_ids(StackOfIds(), plain)
-    assert reads_token_ids(Stack(), LayerOfIds())
-
-
-class Tower(nn.Module):
-    """A stack, which `whole` calls, and of which `parts` calls the children alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.embeddings, self.layer = nn.Embedding(4, 2), nn.Linear(2, 2)
-
-    def forward(self, ids):
-        return self.layer(self.embeddings(ids))
-
-
-class Whole(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tower = Tower()
-
-    def forward(self, ids):
-        return self.tower(ids) + self.tower.embeddings(ids)
-
-
-class InParts(Whole):
-    def forward(self, ids):
-        return self.tower.layer(self.tower.embeddings(ids))
-
-
-class Around(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, ids):
-        return self.inner(ids)
-
-
-@pytest.mark.parametrize("kind", [Whole, InParts])
-def test_a_stack_of_which_parts_alone_are_called_is_not_called_whole(kind):
-    assert is_called_whole(kind(), "tower") == (kind is Whole)
-    assert is_called_whole(Around(kind()), "inner.tower") == (kind is Whole)
-    assert is_called_whole(Around(kind()), "inner")
-    assert is_called_whole(kind(), "")
-
-
 class Stacked(nn.Module):
     def __init__(self, **shapes):
         super().__init__()
@@ -341,19 +254,6 @@ def test_experts_and_routers_are_sites(subtests):
             assert {(s.d_in, s.d_out) for s in routers} == {
                 (model.config.hidden_size, experts[0].held.experts)
             }
-
-
-def test_sizes_tell_whether_matrices_are_transposed():
-    plain = Stacked(gate_up_proj=(4, 12, 8), down_proj=(4, 8, 6))
-    turned = Stacked(gate_up_proj=(4, 8, 12), down_proj=(4, 6, 8))
-    for module, transposed in ((plain, False), (turned, True)):
-        weights = expert_weights(module)
-        assert weights == {
-            "gate_up": HeldWeight("gate_up_proj", 4, transposed),
-            "down": HeldWeight("down_proj", 4, transposed),
-        }
-        assert weights["gate_up"].sizes(module) == (8, 12)
-        assert weights["down"].sizes(module) == (6, 8)
 
 
 @pytest.mark.parametrize(

@@ -181,17 +181,18 @@ def test_every_use_of_a_tied_parameter_has_a_path():
 T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
 
 
-def test_the_shortest_exact_patterns_are_used(subtests):
-    cases = [
+@pytest.mark.parametrize(
+    ("names", "option"),
+    [
         (lambda s: s.role == "attn.q", ["attn.q"]),
         (lambda s: s.role in ("attn.q", "attn.v"), ["attn.q", "attn.v"]),
         (lambda s: s.role == "attn.q" and s.stack == "decoder", ["decoder.attn.q"]),
         (lambda s: s.id == "decoder.0.attn.q", ["decoder.0.attn.q"]),
         (lambda s: False, []),
-    ]
-    for names, option in cases:
-        with subtests.test(names=names):
-            assert sites_option(T5, [site for site in T5.sites.values() if names(site)]) == option
+    ],
+)
+def test_the_shortest_exact_patterns_are_used(names, option):
+    assert sites_option(T5, [site for site in T5.sites.values() if names(site)]) == option
 
 
 @given(st.sets(st.sampled_from(sorted(T5.sites)), min_size=1))
@@ -200,25 +201,21 @@ def test_the_patterns_select_exactly_the_sites(ids):
     assert {site.id for site in T5.select(patterns)} == ids
 
 
-def test_a_selection_of_six_layers(subtests):
-    cases = [
-        ("all", [0, 1, 2, 3, 4, 5]),
-        ("top 2", [4, 5]),
-        ("top 9", [0, 1, 2, 3, 4, 5]),
-        ("first 2", [0, 1]),
-        ("first 0", []),
-        ("1..3", [1, 2, 3]),
-        (" 4 ", [4]),
-        (5, [5]),
+@pytest.mark.parametrize(
+    ("layers", "numbers"),
+    [
+        ("all", [0, 1, 2, 3, 4, 5]), ("top 2", [4, 5]), ("top 9", [0, 1, 2, 3, 4, 5]),
+        ("first 2", [0, 1]), ("first 0", []), ("1..3", [1, 2, 3]), (" 4 ", [4]), (5, [5]),
         ((0, 5), [0, 5]),
-    ]
-    for layers, numbers in cases:
-        with subtests.test(layers=layers):
-            assert sorted(layer_numbers(layers, 6)) == numbers
+    ],
+)  # fmt: skip
+def test_a_selection_of_six_layers(layers, numbers):
+    assert sorted(layer_numbers(layers, 6)) == numbers
 
 
-def test_a_bad_selection_is_refused(subtests):
-    cases = [
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
         ("0..6", "'0..6' do not exist"),
         ("0..999999999", "do not exist"),
         ((0, 6, -1), r"\[-1, 6\] do not exist"),
@@ -226,12 +223,12 @@ def test_a_bad_selection_is_refused(subtests):
         ("last", "cannot parse layers 'last'"),
         ("top ten", "cannot parse"),
         ("", "cannot parse"),
-    ]
-    for layers, problem in cases:
-        with subtests.test(layers=layers):
-            with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
-                layer_numbers(layers, 6)
-            assert "top 4" in error.value.expected
+    ],
+)
+def test_a_bad_selection_is_refused(layers, problem):
+    with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
+        layer_numbers(layers, 6)
+    assert "top 4" in error.value.expected
 
 
 @pytest.mark.parametrize(
@@ -247,13 +244,6 @@ def groups_of(model_type):
     return layer_groups(ah.anatomy_of(every_type.build(model_type, auto)))
 
 
-def test_equal_layers_are_one_group():
-    (group,) = groups_of("llama")
-    assert group.layers == tuple(range(6))
-    assert group.found[:3] == ("attn", "attn.k", "attn.kv")
-    assert group.missing == group.other_weights == ()
-
-
 def test_layers_of_two_kinds_are_two_groups():
     mixers, attention = groups_of("qwen3_next")
     assert attention.layers == (3,)
@@ -265,62 +255,57 @@ def test_layers_of_two_kinds_are_two_groups():
     assert not [path for path in attention.other_weights if "experts." in path or "gate" in path]
 
 
-def test_biases_of_experts_are_other_weights():
-    (group,) = groups_of("gpt_oss")
-    assert group.experts
-    assert group.other_weights == (
-        "mlp.experts.gate_up_proj_bias",
-        "mlp.experts.down_proj_bias",
-    )
-
-
 @pytest.mark.parametrize(
-    ("model_type", "missing"),
+    ("model_type", "missing", "others"),
     [
-        ("persimmon", ("q, k and v in attn.qkv",)),
-        ("nystromformer", ("keys and values in attn",)),
-        ("rembert", ()),
-        ("mamba", ("a feed-forward network",)),
+        ("llama", (), ()),
+        ("gpt_oss", (), tuple(f"mlp.experts.{n}_proj_bias" for n in ("gate_up", "down"))),
+        ("persimmon", ("q, k and v in attn.qkv",), None),
+        ("nystromformer", ("keys and values in attn",), None),
+        ("rembert", (), None),
+        ("mamba", ("a feed-forward network",), None),
     ],
 )
-def test_what_was_not_found_is_said(model_type, missing):
+def test_what_was_not_found_in_a_group_of_equal_layers(model_type, missing, others):
     (group,) = groups_of(model_type)
+    assert group.layers == tuple(range(len(group.layers)))
     assert group.missing == missing
+    assert others is None or group.other_weights == others
 
 
-def llava(read, layers=3):
-    words = 40
+def llava(read):
+    vision = {**media.VISION, "num_hidden_layers": 3}
     config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(
-            **{**media.VISION, "num_hidden_layers": layers}, projection_dim=32
-        ),
-        text_config=transformers.LlamaConfig(**media.TEXT, vocab_size=words),
+        vision_config=transformers.CLIPVisionConfig(**vision, projection_dim=32),
+        text_config=transformers.LlamaConfig(**media.TEXT, vocab_size=40),
         image_token_index=5,
         vision_feature_layer=read,
     )
     return transformers.LlavaForConditionalGeneration(config).eval()
 
 
-def test_what_gets_no_gradient_is_dropped(subtests):
-    for read, first in [(-2, 2), (-3, 1), (1, 1), ([-3, -2], 2), (-1, None), ([0, 3], None)]:
-        with subtests.test(read=read):
-            model = llava(read)
-            dropped = dropped_modules(anatomy_of(model))
-            tower = "model.vision_tower"
-            expected = [f"{tower}.encoder.layers.{i}" for i in range(first, 3)] if first else []
-            assert list(dropped[: len(expected)]) == expected
-            ids = torch.tensor([[7, *[5] * 16, 8]])
-            pixels = torch.randn(1, 3, 16, 16)
-            model(input_ids=ids, pixel_values=pixels, labels=ids).loss.backward()
-            without = {n for n, p in model.named_parameters() if p.grad is None}
-            inside = {
-                n
-                for n, _ in model.named_parameters()
-                if n.startswith(tuple(f"{d}." for d in dropped))
-            }
-            assert inside <= without
-            if first:
-                assert without - inside == set()
+def without_gradient(model):
+    """Return the parameters that a loss on a picture does not reach."""
+    ids, pixels = torch.tensor([[7, *[5] * 16, 8]]), torch.randn(1, 3, 16, 16)
+    model(input_ids=ids, pixel_values=pixels, labels=ids).loss.backward()
+    return {name: p for name, p in model.named_parameters() if p.grad is None}
+
+
+@pytest.mark.parametrize(
+    ("read", "first"), [(-2, 2), (-3, 1), (1, 1), ([-3, -2], 2), (-1, None), ([0, 3], None)]
+)
+def test_layers_of_pictures_that_get_no_gradient_are_dropped(read, first):
+    """A language model reads an encoder before its last layer."""
+    model = llava(read)
+    dropped = dropped_modules(anatomy_of(model))
+    layers = "model.vision_tower.encoder.layers"
+    expected = [f"{layers}.{i}" for i in range(first, 3)] if first else []
+    assert list(dropped[: len(expected)]) == expected
+    inside = tuple(f"{path}." for path in dropped)
+    names, without = dict(model.named_parameters()), without_gradient(model)
+    assert {name for name in names if name.startswith(inside)} <= without.keys()
+    assert not first or all(name.startswith(inside) for name in without)
+    assert dropped_modules(anatomy_of(tiny_models.model("bert"))) == ()
 
 
 @pytest.mark.parametrize("method", ["lora", "pfeiffer", "ia3", "prefix", "full", "norms", "bitfit"])
@@ -329,20 +314,11 @@ def test_methods_train_only_what_is_read(method):
     adapter = ah.attach(model, method, name="one")
     dropped = tuple(f"{path}." for path in dropped_modules(anatomy_of(model)))
     assert not any(f"{p.site.host}.".startswith(dropped) for p in adapter.placed)
-    ids, pixels = torch.tensor([[7, *[5] * 16, 8]]), torch.randn(1, 3, 16, 16)
-    model(input_ids=ids, pixel_values=pixels, labels=ids).loss.backward()
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    assert trained
-    assert [n for n, p in trained.items() if p.grad is None] == []
+    assert any(p.requires_grad for p in model.parameters())
+    assert not any(p.requires_grad for p in without_gradient(model).values())
 
 
-def test_other_models_read_all():
-    assert dropped_modules(anatomy_of(transformers.BertModel(transformers.BertConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        vocab_size=20)))) == ()  # fmt: skip
-
-
-def test_the_decoder_is_above_the_encoder():
+def test_the_decoder_is_above_the_encoder_and_a_pooler_at_the_top():
     anatomy = ah.anatomy_of(tiny_models.usual_model("bart"))
     above = anatomy.layers_above()
     assert anatomy.layer_count() == 4
@@ -353,9 +329,6 @@ def test_the_decoder_is_above_the_encoder():
     ]
     assert depths == [3, 2, 1, 0]
     assert above["model.shared.weight"] == 4
-
-
-def test_a_pooler_is_at_the_top():
     above = ah.anatomy_of(tiny_models.model("bert", "features")).layers_above()
     assert above["pooler.dense.weight"] == above["encoder.layer.1.output.dense.weight"] == 0
 

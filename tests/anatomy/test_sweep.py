@@ -46,9 +46,22 @@ def model():
         ("wavlm", "ia3"),
         # Outputs of zero at the start, in each sublayer: the weights are drawn again.
         ("neomme", "lora"),
+        # Pictures with text, and experts, that many people use.
+        ("gemma3", "lora"),
+        ("qwen2_vl", "pfeiffer"),
+        ("glm4_moe", "prefix"),
+        ("llama4_text", "ia3"),
+        ("qwen3_moe", "lora"),
+        # Usual architectures without a row.
+        *zip(
+            ("cohere", "data2vec-text", "ernie", "glm", "granite", "nemotron", "olmoe", "phi",
+             "qwen2_moe", "rembert", "stablelm", "starcoder2"),
+            ("lora", "houlsby", "prefix", "mam", "prompt", "parallel") * 2,
+            strict=True,
+        ),
     ],
     3,
-)
+)  # fmt: skip
 def test_a_method_works_on_an_irregular_architecture(model_type, method):
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
     found = every_type.build(model_type, auto, tiny=True)

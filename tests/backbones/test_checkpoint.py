@@ -22,7 +22,6 @@ from adapterhub.backbones.checkpoint import (
     HEAD_PART,
     RUN,
     RUNS,
-    Digests,
     TensorReader,
     chunks,
     combined,
@@ -62,9 +61,10 @@ def test_the_tensors_are_those_that_safetensors_reads(tmp_path):
     assert all(torch.equal(tensors[n], t.reshape(-1)) for n, t in expected.items())
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.int64]
-)
+DTYPES = (torch.float64, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_read(dtype, tmp_path):
     tensor = torch.arange(12).reshape(3, 4).to(dtype)
     tensors = {"a": torch.ones(5), "b": tensor, "empty": torch.empty(0)}
@@ -112,21 +112,16 @@ def test_a_broken_index_is_named(tmp_path, data):
         weight_files(tmp_path)
 
 
-def test_a_header_that_claims_an_absurd_size_is_refused(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
-    with pytest.raises(BackboneError, match=r"header would have 1099511627776 bytes"):
-        list(stored_tensors(tmp_path))
-
-
-def test_a_tensor_with_fewer_bytes_than_its_shape_is_refused(tmp_path):
-    header = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}
-    data = json.dumps(header).encode()
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(len(data).to_bytes(8, "little") + data + b"\0" * 8)
-    tensors = stored_tensors(tmp_path)  # keeps the file open
-    stored = next(tensors)
-    with pytest.raises(BackboneError, match="shorter than its shape"):
-        stored.read([(0, 4)])
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [(1 << 40, r"header would have 1099511627776 bytes"), (None, "shorter than its shape")],
+)
+def test_a_header_that_claims_too_much_is_refused(size, problem, tmp_path):
+    data = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    start = (size or len(data)).to_bytes(8, "little")
+    (tmp_path / "model.safetensors").write_bytes(start + data + b"\0" * 8)
+    with pytest.raises(BackboneError, match=problem):
+        read_all(tmp_path)
 
 
 @long_table("architecture", tiny_models.ARCHITECTURES, 4)
@@ -269,16 +264,11 @@ def test_chunks_cover_every_value_once(monkeypatch):
     assert covered == list(range(45))
 
 
-def test_threads_change_nothing(monkeypatch):
-    readers = [reader_of(str(i), torch.randn(60, 70)) for i in range(20)]
-    expected = digest_table(readers, sampled=False)
-    monkeypatch.setattr(checkpoint, "_CHUNK", 100)
-    assert digest_table(readers, sampled=False) == expected
-    assert len(expected) == 20
-
-
-def test_threads_run_nothing_of_torch(monkeypatch):
+def test_threads_change_nothing_and_run_nothing_of_torch(monkeypatch):
     """New threads that enter torch's parallel code set up its pool, which failed now and then."""
+    tensors = [torch.randn(30, 40) for _ in range(20)]
+    plain = [reader_of(str(i), tensor) for i, tensor in enumerate(tensors)]
+    expected = digest_table(plain, sampled=False)
     monkeypatch.setattr(checkpoint, "_CHUNK", 100)
     of_torch, hashing = set(), set()
     rounded, update = checkpoint._rounded, checkpoint._Strands._update
@@ -298,20 +288,13 @@ def test_threads_run_nothing_of_torch(monkeypatch):
 
     monkeypatch.setattr(checkpoint, "_rounded", note)
     monkeypatch.setattr(checkpoint._Strands, "_update", note_hashing)
-    tensors = [torch.randn(30, 40) for _ in range(20)]
     readers = [
         TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)
     ]
-    digest_table(readers, sampled=False)
+    assert digest_table(readers, sampled=False) == expected
     assert of_torch == {threading.get_ident()}
     assert hashing
     assert threading.get_ident() not in hashing
-
-
-def test_integers_are_digested_as_bytes():
-    codes = torch.arange(9, dtype=torch.uint8)
-    assert digests_of(codes) == Digests(digests_of(codes).half, digests_of(codes).values)
-    assert digests_of(codes) != digests_of(codes.flip(0))
 
 
 def test_names_and_shapes_count():
@@ -321,6 +304,8 @@ def test_names_and_shapes_count():
         for name, shape in (("a", (6,)), ("b", (6,)), ("a", (2, 3)))
     ]
     assert len({combined(table) for table in tables}) == 3
+    codes = torch.arange(9, dtype=torch.uint8)  # digested as bytes
+    assert digests_of(codes) == digests_of(codes.clone()) != digests_of(codes.flip(0))
 
 
 @pytest.fixture
@@ -344,28 +329,28 @@ def count(tmp_path, cache):
     return run
 
 
-def test_a_result_is_computed_once(count):
+def test_a_result_is_computed_once(count, monkeypatch):
     assert [count(), count(), count("other key"), count()] == [1, 1, 2, 2]
-
-
-def test_a_file_that_has_just_changed_is_not_remembered(count, monkeypatch):
-    """Another change may follow within the same tick of the clock."""
+    # Another change may follow a change within the same tick of the clock.
     monkeypatch.setattr(checkpoint, "TICK", 2_000_000_000)
-    assert [count(), count()] == [1, 2]
+    assert [count("third"), count("third")] == [3, 4]
 
 
-def test_a_change_that_keeps_size_and_time_is_seen(count):
+def _same_size_and_time(file):
+    times = os.stat(file)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _another_file(file):
+    (file.parent / "b").write_bytes(b"one")
+    os.replace(file.parent / "b", file)
+
+
+@pytest.mark.parametrize("change", [_same_size_and_time, _another_file])
+def test_a_change_of_a_file_is_seen(count, change):
     assert count() == 1
-    times = os.stat(count.file)
-    count.file.write_bytes(b"two")
-    os.utime(count.file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert count() == 2
-
-
-def test_another_file_under_the_same_name_is_seen(count, tmp_path):
-    assert count() == 1
-    (tmp_path / "b").write_bytes(b"one")
-    os.replace(tmp_path / "b", count.file)
+    change(count.file)
     assert count() == 2
 
 

@@ -28,39 +28,35 @@ def test_the_tolerance_is_that_of_the_dtype_relative_to_the_largest_value(dtype)
     assert compared.tolerances["x"] == pytest.approx(100 * tolerance)
 
 
-def test_a_tolerance_may_be_given():
-    assert same(one(1.0), one(1.4), 0.5)
-    assert not same(one(1.0), one(1.6), 0.5)
-    assert same(one(1.0), one(1e9), math.inf)
+EMPTY, LARGE = torch.zeros(0, 3), torch.ones(3)
+ZERO, ALMOST = torch.zeros(2), torch.full((2,), 5e-8)
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("expected", "found", "tolerance", "is_same"),
     [
-        (one(1.0, math.nan), "not a number"),
-        (one(1.0, INFINITE), "infinite"),
-        (one(1.0), "another shape"),
-        ({"x": None}, "none"),
-        ({}, "missing"),
+        (one(1.0), one(1.4), 0.5, True),
+        (one(1.0), one(1.6), 0.5, False),
+        (one(1.0), one(1e9), math.inf, True),
+        # Not a number, infinite, another shape, none, missing.
+        (one(1.0, 2.0), one(1.0, math.nan), torch.bfloat16, False),
+        (one(1.0, 2.0), one(1.0, INFINITE), torch.bfloat16, False),
+        (one(1.0, 2.0), one(1.0), torch.bfloat16, False),
+        (one(1.0, 2.0), {"x": None}, torch.bfloat16, False),
+        (one(1.0, 2.0), {}, torch.bfloat16, False),
+        # What is not finite in both.
+        (one(1.0, -INFINITE), one(1.0, -INFINITE), torch.float32, True),
+        (one(1.0, math.nan), one(1.0, math.nan), 0.5, False),
+        (one(1.0, math.nan), one(1.0, math.nan), math.inf, False),
+        ({"x": None}, {"x": None}, torch.float32, True),
+        ({"x": EMPTY}, {"x": EMPTY}, torch.float32, True),
+        # A tensor that is almost zero has the rounding errors of the others.
+        ({"x": ZERO}, {"x": ALMOST}, torch.float32, False),
+        ({"x": ZERO, "y": LARGE}, {"x": ALMOST, "y": LARGE}, torch.float32, True),
     ],
 )
-def test_what_cannot_be_compared_differs(found, reason):
-    assert not same(one(1.0, 2.0), found, torch.bfloat16), reason
-
-
-def test_what_is_not_finite_in_both():
-    assert same(one(1.0, -INFINITE), one(1.0, -INFINITE), torch.float32)
-    assert not same(one(1.0, math.nan), one(1.0, math.nan), 0.5)
-    assert not same(one(1.0, math.nan), one(1.0, math.nan), math.inf)
-    assert same({"x": None}, {"x": None}, torch.float32)
-    assert same({"x": torch.zeros(0, 3)}, {"x": torch.zeros(0, 3)}, torch.float32)
-
-
-def test_a_tensor_that_is_almost_zero_has_the_rounding_errors_of_the_others():
-    large = torch.ones(3)
-    expected, found = torch.zeros(2), torch.full((2,), 5e-8)
-    assert not same({"x": expected}, {"x": found}, torch.float32)
-    assert same({"x": expected, "y": large}, {"x": found, "y": large}, torch.float32)
+def test_outputs_that_are_the_same(expected, found, tolerance, is_same):
+    assert bool(same(expected, found, tolerance)) == is_same
 
 
 def test_the_coarsest_dtype_of_a_model():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.batches import IGNORED
 from tests.kit.data import CHAT_TEMPLATE, word_tokenizer, write_json_lines
+from tests.kit.selection import long_table
 
 MARK = "<extra_id_0>"  # ends a turn, and is not the end token of the tokenizer
 TEMPLATES = {
@@ -66,8 +68,7 @@ def trained(backbones: Any, adapterhub: Any, tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("template", TEMPLATES)
+@long_table(("template", "form"), list(itertools.product(TEMPLATES, FORMS)), 2)
 def test_what_ends_an_answer_is_kept_or_missed_aloud(
     template: str, form: str, trained: Any
 ) -> None:
@@ -81,6 +82,12 @@ def test_what_ends_an_answer_is_kept_or_missed_aloud(
 
 def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_path: Path) -> None:
     folder, _ = trained("own token", steps=60)
+    more = folder.parent / "more"
+    words = ("--from", folder, "--output", more, "train.max_steps=1")
+    code, _, err = adapterhub("train", folder / "recipe.yaml", *words)
+    assert code == 0, err
+    stops = [Saved.at(f / "adapter").manifest.training["stops"] for f in (folder, more)]
+    assert stops[0] == stops[1], "a continued run keeps them"
     code, out, err = adapterhub("predict", folder, "the film was")
     assert (code, out.split("\t")[0]) == (0, "good"), err
     tokenizer = word_tokenizer()
@@ -117,18 +124,6 @@ def test_a_learned_answer_ends_everywhere(trained: Any, adapterhub: Any, tmp_pat
     assert written(model) == answer
     ah.detach(model)
     assert Backbone.of(model).stops == own
-
-
-def test_a_continued_run_keeps_where_answers_end(trained: Any, adapterhub: Any) -> None:
-    folder, _ = trained("own token")
-    code, _, err = adapterhub(
-        "train", folder / "recipe.yaml", "--from", folder, "--output", folder.parent / "more"
-    )
-    assert code == 0, err
-    stops = [
-        Saved.at(f / "adapter").manifest.training["stops"] for f in (folder, folder.parent / "more")
-    ]
-    assert stops[0] == stops[1]
 
 
 @pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")

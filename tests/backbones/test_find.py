@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -61,10 +62,6 @@ def package(monkeypatch, tmp_path):
     sys.modules.pop("acme_tiny", None)
 
 
-def test_a_folder_is_found_without_the_hub(offline, tmp_path):
-    assert find_backbone(str(tmp_path)) == (tmp_path, None)
-
-
 def test_a_hub_id_is_downloaded_at_a_revision(monkeypatch, tmp_path):
     folder = tmp_path / COMMIT
     calls = []
@@ -77,34 +74,33 @@ def test_a_hub_id_is_downloaded_at_a_revision(monkeypatch, tmp_path):
     assert "*.gguf" in options["ignore_patterns"]
 
 
-def test_a_packaged_backbone_is_found_offline(offline, package):
+def test_a_folder_and_a_packaged_backbone_are_found_offline(offline, package, tmp_path):
+    assert find_backbone(str(tmp_path)) == (tmp_path, None)
     assert find_backbone("acme/tiny") == (package, None)
     with pytest.raises(BackboneError, match="Hub is unreachable"):
         find_backbone("acme/tiny", "v1")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [*FILES, "adapter_config.json", "pytorch_model.bin", "1_Pooling/x"]
+)
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"?", lambda data: b"", None])
-def test_a_package_with_another_file_is_refused(offline, package, name, change):
-    """Also if a file is missing."""
-    data = (package / name).read_bytes()
-    (package / name).unlink()
-    if change:
-        (package / name).write_bytes(change(data))
+def test_a_package_with_other_files_is_refused(offline, package, name, change):
+    """transformers would read some: adapter_config.json names an adapter to load."""
+    if name in FILES:
+        data = (package / name).read_bytes()
+        (package / name).unlink()
+        if change:
+            (package / name).write_bytes(change(data))
+        problem = "sha256" if change else "missing"
+    else:
+        (package / name).write_text("{}")
+        problem = "unexpected"
     with pytest.raises(BackboneError, match="does not contain the files of acme/tiny") as error:
         find_backbone("acme/tiny")
     (offender,) = error.value.offenders
-    assert offender.startswith(f"{name}: {'sha256' if change else 'missing'}")
+    assert offender.startswith(f"{name}: {problem}")
     assert "--force-reinstall acme-tiny" in error.value.hint
-
-
-@pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin", "1_Pooling/x.py"])
-def test_a_package_with_more_files_is_refused(offline, package, name):
-    """transformers would read some of them: the first one names an adapter to load."""
-    (package / name).write_text("{}")
-    with pytest.raises(BackboneError, match="does not contain") as error:
-        find_backbone("acme/tiny")
-    assert error.value.offenders == (f"{name}: unexpected",)
 
 
 def test_every_bit_of_the_packaged_configuration_counts(offline, monkeypatch, tmp_path):
@@ -132,25 +128,23 @@ def test_every_bit_of_the_packaged_configuration_counts(offline, monkeypatch, tm
     assert len(files) == 12
 
 
-def test_a_package_that_is_not_installed_is_named(offline, monkeypatch):
-    monkeypatch.setitem(
-        find.PACKAGED, "acme/tiny", PackagedBackbone("no_such_package", "model", {}, "tiny")
-    )
-    with pytest.raises(BackboneError, match="package is not installed") as error:
-        find_backbone("acme/tiny")
-    assert error.value.hint == 'pip install "adapterhub[tiny]"'
-
-
-def test_a_backbone_that_does_not_exist_is_named(offline):
-    with pytest.raises(BackboneError, match="no backbone 'acme/other'") as error:
-        find_backbone("acme/other")
-    assert "hf auth login" in error.value.hint
-
-
-@pytest.mark.parametrize("backbone", ["./bert", "no/such/folder", "/no/such"])
-def test_a_folder_that_does_not_exist_is_not_taken_for_a_name_on_the_hub(offline, backbone):
-    with pytest.raises(BackboneError, match=f"no backbone '{backbone}': the folder does not exist"):
+@pytest.mark.parametrize(
+    ("backbone", "problem", "hint"),
+    [
+        ("acme/other", "no backbone 'acme/other'", "hf auth login"),
+        ("acme/missing", "package is not installed", 'pip install "adapterhub[tiny]"'),
+        *((folder, f"no backbone '{folder}': the folder does not exist", "")
+          for folder in ("./bert", "no/such/folder", "/no/such")),
+        (local_name("tiny-bert", lambda: f"bf16-{'0' * 64}"), "was in a folder",
+         "load_backbone(FOLDER)"),
+    ],
+)  # fmt: skip
+def test_a_backbone_that_does_not_exist_is_named(backbone, problem, hint, offline, monkeypatch):
+    missing = PackagedBackbone("no_such_package", "model", {}, "tiny")
+    monkeypatch.setitem(find.PACKAGED, "acme/missing", missing)
+    with pytest.raises(BackboneError, match=re.escape(problem)) as error:
         find_backbone(backbone)
+    assert hint in (error.value.hint or "")
 
 
 def test_the_form_of_a_hub_id():
@@ -239,39 +233,31 @@ def named(name, commit=None):
     return model
 
 
-def test_the_name_is_valid_on_any_machine(subtests):
-    cases = [
-        ("google/bert", "google/bert", COMMIT),
-        ("bert-base", "bert-base", COMMIT),
-        (f"/cache/models--google--bert/snapshots/{COMMIT}", "google/bert", COMMIT),
-        (f"C:\\cache\\models--google--bert\\snapshots\\{COMMIT}", "google/bert", COMMIT),
-        ("/home/me/my model/", f"my-model--{DIGEST}", COMMIT),
-        ("a/b/tiny..bert", f"tiny-bert--{DIGEST}", COMMIT),
-        ("acme/bert--with-a", f"bert--with-a--{DIGEST}", COMMIT),
-        (f"/{'x' * 200}", f"{'x' * 100}--{DIGEST}", COMMIT),
-        ("/", f"unnamed-bert--{DIGEST}", COMMIT),
-        ("", f"unnamed-bert--{DIGEST}", COMMIT),
-    ]
-    for path, name, revision in cases:
-        with subtests.test(path=path):
-            assert Backbone.of(named(path, COMMIT)).name_and_revision(fingerprint) == (
-                name,
-                revision,
-            )
-            assert is_local_name(name) == (not is_hub_id(name))
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("google/bert", "google/bert"),
+        ("bert-base", "bert-base"),
+        (f"/cache/models--google--bert/snapshots/{COMMIT}", "google/bert"),
+        (f"C:\\cache\\models--google--bert\\snapshots\\{COMMIT}", "google/bert"),
+        ("/home/me/my model/", f"my-model--{DIGEST}"),
+        ("a/b/tiny..bert", f"tiny-bert--{DIGEST}"),
+        ("acme/bert--with-a", f"bert--with-a--{DIGEST}"),
+        (f"/{'x' * 200}", f"{'x' * 100}--{DIGEST}"),
+        ("/", f"unnamed-bert--{DIGEST}"),
+        ("", f"unnamed-bert--{DIGEST}"),
+    ],
+)
+def test_the_name_is_valid_on_any_machine(path, name):
+    assert Backbone.of(named(path, COMMIT)).name_and_revision(fingerprint) == (name, COMMIT)
+    assert is_local_name(name) == (not is_hub_id(name))
 
 
-def test_a_folder_in_the_working_directory_is_not_a_hub_id(monkeypatch, tmp_path):
-    (tmp_path / "google" / "bert").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert Backbone.of(named("google/bert")).name_and_revision(fingerprint)[0] == f"bert--{DIGEST}"
-
-
-def test_a_folder_is_no_hub_id_after_a_change_of_the_working_directory(
-    backbone, monkeypatch, tmp_path
-):
+def test_a_folder_in_the_working_directory_is_not_a_hub_id(backbone, monkeypatch, tmp_path):
+    """Nor after a change of the working directory."""
     shutil.copytree(backbone, tmp_path / "google" / "bert")
     monkeypatch.chdir(tmp_path)
+    assert Backbone.of(named("google/bert")).name_and_revision(fingerprint)[0] == f"bert--{DIGEST}"
     model, _ = ah.load_backbone("google/bert")
     monkeypatch.chdir("/")
     assert Backbone.of(model).name_and_revision(fingerprint)[0] == f"bert--{DIGEST}"
@@ -303,12 +289,6 @@ def test_weights_have_one_name_and_other_weights_another(backbone, tmp_path):
         with pytest.raises(MismatchError, match="different backbone") as caught:
             ah.load(model, tmp_path / f"saved-{saved}")
         assert "load_backbone('path/to/model')" in str(caught.value)
-
-
-def test_a_local_name_is_never_looked_up_on_the_hub():
-    with pytest.raises(BackboneError, match="was in a folder") as caught:
-        find_backbone(local_name("tiny-bert", fingerprint))
-    assert "load_backbone(FOLDER)" in str(caught.value)
 
 
 def test_a_model_without_weights_has_a_local_name():

@@ -25,6 +25,9 @@ def test_it_has_the_sizes_and_no_values():
     assert not any(p.is_meta for p in net.parameters())
     empty.fc = nn.Identity()
     assert isinstance(net.fc, nn.Linear)
+    ah.attach(net, "lora(sites=['conv', 'fc'])")
+    without = {n for n, _ in skeleton(net).named_parameters()}
+    assert without == {n for n, _ in Everything().named_parameters()}, "adapters are left out"
 
 
 def test_what_is_tied_stays_tied():
@@ -33,13 +36,6 @@ def test_what_is_tied_stays_tied():
     assert type(empty) is type(model)
     assert len(list(empty.parameters())) == len(list(model.parameters()))
     assert empty.get_output_embeddings().weight is empty.get_input_embeddings().weight
-
-
-def test_adapters_are_left_out():
-    net = Everything()
-    names = {n for n, _ in net.named_parameters()}
-    ah.attach(net, "lora(sites=['conv', 'fc'])")
-    assert {n for n, _ in skeleton(net).named_parameters()} == names
 
 
 class Packed(nn.Module):

@@ -14,6 +14,7 @@ from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.pooling import check_pooling, trained_length, trained_pooling
 from adapterhub.errors import ConfigError
+from tests.kit import tiny_models
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}
@@ -39,34 +40,28 @@ def write(folder: Path, config: object, path: object = "1_Pooling", kind: str = 
     return folder
 
 
-@pytest.mark.parametrize(("flag", "expected"), FLAGS.items())
-def test_one_flag_of_older_versions_is_read(flag: str, expected: str | None, tmp_path) -> None:
-    config = {"word_embedding_dimension": 384, "include_prompt": True}
-    config |= {f"pooling_mode_{name}": name == flag for name in FLAGS}
-    assert trained_pooling(write(tmp_path, config)) == expected
+def of_older_versions(flag: str) -> dict[str, object]:
+    return {f"pooling_mode_{name}": name == flag for name in FLAGS} | {
+        "word_embedding_dimension": 384, "include_prompt": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("cls", "cls"), ("mean", "mean"), ("max", "max"), ("lasttoken", "last"), ("median", None)],
-)
-def test_the_mode_of_version_6_is_read(mode: str, expected: str | None, tmp_path: Path) -> None:
-    assert trained_pooling(write(tmp_path, {"pooling_mode": mode})) == expected
-
-
-@pytest.mark.parametrize(
-    "config",
+    ("config", "expected"),
     [
-        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-        {"pooling_mode": ["mean", "max"]},
-        {},
-        [],
-        "not json",
-        "[" * 100_000,
+        *((of_older_versions(flag), expected) for flag, expected in FLAGS.items()),
+        *(({"pooling_mode": mode}, mode) for mode in ("cls", "mean", "max")),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "median"}, None),
+        # Several poolings, and broken records.
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, None),
+        ({"pooling_mode": ["mean", "max"]}, None),
+        *((broken, None) for broken in ({}, [], "not json", "[" * 100_000)),
     ],
+    ids=lambda each: str(each)[:40],
 )
-def test_several_poolings_and_broken_records_are_none(config: object, tmp_path: Path) -> None:
-    assert trained_pooling(write(tmp_path, config)) is None
+def test_a_recorded_pooling(config: object, expected: str | None, tmp_path: Path) -> None:
+    assert trained_pooling(write(tmp_path, config)) == expected
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "..", "", "a/b", 7, None])
@@ -87,44 +82,28 @@ def load(folder: str | Path, **options: str) -> PreTrainedModel:
 
 
 def test_the_heads_of_a_sentence_encoder_read_what_it_was_trained_for() -> None:
+    """Unless the user chooses; a task without a pooled head has none."""
     model = load(MINILM)
     assert Backbone.of(model).trained_pooling == "mean"
     assert ah.attach(model, "head").pooling.how == "mean"
     assert ah.attach(model, "head", name="b", pooling="max").pooling.how == "max"
     assert ah.attach(model, "head", name="c", pooling="model").pooling is None
-
-
-def test_the_choice_of_the_user_holds() -> None:
     model = load(MINILM, pooling="cls")
     assert Backbone.of(model).pooling == "cls"
     assert ah.attach(model, "head").pooling.how == "cls"
-    assert ah.attach(load(MINILM, pooling="model"), "head").pooling is None
-
-
-def test_a_task_without_a_pooled_head_has_none() -> None:
     model, _ = ah.load_backbone(MINILM, task="tagging", labels=["a", "b"])
     assert ah.attach(model, "head").pooling is None
 
 
 def test_a_pooling_that_the_class_has_anyway_adds_nothing(tmp_path: Path) -> None:
-    from tests.kit import tiny_models
-
-    model = tiny_models.model("roberta")
-    model.base_model.save_pretrained(tmp_path / "roberta")
-    shutil.copytree(_tokenizer_files(tmp_path), tmp_path / "roberta", dirs_exist_ok=True)
-    write(tmp_path / "roberta", {"pooling_mode": "cls"})
-    assert ah.attach(load(tmp_path / "roberta"), "head").pooling is None
-    write(tmp_path / "roberta", {"pooling_mode": "mean"})
-    assert ah.attach(load(tmp_path / "roberta"), "head").pooling.how == "mean"
-
-
-def _tokenizer_files(tmp_path: Path) -> Path:
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    packaged, _ = find_backbone(MINILM)
+    folder, (packaged, _) = tmp_path / "roberta", find_backbone(MINILM)
+    tiny_models.model("roberta").base_model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(packaged / name, folder)
-    return folder
+    for mode, pooling in (("cls", None), ("mean", "mean")):
+        write(folder, {"pooling_mode": mode})
+        found = ah.attach(load(folder), "head").pooling
+        assert (found and found.how) == pooling
 
 
 def test_a_name_is_checked() -> None:
@@ -134,13 +113,9 @@ def test_a_name_is_checked() -> None:
     assert "mean" in str(error.value)
 
 
-def test_that_of_the_packaged_sentence_encoder():
-    folder, _ = find_backbone("sentence-transformers/all-MiniLM-L6-v2")
-    assert trained_length(folder) == 256
-
-
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"max_seq_length": "9"}', "[" * 9999])
-def test_none_without_a_record(text, tmp_path):
+def test_a_length_is_recorded_or_none(text, tmp_path):
+    assert trained_length(find_backbone(MINILM)[0]) == 256
     if text is not None:
         (tmp_path / "sentence_bert_config.json").write_text(text)
     assert trained_length(tmp_path) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +30,6 @@ from adapterhub.backbones.quantized import (
     loading_options,
     prepare_quantized,
     remaining_quantization,
-    requantized,
     row_scales,
     size_of,
 )
@@ -60,8 +58,9 @@ def checkpoint(folder, config):
     return folder
 
 
-def test_a_configuration_has_a_kind(subtests):
-    cases = [
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
         (NF4, "nf4"),
         (NF4 | {"bnb_4bit_quant_type": "fp4"}, "fp4"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
@@ -70,10 +69,10 @@ def test_a_configuration_has_a_kind(subtests):
         (torchao("Int8WeightOnlyConfig"), "int8-weight"),
         (torchao("Float8WeightOnlyConfig"), "fp8-weight"),
         (torchao("Float8Config"), "torchao-Float8Config"),
-    ]
-    for config, kind in cases:
-        with subtests.test(config=config):
-            assert quantization_kind(config) == kind
+    ],
+)
+def test_a_configuration_has_a_kind(config, kind):
+    assert quantization_kind(config) == kind
 
 
 def test_the_kind_of_each_scheme_is_its_own_name():
@@ -84,23 +83,35 @@ def test_the_kind_of_each_scheme_is_its_own_name():
         assert config.llm_int8_skip_modules == ["head"]
 
 
-def test_a_checkpoint_in_floating_point_is_still_to_be_quantized(installed, tmp_path):
+def test_a_checkpoint_is_quantized_if_it_is_not_as_requested_already(installed, tmp_path):
     for folder in (tmp_path, checkpoint(tmp_path, None)):
         assert stored_quantization(folder) is None
         assert remaining_quantization("nf4", folder) == "nf4"
         assert remaining_quantization(None, folder) is None
-
-
-def test_a_checkpoint_quantized_as_requested_needs_nothing_more(installed, tmp_path):
+    options = {"dtype": torch.float32, "num_labels": 2}
+    assert loading_options(None, checkpoint(tmp_path, None), options, None) is options
     folder = checkpoint(tmp_path, NF4)
     assert stored_quantization(folder) == "bitsandbytes"
     assert remaining_quantization("nf4", folder) is None
     assert remaining_quantization(None, folder) is None
 
 
-def test_a_checkpoint_quantized_otherwise_is_refused(installed, tmp_path):
-    with pytest.raises(ConfigError, match="quantized already, by bitsandbytes"):
-        remaining_quantization("int8", checkpoint(tmp_path, NF4))
+@pytest.mark.parametrize(("requested", "config", "said"), [
+    ("int8", NF4, "quantized already, by bitsandbytes"),
+    ("dequantize", None, "is not quantized"),
+    ("dequantize", {"quant_method": "gptq"}, "is quantized by gptq"),
+    *(("dequantize", {"quant_method": m}, "") for m in ("fp8", "mxfp4", "compressed-tensors")),
+])  # fmt: skip
+def test_another_quantization_or_what_transformers_cannot_decode_is_refused(
+    requested, config, said, installed, tmp_path
+):
+    folder = checkpoint(tmp_path, config)
+    if not said:
+        assert remaining_quantization(requested, folder) == requested
+        return
+    with pytest.raises(ConfigError, match=said) as error:
+        remaining_quantization(requested, folder)
+    assert requested != "dequantize" or "fp8, mxfp4" in error.value.expected
 
 
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
@@ -110,11 +121,6 @@ def test_a_library_that_is_not_installed_is_named(kind, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=f"needs {library}") as error:
         remaining_quantization(kind, tmp_path)
     assert error.value.hint == f'pip install "adapterhub[{extra}]"'
-
-
-def test_options_are_unchanged_without_quantization(tmp_path):
-    options = {"dtype": torch.float32, "num_labels": 2}
-    assert loading_options(None, checkpoint(tmp_path, None), options, None) is options
 
 
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
@@ -173,24 +179,6 @@ def test_a_decoded_model_that_was_changed_is_not_that_of_the_files(tmp_path):
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
     assert ah.attach(model, "lora").manifest().backbone.fingerprint != ah.fingerprint(folder)
-
-
-@pytest.mark.parametrize(("method", "said"), [
-    (None, "plain is not quantized"),
-    ("gptq", "plain is quantized by gptq"),
-    ("fp8", ""), ("mxfp4", ""), ("compressed-tensors", ""),
-])  # fmt: skip
-def test_what_transformers_cannot_decode_is_refused(method, said, tmp_path):
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    config = {"quantization_config": {"quant_method": method}} if method else {}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    if not said:
-        assert remaining_quantization("dequantize", folder) == "dequantize"
-        return
-    with pytest.raises(ConfigError, match=said) as error:
-        remaining_quantization("dequantize", folder)
-    assert "fp8, mxfp4" in error.value.expected
 
 
 def quantized_by(method, tmp_path):
@@ -264,19 +252,12 @@ class EightBit(nn.Linear):
         self.weight.SCB = torch.ones(4)
 
 
-def test_only_layers_that_can_repack_are_changed():
-    model = nn.Sequential(FourBit(packed=True), nn.Linear(4, 4), FourBit(packed=False))
+def test_only_layers_that_can_repack_are_changed_and_restored():
+    model = nn.Sequential(FourBit(packed=True), EightBit(), FourBit(packed=False), nn.Linear(4, 4))
     keep_4bit_layout(model, patch := Patch())
     assert len(patch.undoing) == 2
     assert [model[0].unpacked, model[2].unpacked] == [True, False]
-    assert not model[0].support_avx512bf16_for_cpu
-    keep_4bit_layout(model, patch)
-    assert len(patch.undoing) == 2, "a second call changes nothing"
-
-
-def test_restoring_undoes_preparing():
-    model = nn.Sequential(FourBit(packed=False), EightBit(), nn.Linear(4, 4))
-    patch = Patch()
+    patch.undo()
     for _ in range(2):
         prepare_quantized(model, patch)
         assert not model[0].support_avx512bf16_for_cpu
@@ -313,55 +294,10 @@ def test_the_saved_input_is_freed_and_gradients_still_flow():
     drop_saved_input(nn.Identity(), (x,), torch.ones(3))  # no gradient: nothing to do
 
 
-KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
-
-
-def quantized_layer(kind, backbone):
-    model, _ = ah.load_backbone(str(backbone), quantize=kind)
-    return model.encoder.layer[0].attention.self.query
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_decoded_weight_is_the_one_the_layer_computes_with(kind, backbone):
-    layer = quantized_layer(kind, backbone)
-    matrix = dequantized(layer).float()
-    x = torch.randn(5, layer.in_features, dtype=torch.bfloat16)
-    y = layer(x).float()
-    expected = x.float() @ matrix.T + layer.bias.float()
-    # The layer computes in bf16, int8 with activations rounded to 8 bits.
-    assert (y - expected).norm() / expected.norm() < 0.02
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_encoding_a_decoded_weight_returns_the_same_weight(kind, backbone):
-    layer = quantized_layer(kind, backbone)
-    matrix = dequantized(layer)
-    assert can_requantize(layer)
-    weight, attributes = requantized(layer, matrix)
-    assert type(weight) is type(layer.weight) or type(weight.data) is type(layer.weight.data)
-    layer.weight = weight
-    for name, value in attributes.items():
-        setattr(layer, name, value)
-    difference = (dequantized(layer).float() - matrix.float()).norm() / matrix.float().norm()
-    assert difference < 0.02
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_and_bytes_of_a_quantized_weight(kind, backbone):
-    layer = quantized_layer(kind, backbone)
-    values = layer.in_features * layer.out_features
-    assert size_of(layer.weight) == values
-    assert values / 2 < bytes_of(layer.weight) < 4 * values
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_a_plain_tensor_has_the_bytes_of_its_dtype(dtype):
-    tensor = torch.zeros(3, 5, dtype=dtype)
-    assert size_of(tensor) == 15
-    assert bytes_of(tensor) == 15 * dtype.itemsize
-
-
-def test_a_plain_layer_is_not_decoded():
+def test_plain_tensors_and_layers_are_counted_and_not_decoded():
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        tensor = torch.zeros(3, 5, dtype=dtype)
+        assert (size_of(tensor), bytes_of(tensor)) == (15, 15 * dtype.itemsize)
     layer = nn.Linear(3, 5)
     assert dequantized(layer) is None
     assert row_scales(layer) is None
@@ -422,21 +358,21 @@ def test_only_other_code_is_tried():
     assert not has_own_code(plain)
 
 
-@pytest.mark.parametrize(("layer", "expected"), [
-    (Own(), True),
-    (Own(levels=16.0), True),  # 8 bits of activations
-    (Own(levels=1.0), False),
-    (Own(factor=1.2), False),
-    (Own(factor=float("nan")), False),
-    (Many(16, 24), False),
+@pytest.mark.parametrize(("layer", "computes", "blocks"), [
+    (Own(), True, False),
+    (Own(levels=16.0), True, True),  # 8 bits of activations; the gradient of a rounding is zero
+    (Own(levels=1.0), False, True),
+    (Own(cut=True), True, True),
+    (Own(factor=1.2), False, False),
+    (Own(factor=float("nan")), False, False),
+    (Many(16, 24), False, False),
 ])  # fmt: skip
-def test_a_layer_computes_with_its_weight_up_to_rounding(layer, expected):
-    assert computes_with(layer, layer.weight, torch.float32) is expected
-
-
-def test_a_weight_of_another_shape_is_not_that_of_the_layer():
-    layer = Own()
+def test_a_layer_computes_with_its_weight_and_passes_gradients(layer, computes, blocks):
+    assert computes_with(layer, layer.weight, torch.float32) is computes
     assert not computes_with(layer, torch.randn(24, 8), torch.float32)
+    layer.requires_grad_(False)
+    with torch.no_grad():
+        assert blocks_gradients(layer, 16, layer.weight) is blocks
 
 
 def test_hooks_are_not_called_and_random_numbers_are_not_drawn():
@@ -446,16 +382,6 @@ def test_hooks_are_not_called_and_random_numbers_are_not_drawn():
     assert computes_with(layer, layer.weight, torch.float32)
     assert not blocks_gradients(layer, 16, layer.weight)
     assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize(("layer", "expected"), [
-    (Own(), False), (Own(cut=True), True), (Many(16, 24), False),
-    (Own(levels=4.0), True),  # the gradient of a rounding is zero
-])  # fmt: skip
-def test_a_layer_that_cuts_gradients_is_found(layer, expected):
-    layer.requires_grad_(False)
-    with torch.no_grad():
-        assert blocks_gradients(layer, 16, layer.weight) is expected
 
 
 class NoBackward(torch.autograd.Function):

@@ -49,8 +49,7 @@ def test_the_one_checkpoint_in_a_folder_is_suggested(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantize", "problem"),
-    [("fp8", None, "fp8"), (None, "nf5", "nf5")],
+    ("dtype", "quantize", "problem"), [("fp8", None, "fp8"), (None, "nf5", "nf5")]
 )
 def test_unknown_precisions_are_refused(dtype, quantize, problem):
     with pytest.raises(ConfigError, match=problem):

@@ -9,8 +9,13 @@ import torch
 
 import adapterhub as ah
 from adapterhub.data.examples import Example
+from adapterhub.inference.open import open_backbone
+from adapterhub.loop.report import reporter_for
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.shared_prefix import answer_scores
+from adapterhub.training.loading import make_ready
+from adapterhub.training.run import run
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind.",
@@ -36,10 +41,6 @@ def model_and_tokenizer(smollm2):
 @pytest.fixture(scope="module")
 def learned(smollm2, tickets, tmp_path_factory):
     """The folder of a run that learned the form of answers to tickets."""
-    from adapterhub.loop.report import reporter_for
-    from adapterhub.recipe.recipe import read
-    from adapterhub.training.run import run
-
     folder = tmp_path_factory.mktemp("runs") / "lora"
     recipe = read(
         flags={
@@ -76,17 +77,13 @@ def written(model, inputs, **options):
     return ids[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_it_answers(model_and_tokenizer):
+def test_the_bare_model_answers(model_and_tokenizer):
     model, tokenizer = model_and_tokenizer
-    answer = tokenizer.decode(written(model, prompts(tokenizer)[0]), skip_special_tokens=True)
-    assert "Paris" in answer
+    assert "Paris" in tokenizer.decode(written(model, prompts(tokenizer)[0]))
 
 
 def test_the_loss_of_the_bare_model_is_that_of_transformers(smollm2, tickets):
     """Of the tokens of the answers, and of what the template writes behind them."""
-    from adapterhub.inference.open import open_backbone
-    from adapterhub.tasks import parse_task
-
     opened = open_backbone(smollm2, parse_task("causal-lm(data=chat)"))
     examples = opened.task.read(str(tickets[1]), opened.data, "eval")
     ours = opened.evaluate(examples)["loss"]
@@ -192,9 +189,6 @@ def test_beams_write_the_same_with_and_without_a_cache(opened):
 
 def test_packed_chats_are_read_as_if_alone(opened, tickets):
     """The loss of several chats in one row is that of a row for each."""
-    from adapterhub.tasks import Setting, parse_task
-    from adapterhub.training.loading import make_ready
-
     make_ready(opened.model)
     examples = opened.task.read(str(tickets[1]), opened.data, "eval")[:8]
     losses = {}

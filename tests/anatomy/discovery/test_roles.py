@@ -11,12 +11,9 @@ import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.discovery import roles as discovery_roles
-from adapterhub.anatomy.discovery.roles import (
-    attention_modules,
-    attention_sites,
-    fused_layout,
-)
+from adapterhub.anatomy.discovery.roles import attention_modules, attention_sites, fused_layout
 from adapterhub.anatomy.projections import latent_sizes
+from tests.kit import tiny_models
 from tests.kit.selection import long_table
 
 
@@ -104,22 +101,18 @@ class AfterAnotherProjection(Attention):
         return q, k, v
 
 
-def test_the_layout_is_read_where_the_output_is_split(subtests):
-    cases = [
-        (Blocks, "blocks"),
-        (Chunks, "blocks"),
-        (Heads, "heads"),
-        (WideHeads, "heads"),
-        (OtherOrder, "whole"),
-        (Shape, "whole"),
-        (Both, "whole"),
-        (AfterAnotherProjection, "whole"),
-        (Attention, "whole"),
-    ]
-    for attention, layout in cases:
-        with subtests.test(attention=attention):
-            assert fused_layout(attention(), "qkv") == layout
-            assert fused_layout(attention(), "other") == "whole"
+@pytest.mark.parametrize(
+    ("attention", "layout"),
+    [
+        (Blocks, "blocks"), (Chunks, "blocks"), (Heads, "heads"), (WideHeads, "heads"),
+        *((unknown, "whole") for unknown in (
+            OtherOrder, Shape, Both, AfterAnotherProjection, Attention
+        )),
+    ],
+)  # fmt: skip
+def test_the_layout_is_read_where_the_output_is_split(attention, layout):
+    assert fused_layout(attention(), "qkv") == layout
+    assert fused_layout(attention(), "other") == "whole"
 
 
 FUSED = [a for a, row in FAMILIES.items() if "attn.qkv" in row.stacks[0].sites]
@@ -147,23 +140,13 @@ def test_the_parts_of_a_vision_tower_are_sites(model_type):
     assert {"vision.0.attn.q", "vision.0.attn.k", "vision.0.attn.v"} <= sites.keys()
 
 
+VISION = {"hidden_size": 32, "num_heads": 4, "depth": 2}
+OF_QWEN = VISION | {"intermediate_size": 48, "out_hidden_size": 32}
 PIXELS = {
-    "qwen2_vl": ({"embed_dim": 32, "hidden_size": 32, "num_heads": 4, "depth": 2}, 1176),
-    "qwen2_5_vl": (
-        {
-            "hidden_size": 32, "num_heads": 4, "depth": 2, "intermediate_size": 48,
-            "out_hidden_size": 32,
-        },
-        1176,
-    ),
-    "qwen3_vl": (
-        {
-            "hidden_size": 32, "num_heads": 4, "depth": 2, "intermediate_size": 48,
-            "out_hidden_size": 32, "deepstack_visual_indexes": [0],
-        },
-        1536,
-    ),
-}  # fmt: skip
+    "qwen2_vl": (VISION | {"embed_dim": 32}, 1176),
+    "qwen2_5_vl": (OF_QWEN, 1176),
+    "qwen3_vl": (OF_QWEN | {"deepstack_visual_indexes": [0]}, 1536),
+}
 
 
 def tower(model_type):
@@ -199,8 +182,7 @@ def test_a_method_of_parts_works_on_a_vision_tower(model_type, method):
     with torch.no_grad():
         before = model(**inputs)[0]
     adapter = ah.attach(model, method)
-    for parameter in adapter.parameters():
-        nn.init.normal_(parameter, std=0.2)
+    tiny_models.scramble_parameters(adapter, std=0.2)
     output = model(**inputs)[0]
     assert not torch.allclose(output, before, atol=1e-4)
     output.pow(2).sum().backward()

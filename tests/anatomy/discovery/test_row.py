@@ -36,40 +36,6 @@ _BART = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
     "decoder_start_token_id": 1,
 }  # fmt: skip
-CLASSIFIER, CAUSAL, SEQ2SEQ = (
-    f"AutoModelFor{task}" for task in ("SequenceClassification", "CausalLM", "Seq2SeqLM")
-)
-# Architectures without a row, and the class to test.
-ROWLESS: dict[str, tuple[str, dict]] = {
-    "cohere": (CAUSAL, _PLAIN),
-    "data2vec-text": (CLASSIFIER, _PLAIN),
-    "ernie": (CLASSIFIER, _PLAIN),
-    "glm": (CLASSIFIER, _PLAIN | {"head_dim": 8}),
-    "granite": (CAUSAL, _PLAIN),
-    "marian": (SEQ2SEQ, _BART),
-    "nemotron": (CLASSIFIER, _PLAIN),
-    "olmoe": (CAUSAL, _PLAIN | {"num_experts": 4, "num_experts_per_tok": 2}),
-    "phi": (CLASSIFIER, _PLAIN),
-    # The first layer has a plain network, the second a mixture of experts and a shared expert.
-    "qwen2_moe": (
-        CLASSIFIER,
-        _PLAIN | {
-            "num_experts": 4, "mlp_only_layers": [0], "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
-    "rembert": (CLASSIFIER, _PLAIN | {"input_embedding_size": 16}),
-    "stablelm": (CLASSIFIER, _PLAIN),
-    "starcoder2": (CLASSIFIER, _PLAIN),
-}  # fmt: skip
-
-
-def rowless(architecture, options=None, kind=CLASSIFIER):
-    kind, options = ROWLESS.get(architecture, (kind, options or _PLAIN))
-    tokens = {"vocab_size": tiny_models.VOCAB, "pad_token_id": 1, "eos_token_id": 2}
-    config = AutoConfig.for_model(architecture, **options, **tokens, bos_token_id=3, num_labels=3)
-    torch.manual_seed(0)
-    return getattr(transformers, kind).from_config(config).eval()
 
 
 def plain(family: Family) -> bool:
@@ -83,14 +49,11 @@ def plain(family: Family) -> bool:
 PLAIN_ROWS = [a for a in tiny_models.ARCHITECTURES if plain(FAMILIES[a])]
 
 
-def test_most_rows_are_plain_and_the_rowless_have_none():
-    assert len(PLAIN_ROWS) >= 25
-    assert set(FAMILIES) - set(PLAIN_ROWS) >= {
-        "deberta", "deberta-v2", "modernbert", "xlnet", "openai-gpt", "gpt2", "gpt_neox", "bloom",
-        "phi3",
-    }  # fmt: skip
-    assert not FAMILIES.keys() & {*ROWLESS, *PARTIAL}
-    assert len(ROWLESS) >= 5
+assert len(PLAIN_ROWS) >= 25
+assert set(FAMILIES) - set(PLAIN_ROWS) >= {
+    "deberta", "deberta-v2", "modernbert", "xlnet", "openai-gpt", "gpt2", "gpt_neox", "bloom",
+    "phi3",
+}  # fmt: skip
 
 
 @long_table("architecture", PLAIN_ROWS, 2)
@@ -106,15 +69,6 @@ def test_discovery_agrees_with_the_row(architecture):
     assert set(row.constants) <= set(discovered.constants)
     for path in by_row.parameters():
         assert by_structure.layer_of(path) == by_row.layer_of(path), path
-
-
-CELLS = list(itertools.product(ROWLESS, ("lora", "houlsby", "parallel", "prefix", "mam", "prompt")))
-
-
-@long_table(("architecture", "method"), CELLS, 5)
-def test_an_architecture_without_a_row_works(architecture, method):
-    model = rowless(architecture)
-    assert sweep_cells.cell(model, method, sweep_cells.inputs_for(model)) == "ok"
 
 
 def picture_model():
@@ -159,24 +113,17 @@ def test_virtual_tokens_need_a_model_with_tokens():
 # A fused projection whose parts are not known, layers in pieces, convolutions in place of
 # projections, no layers at all: what is there, and methods that do not fit.
 PARTIAL = {
-    "codegen": (
-        CAUSAL, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
-        {"attn.qkv", "attn.o", "attn.kv", "ffn.up", "ffn.down", "attn", "ffn"}, set(),
-    ),
-    "flaubert": (
-        CLASSIFIER, {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 64},
-        {"attn.q", "attn.k", "attn.v", "attn.o", "attn.kv", "attn"}, set(),
-    ),
-    "squeezebert": (
-        CLASSIFIER, _PLAIN | {"embedding_size": 32}, set(), {"lora", "pfeiffer", "prefix"},
-    ),
-}  # fmt: skip
+    "codegen": ({"attn.qkv", "attn.o", "attn.kv", "ffn.up", "ffn.down", "attn", "ffn"}, set()),
+    "flaubert": ({"attn.q", "attn.k", "attn.v", "attn.o", "attn.kv", "attn"}, set()),
+    "squeezebert": (set(), {"lora", "pfeiffer", "prefix"}),
+}
 
 
-@pytest.mark.parametrize("architecture", PARTIAL)
-def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(architecture):
-    kind, sizes, roles, refused = PARTIAL[architecture]
-    model = rowless(architecture, sizes, kind)
+@pytest.mark.parametrize("model_type", PARTIAL)
+def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(model_type):
+    roles, refused = PARTIAL[model_type]
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
     found = {site.role for site in ah.anatomy_of(model).sites.values() if site.kind != "norm"}
     assert found >= roles
     assert ("attn.kv" in found) == ("prefix" not in refused)
@@ -184,8 +131,9 @@ def test_what_is_not_found_is_no_site_and_methods_without_sites_fit(architecture
         with pytest.raises(SiteError, match=f"{method} does not fit") as error:
             ah.attach(model, method)
         assert {"full", "norms", "unfreeze"} <= set(error.value.hint.replace(",", "").split())
+    inputs = sweep_cells.inputs_for(model)
     for method in {"lora", "pfeiffer", "prefix", "norms", "bitfit", "full", "unfreeze"} - refused:
-        assert sweep_cells.cell(model, method, tiny_models.batch()) == "ok", method
+        assert sweep_cells.cell(model, method, inputs) == "ok", method
 
 
 def test_stacks_are_named_after_what_they_read(subtests):

@@ -1,15 +1,36 @@
-"""A fork of the warm process behaves as a new interpreter would."""
+"""The kit of tests: long tables run in part, and forks behave as a new interpreter would."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.kit import processes
+from tests.kit.selection import part_of
 
-pytestmark = pytest.mark.apart
+
+def test_a_part_has_the_first_case_and_each_value():
+    cases = list(itertools.product("ab", range(8), ["x", "y", "z"]))
+    part = part_of(cases)
+    assert part == [case for case in cases if case in part]
+    assert len(part) == 6
+    assert part[0] == cases[0]
+    assert {c[0] for c in part} == {*"ab"}
+    assert len({c[1] for c in part}) == 6
+    assert {c[2] for c in part} == {*"xyz"}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("number", [0, 1, 2, 7, 8, 9, 250])
+def test_a_part_is_as_large_as_it_should_be_and_does_not_change(number, parts):
+    cases = [pytest.param(str(i), [i], id=f"case {i}") for i in range(number)]
+    part = part_of(cases, parts)
+    assert len(part) == max(min(number, 1), number // parts)
+    assert part == part_of(cases, parts)
+    assert {id(case) for case in part} <= {id(case) for case in cases}
 
 
 def script(folder: Path, text: str) -> Path:
@@ -18,6 +39,7 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.apart
 def test_a_fork_has_its_own_words_folder_environment_and_main(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WORD = 'found'", encoding="utf-8")
     text = (
@@ -35,6 +57,7 @@ def test_a_fork_has_its_own_words_folder_environment_and_main(tmp_path: Path) ->
     assert ended.printed == "False\n"
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize(
     ("text", "code", "printed"),
     [
@@ -50,6 +73,7 @@ def test_how_a_script_ends_is_told(text: str, code: int, printed: str, tmp_path:
     assert printed in ended.printed
 
 
+@pytest.mark.apart
 def test_of_two_processes_one_that_fails_ends_the_other(tmp_path: Path) -> None:
     text = "import os, time\nprint(os.environ['WORLD_SIZE'])\nos.environ['RANK'] == '1' and 1 / 0\n"
     start = time.monotonic()
