@@ -18,6 +18,7 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,6 +38,7 @@ class Module:
     tree: ast.Module
 
 
+@cache
 def modules(package: Path) -> list[Module]:
     """List the modules of a package, except its own `__init__` and `__main__`."""
     sources = []

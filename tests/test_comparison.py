@@ -31,6 +31,7 @@ from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import Init
 from adapterhub.tasks import TASKS
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
 
 peft = pytest.importorskip("peft")
 from peft import LoraConfig, PeftModel, PeftType, get_peft_model, optimizers  # noqa: E402
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
 WEIGHTS = "adapter_model.safetensors"
+BATCH = tiny_models.batch()
 
 
 def bert(seed=0, task="classification"):
@@ -61,11 +63,6 @@ def scrambled(model):
     return model.eval()
 
 
-def logits(model, **options):
-    with torch.no_grad():
-        return model(**tiny_models.batch(), **options).logits
-
-
 @pytest.fixture
 def theirs(tmp_path):
     """Save a LoRA of peft for the first model."""
@@ -77,8 +74,7 @@ def theirs(tmp_path):
 @pytest.fixture
 def ours(tmp_path):
     """Save a LoRA of adapterhub for the first model."""
-    model = bert()
-    adapter = ah.attach(model, "lora")
+    adapter = ah.attach(bert(), "lora")
     tiny_models.scramble(adapter)
     adapter.save(tmp_path / "ours")
     return tmp_path / "ours"
@@ -282,15 +278,15 @@ def test_an_adapter_for_each_row():
     rows = ["first", "second", "__base__"]
     model = get_peft_model(bert(), lora(), adapter_name="first")
     model.add_adapter("second", lora())
-    assert logits(scrambled(model), adapter_names=rows).shape == (3, 3)
+    assert logits(scrambled(model), **BATCH, adapter_names=rows).shape == (3, 3)
     with pytest.raises(ValueError, match="training mode"):
-        logits(model.train(), adapter_names=rows)
+        logits(model.train(), **BATCH, adapter_names=rows)
     config = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2)
     prefixes = get_peft_model(bert(), config, adapter_name="a").eval()
     prefixes.add_adapter("b", config)
     prefixes.set_adapter("a")
     with contextlib.suppress(TypeError, ValueError):  # refused, or ignored
-        assert torch.equal(logits(prefixes, adapter_names=["b"] * 3), logits(prefixes))
+        assert torch.equal(logits(prefixes, **BATCH, adapter_names=["b"] * 3), logits(prefixes))
     model = bert()
     ah.attach(model, "prefix", name="a")
     ah.attach(model.train(), "lora", name="b")

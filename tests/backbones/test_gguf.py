@@ -25,22 +25,16 @@ def write(file: Path) -> Path:
     """Write a llama with two layers, whose projections are in eight bits, and its tokenizer."""
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(MIDDLE)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(WORDS))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(WORDS)
-    writer.add_token_scores([0.0] * len(WORDS))
-    writer.add_token_types([2, 3, 3, *[1] * (len(WORDS) - 3)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+    fields = {
+        "context_length": 64, "embedding_length": WIDTH, "block_count": 2,
+        "feed_forward_length": MIDDLE, "head_count": HEADS, "head_count_kv": HEADS,
+        "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10_000.0, "vocab_size": len(WORDS),
+        "tokenizer_model": "llama", "token_list": WORDS, "token_scores": [0.0] * len(WORDS),
+        "token_types": [2, 3, 3, *[1] * (len(WORDS) - 3)], "bos_token_id": 1, "eos_token_id": 2,
+        "unk_token_id": 0,
+    }  # fmt: skip
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
 
     def add(name: str, *shape: int) -> None:
         values = random.normal(0, 0.3, shape).astype(np.float32)
@@ -51,14 +45,14 @@ def write(file: Path) -> Path:
         writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     add("token_embd", len(WORDS), WIDTH)
-    for layer in range(2):
+    for block in ("blk.0", "blk.1"):
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{layer}.{name}", WIDTH, WIDTH)
-        add(f"blk.{layer}.ffn_gate", MIDDLE, WIDTH)
-        add(f"blk.{layer}.ffn_up", MIDDLE, WIDTH)
-        add(f"blk.{layer}.ffn_down", WIDTH, MIDDLE)
-        add(f"blk.{layer}.attn_norm", WIDTH)
-        add(f"blk.{layer}.ffn_norm", WIDTH)
+            add(f"{block}.{name}", WIDTH, WIDTH)
+        for name in ("ffn_gate", "ffn_up"):
+            add(f"{block}.{name}", MIDDLE, WIDTH)
+        add(f"{block}.ffn_down", WIDTH, MIDDLE)
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"{block}.{name}", WIDTH)
     add("output_norm", WIDTH)
     add("output", len(WORDS), WIDTH)
     writer.write_header_to_file()
