@@ -1,24 +1,40 @@
-"""Compositions: names, stacks and averages, and their application to the rows of a batch."""
+"""What applies in a call: compositions of adapters, rows of a batch, contexts and threads."""
 
 from __future__ import annotations
 
+import contextvars
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+import adapterhub as ah
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (
+    NO_MODULES,
     AppliedModules,
     Average,
     BatchPlan,
+    ContextEntry,
+    ModelScope,
+    RecomputedInContext,
     adapter_names,
+    applying,
+    current_entry,
     has_average,
     is_stack,
+    kept_values,
     localize,
     parse_composition,
+    set_entry,
 )
 from adapterhub.hooks.slot import Slot, through
+from tests.kit import tiny_models
 
 STEPS = {"double": lambda y: 2 * y, "increment": lambda y: y + 1}
 
@@ -28,41 +44,38 @@ def apply(key, y):
 
 
 def test_user_input_becomes_a_composition():
-    assert parse_composition(None) == ()
-    assert parse_composition("a") == "a"
-    assert parse_composition(["a", ["b", "c"]]) == ("a", ("b", "c"))
-    assert parse_composition(Average(["a"])) == Average(["a"])
+    for given, expected in (
+        (None, ()), ("a", "a"), (["a", ["b", "c"]], ("a", ("b", "c"))),
+        (Average(["a"]), Average(["a"])), (Average(["a", "b"]), Average(["a", "b"], [0.5, 0.5])),
+    ):  # fmt: skip
+        assert parse_composition(given) == expected
     with pytest.raises(AttachError):
         parse_composition(3)
-
-
-def test_weights_of_an_average_are_equal_by_default_and_sum_to_one():
-    assert Average(["a", "b"]).weights == (0.5, 0.5)
     for parts, weights in (([], None), (["a"], [0.5]), (["a", "b"], [1.0])):
         with pytest.raises(AttachError):
             Average(parts, weights)
 
 
-def test_names_are_listed_in_order_with_repetitions():
+def test_what_is_in_a_composition():
     node = parse_composition(["a", Average(["b", ("a", "c")])])
     assert list(adapter_names(node)) == ["a", "b", "a", "c"]
-
-
-def test_averages_are_found_at_any_depth():
     assert has_average(("a", ("b", Average(["c"]))))
     assert not has_average(("a", ("b", "c")))
+    assert is_stack([("a", "b"), ("a", "b")])
+    for rows in ([("a", "b"), ("a",)], [("a", "a")], [Average(["a"])]):
+        assert not is_stack(rows)
 
 
-def test_a_stack_applies_its_modules_in_order():
-    y = torch.tensor([3.0])
-    assert through(("double", "increment"), y, apply).item() == 7
-    assert through(("increment", "double"), y, apply).item() == 8
-    assert through((), y, apply).item() == 3
-
-
-def test_an_average_is_the_weighted_mean():
-    node = Average(["double", ("increment", "double"), ()], [0.5, 0.25, 0.25])
-    expected = 0.5 * 6 + 0.25 * 8 + 0.25 * 3
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (("double", "increment"), 7),
+        (("increment", "double"), 8),
+        ((), 3),
+        (Average(["double", ("increment", "double"), ()], [0.5, 0.25, 0.25]), 3 + 2 + 0.75),
+    ],
+)
+def test_a_stack_applies_in_order_and_an_average_is_the_mean(node, expected):
     assert through(node, torch.tensor([3.0]), apply).item() == expected
 
 
@@ -80,32 +93,26 @@ def run(plan, step, y, *others, dim=0):
     return slot.run(step, y, *others, dim=dim)
 
 
-def test_each_row_passes_through_its_own_composition():
-    plan = BatchPlan(["double", (), "increment", "double"])
-    assert plan.groups == ("double", (), "increment")
-    y = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    offsets = torch.tensor([[10.0], [20.0], [30.0], [40.0]])
-
-    def step(key, y, offset):
-        return apply(key, y) + offset
-
-    output = run(plan, step, y, offsets)
-    assert output.tolist() == [[12.0], [2.0], [34.0], [48.0]]
+def increased(key, y, offset):
+    return apply(key, y) + offset
 
 
-def test_rows_can_be_in_another_dimension():
-    plan = BatchPlan(["double", "increment"])
-    y = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    output = run(plan, apply, y, dim=1)
-    assert output.tolist() == [[2.0, 3.0], [6.0, 5.0]]
+OFFSETS = torch.tensor([[10.0], [20.0], [30.0], [40.0]])
+ROWS = [
+    (["double", (), "increment", "double"], increased, [[1.0], [2.0], [3.0], [4.0]], [OFFSETS], 0,
+     [[12.0], [2.0], [34.0], [48.0]]),
+    (["double", "increment"], apply, [[1.0, 2.0], [3.0, 4.0]], [], 1, [[2.0, 3.0], [6.0, 5.0]]),
+    # `generate` repeats rows for beams.
+    (["double", "increment"], apply, [[0.0], [1.0], [2.0], [3.0]], [], 0,
+     [[0.0], [2.0], [3.0], [4.0]]),
+]  # fmt: skip
 
 
-def test_a_batch_can_repeat_each_row():
-    """`generate` repeats rows for beams."""
-    plan = BatchPlan(["double", "increment"])
-    y = torch.arange(4.0)[:, None]
-    output = run(plan, apply, y)
-    assert output.flatten().tolist() == [0, 2, 3, 4]
+@pytest.mark.parametrize(("rows", "step", "y", "others", "dim", "expected"), ROWS)
+def test_each_row_passes_through_its_own_composition(rows, step, y, others, dim, expected):
+    plan = BatchPlan(rows)
+    assert plan.groups == tuple(dict.fromkeys(rows))
+    assert run(plan, step, torch.tensor(y), *others, dim=dim).tolist() == expected
 
 
 def test_a_batch_of_another_size_is_refused():
@@ -123,8 +130,117 @@ def test_splitting_and_joining_restores_the_order():
     assert plan.split("an option", copies=2) == ["an option"] * 3
 
 
-def test_a_stack_is_one_list_of_distinct_names_for_all_rows():
-    assert is_stack([("a", "b"), ("a", "b")])
-    assert not is_stack([("a", "b"), ("a",)])
-    assert not is_stack([("a", "a")])
-    assert not is_stack([Average(["a"])])
+def in_thread(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def entry_of(slot, *keys):
+    return ContextEntry({slot: AppliedModules(keys)}, "route")
+
+
+@pytest.fixture
+def slot():
+    slot = Slot()
+    slot.active = AppliedModules(("active",))
+    return slot
+
+
+def test_an_entry_replaces_what_is_active_and_nests(slot):
+    assert slot.keys == ("active",)
+    with applying(slot.scope, entry_of(slot, "a")):
+        assert slot.keys == ("a",)
+        with applying(slot.scope, entry_of(slot, "b")):
+            assert slot.keys == ("b",)
+        assert slot.keys == ("a",)
+    assert slot.keys == ("active",)
+
+
+def test_a_slot_that_an_entry_does_not_list_has_no_modules(slot):
+    other = Slot()
+    with applying(slot.scope, entry_of(other, "a")):
+        assert slot.applied == NO_MODULES
+
+
+def test_an_entry_is_of_one_model(slot):
+    other = Slot()
+    other.active = AppliedModules(("other",))
+    with applying(slot.scope, entry_of(slot, "a")):
+        assert other.keys == ("other",)
+        with applying(other.scope, entry_of(other, "b")):
+            assert (slot.keys, other.keys) == (("a",), ("b",))
+        assert other.keys == ("other",)
+
+
+def test_a_thread_has_no_entry_and_a_copied_context_has(slot):
+    with applying(slot.scope, entry_of(slot, "a")):
+        context = contextvars.copy_context()
+        assert in_thread(lambda: slot.keys) == ("active",)
+        assert in_thread(lambda: context.run(lambda: slot.keys)) == ("a",)
+
+
+def test_a_cleared_entry_leaves_no_trace():
+    scope = ModelScope()
+    set_entry(scope, ContextEntry({}, "pass"))
+    assert current_entry(scope) is not None
+    set_entry(scope, None)
+    assert current_entry(scope) is None
+
+
+def test_what_is_kept_belongs_to_the_thread_and_the_slot(slot):
+    slot.keep("x", 1)
+    assert slot.kept("x") == 1
+    assert in_thread(lambda: slot.kept("x")) is None
+    assert Slot().kept("x") is None
+    assert slot.take("x") == 1
+    assert slot.take("x", "nothing") == "nothing"
+
+
+def test_what_is_kept_dies_with_its_slot():
+    slot = Slot()
+    slot.keep("x", value := nn.Linear(2, 2))
+    reference = weakref.ref(value)
+    del slot, value
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_recomputation_sees_the_context_of_the_first_computation(slot):
+    computed = []
+
+    def checkpoint(function, *args):
+        return function, args
+
+    def layer(x):
+        computed.append((x, slot.keys, slot.kept("state")))
+
+    slot.keep("state", "first")
+    with applying(slot.scope, entry_of(slot, "a")):
+        function, args = RecomputedInContext(checkpoint)(layer, 1)
+        function(*args)
+    slot.keep("state", "next")
+    in_thread(lambda: function(*args))
+    function(*args)
+    assert computed == [(1, ("a",), "first")] * 3
+    assert (slot.keys, slot.kept("state")) == (("active",), "next")
+    assert kept_values(slot) == {"state": "next"}
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "scalar-mix"])
+def test_a_thread_that_kept_nothing_recomputes_again_and_again(method):
+    """After the first recomputation, what the thread kept is as before: nothing."""
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    ah.attach(model, method)
+    tiny_models.enable_gradient_checkpointing(model)
+    model.train()
+
+    def steps():
+        for _ in range(3):
+            model(**tiny_models.labelled_batch(model)).loss.backward()
+
+    with ThreadPoolExecutor(1) as new_thread:
+        new_thread.submit(steps).result()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

@@ -1,4 +1,4 @@
-"""Variants of a module: one task head per row of a batch."""
+"""Heads: one for each row of a batch, and of linear layers in place of those of a class."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.activations import ACT2FN
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import whole_states
-from adapterhub.hooks.composition import AppliedModules, Average, BatchPlan
+from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.head import (
+    NO_ACTIVATION,
+    BothSigns,
+    LayeredHead,
+    activation_between,
     add_variant_slot,
     drop_variant_slots,
+    layered_head,
     with_parameters,
     without_variant_slots,
 )
@@ -42,30 +48,6 @@ def set_variants(model, variants, plan):
     slot = add_variant_slot(model, "head", "user")
     slot.active = AppliedModules(tuple(variants), plan, variants)
     return slot
-
-
-def test_each_row_is_computed_by_its_own_head(model):
-    variants, x = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}, torch.randn(4, 4)
-    bare = model(x)
-    set_variants(model, variants, BatchPlan(["b", (), "a", "b"]))
-    output = model(x)
-    expected = [variants["b"](x)[0], bare[1], variants["a"](x)[2], variants["b"](x)[3]]
-    torch.testing.assert_close(output, torch.stack(expected))
-
-
-def test_rows_with_fewer_classes_are_filled_with_minus_infinity(model):
-    variants, x = {"five": nn.Linear(4, 5), "two": nn.Linear(4, 2)}, torch.randn(2, 4)
-    set_variants(model, variants, BatchPlan(["five", "two"]))
-    output = model(x)
-    assert output.shape == (2, 5)
-    torch.testing.assert_close(output[1, :2], variants["two"](x)[1])
-    assert output[1, 2:].tolist() == [-float("inf")] * 3
-
-
-def test_an_average_of_heads_is_the_mean_of_their_outputs(model):
-    variants, x = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}, torch.randn(2, 4)
-    set_variants(model, variants, BatchPlan([Average(["a", "b"], [0.25, 0.75])]))
-    torch.testing.assert_close(model(x), 0.25 * variants["a"](x) + 0.75 * variants["b"](x))
 
 
 def test_the_last_user_restores_the_model(model):
@@ -154,3 +136,49 @@ def test_what_the_test_looks_for_is_what_torch_does():
     with Expansions(head.weight) as seen, torch.no_grad():
         head(*whole_states(head, (states[:, -1:, :],)))
     assert seen.found == []
+
+
+SHAPES = {"classifier.dense.weight": (5, 4), "classifier.dense.bias": (5,),
+          "classifier.out.weight": (3, 5)}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu_new"])
+def test_a_head_of_two_layers(activation):
+    own = layered_head({"classifier": nn.Linear(4, 2)}, SHAPES, activation)
+    head, states = own["classifier"].eval(), torch.randn(2, 7, 4)
+    expected = head.out(ACT2FN[activation](head.dense(states)))
+    torch.testing.assert_close(head(states), expected)
+    assert head(states).shape == (2, 7, 3)
+    assert head.out.bias is None
+    assert activation_between(own) == activation
+    assert activation_between({"classifier": nn.Linear(4, 2)}) is None
+
+
+def test_a_relu_of_the_model_in_between_changes_nothing():
+    original = {"pre_classifier": nn.Linear(4, 4), "classifier": nn.Linear(4, 2)}
+    own = layered_head(original, SHAPES, "tanh")
+    states = torch.randn(6, 4)
+    plain = layered_head({"classifier": nn.Linear(4, 2)}, SHAPES, "tanh")["classifier"].eval()
+    plain.load_state_dict(own["classifier"].state_dict())
+    assert isinstance(own["pre_classifier"], BothSigns)
+    found = own["classifier"].eval()(own["pre_classifier"](states).relu())
+    torch.testing.assert_close(found, plain(states))
+
+
+def test_a_head_that_reads_the_first_token_and_drops_as_that_of_the_class():
+    module = nn.Sequential(nn.Dropout(0.25), nn.Linear(4, 2))
+    head = layered_head({"classifier": module}, SHAPES, "tanh")["classifier"].eval()
+    assert isinstance(head, LayeredHead)
+    assert head.dropout.p == 0.25
+    states = torch.randn(2, 7, 4)
+    torch.testing.assert_close(head(states), head(states[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "activation", "error"),
+    [(SHAPES, "no such", KeyError), ({}, "tanh", KeyError), ({}, NO_ACTIVATION, KeyError),
+     ({**SHAPES, "classifier.out.weight": (3,)}, "tanh", ValueError)],
+)  # fmt: skip
+def test_shapes_of_a_broken_file_are_refused(shapes, activation, error):
+    with pytest.raises(error):
+        layered_head({"classifier": nn.Linear(4, 2)}, shapes, activation)

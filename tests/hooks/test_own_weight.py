@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
+import transformers.integrations.moe  # noqa: F401  registers grouped_mm_fallback
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import copy_with
+from adapterhub.anatomy.projections import HeldWeight
 from adapterhub.errors import AttachError
 from adapterhub.hooks.own_weight import AdaptedWeight, HeldWeightSlot, call_host
 from tests.kit.own_models import (
@@ -33,8 +34,6 @@ SPECS = (
     "ia3(sites=[ffn.experts.*])",
     "lora(sites=[ffn.router], rank=2)",
 )
-
-
 # One type of each form of weights, and some of the others.
 FORMS = ("mixtral", "gpt_oss", "llama4_text", "nemotron_h")
 TRIED = (*FORMS, *cases_of(each for each in TYPES if each not in FORMS))
@@ -183,23 +182,6 @@ def test_detaching_leaves_the_modules_as_they_were(model):
     assert list(model.state_dict()) == keys
 
 
-def test_copies_have_slots_of_their_own():
-    model = expert_model("mixtral")
-    adapter = ah.attach(model, EXPERTS)
-    redraw(adapter)
-    with torch.no_grad():
-        expected = expert_logits(model)
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
-        redraw(adapter, seed=1)
-        assert not torch.equal(expert_logits(model), expected)
-        assert len(copies) == 2
-        assert all(torch.equal(expert_logits(each), expected) for each in copies)
-    adapter.detach()
-
-
 def test_two_threads_have_two_routes():
     model = expert_model("mixtral")
     with torch.no_grad():
@@ -272,3 +254,86 @@ def test_other_parameters_of_the_copy_are_those_of_the_host():
     assert copied.bias is host.bias
     assert torch.equal(copied(torch.ones(1, 2))[0], host.bias)
     assert host.weight.any()
+
+
+NUMBER, D_IN, D_OUT = 3, 8, 4
+NUMBERS = torch.tensor([2, 0, 2, 1, 1])
+ENDS = torch.tensor([1, 3, 5], dtype=torch.int32)
+
+
+def adapted(transposed, monkeypatch=None):
+    """Return a weight whose outputs are doubled and then get x Cᵀ, and the weight it stands for."""
+    torch.manual_seed(0)
+    shape = (NUMBER, D_IN, D_OUT) if transposed else (NUMBER, D_OUT, D_IN)
+    tensor, change = torch.randn(shape), torch.randn(NUMBER, D_OUT, D_IN)
+
+    def apply(x, product, rows):
+        return 2 * product(x) + rows.product(x, change)
+
+    weight = AdaptedWeight(tensor, HeldWeight("w", NUMBER, transposed), apply)
+    expected = 2 * tensor + (change.transpose(1, 2) if transposed else change)
+    if monkeypatch:
+        monkeypatch.setattr(AdaptedWeight, "changed", lambda self: pytest.fail("a changed copy"))
+    return weight, expected
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_changed_weight(transposed):
+    weight, expected = adapted(transposed)
+    torch.testing.assert_close(weight.changed(), expected)
+    torch.testing.assert_close(weight[1].changed(), expected[1])
+    torch.testing.assert_close(weight[NUMBERS].changed(), expected[NUMBERS])
+    torch.testing.assert_close(weight.mT.changed(), expected.mT)
+    assert (weight.shape, weight.dtype, len(weight)) == (expected.shape, expected.dtype, NUMBER)
+
+
+ONES = torch.ones(5, D_IN)
+PRODUCTS = {  # whether the matrices are transposed, and the product
+    "linear": (False, lambda w: F.linear(ONES[:2], w[1])),
+    "linear of a cast": (False, lambda w: F.linear(ONES[:2], w[1].type(torch.float32))),
+    "batched columns": (False, lambda w: torch.bmm(w[NUMBERS], ONES[..., None])),
+    "grouped": (False, lambda w: F.grouped_mm(ONES, w.transpose(-2, -1), offs=ENDS)),
+    "in a loop": (False, lambda w: torch.ops.transformers.grouped_mm_fallback(
+        ONES, w.transpose(-2, -1), ENDS
+    )),
+    "matmul": (False, lambda w: ONES[:2] @ w[2].T),
+    "transposed, matmul": (True, lambda w: ONES[:2] @ w[1]),
+    "transposed, batched rows": (True, lambda w: torch.bmm(ONES[:, None], w[NUMBERS])),
+    "transposed, all experts": (True, lambda w: torch.bmm(ONES[:2].expand(NUMBER, 2, D_IN), w)),
+    "transposed, linear": (True, lambda w: F.linear(ONES[:2], w[1].mT)),
+    "transposed, grouped": (True, lambda w: F.grouped_mm(ONES, w, offs=ENDS)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_an_adapted_weight_make_no_copy(name, monkeypatch):
+    transposed, product = PRODUCTS[name]
+    weight, expected = adapted(transposed, monkeypatch)
+    torch.testing.assert_close(product(weight), product(expected))
+
+
+def test_any_other_use_gets_a_changed_copy(subtests):
+    cases = [
+        lambda w: torch.einsum("eoi,ri->reo", w, torch.ones(2, D_IN)),
+        lambda w: w[:2] + 1,
+        lambda w: w.sum(),
+        lambda w: torch.bmm(w[NUMBERS], torch.ones(5, D_IN, 2)),
+        lambda w: w @ torch.ones(D_IN, 2),
+        lambda w: torch.cat([w, w]),
+        lambda w: w.transpose(0, 1),
+        lambda w: torch.addmm(torch.ones(2, D_OUT), torch.ones(2, D_IN), w[1].T),
+    ]
+    for number, use in enumerate(cases):
+        with subtests.test(number=number):
+            weight, expected = adapted(False)
+            torch.testing.assert_close(use(weight), use(expected))
+
+
+def test_one_matrix_without_experts():
+    tensor, change, bias = torch.randn(3, 2), torch.randn(3, 2), torch.ones(3)
+    weight = AdaptedWeight(
+        tensor, HeldWeight("weight"), lambda x, product, rows: product(x) + x @ change.T
+    )
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(F.linear(x, weight, bias), F.linear(x, tensor + change, bias))
+    torch.testing.assert_close(weight.changed(), tensor + change)

@@ -1,8 +1,9 @@
-"""A slot: the site modules of one host, the active ones in order, and its removal."""
+"""A slot: the modules of one host, in order, which input and output each reads, and its removal."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import CHILD
+from adapterhub.anatomy.discovery.layer_sites import expert_blocks
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
-from adapterhub.hooks.slot import Mark, Slot, drop_slot
+from adapterhub.hooks.slot import Mark, Slot, drop_slot, output_slot
+from adapterhub.methods.common.site_module import InputModule
 from tests.kit import tiny_models
+from tests.kit.own_models import TYPES, expert_logits, expert_model, redraw
+from tests.kit.selection import long_table
 
 
 class Affine(nn.Module):
@@ -40,27 +45,17 @@ def run(slot, y):
     return slot.run(lambda key, y: slot.placed(key)(y), torch.tensor(y)).tolist()
 
 
-def test_added_modules_are_inactive(slot):
+def test_active_modules_run_in_order_or_by_the_plan_of_rows(slot):
     assert run(slot, [3.0]) == [3.0]
-
-
-def test_active_modules_run_in_the_order_of_activation(slot):
     slot.active = AppliedModules(("twice", "next"))
     assert run(slot, [3.0]) == [7.0]
     slot.active = AppliedModules(("next", "twice"))
     assert run(slot, [3.0]) == [8.0]
-
-
-def test_a_plan_overrides_the_active_modules(slot):
     plan = BatchPlan([("next",), (), ("twice", "next")])
     slot.active = AppliedModules(("twice", "next"), plan)
     assert run(slot, [[3.0], [3.0], [3.0]]) == [[4.0], [3.0], [7.0]]
-
-
-def test_a_removed_module_is_gone(slot):
     slot.remove("twice")
-    assert set(slot.sites) == {"next"}
-    assert dict(slot.named_children()).keys() == {"next"}
+    assert set(slot.sites) == dict(slot.named_children()).keys() == {"next"}
 
 
 def test_the_last_mark_restores_the_module():
@@ -86,3 +81,112 @@ def test_dropping_a_slot_restores_the_host():
     assert not copied.get_submodule(host)._forward_hooks
     adapter.detach()
     assert list(model.state_dict()) == keys
+
+
+# Experts that return scores or a state too, or that hold a matrix for each in several modules.
+BLOCKS = (*TYPES, "lfm2_moe", "zaya", "jetmoe")
+
+
+def down_projection(*methods):
+    model = tiny_models.model("bert")
+    adapters = [ah.attach(model, m, name=str(i)) for i, m in enumerate(methods)]
+    for number, adapter in enumerate(adapters):
+        tiny_models.scramble(adapter, seed=number)
+    ah.activate(model, *(a.name for a in adapters))
+    modules = [
+        next(p.module for p in a.placed if p.site.id == "encoder.0.ffn.down") for a in adapters
+    ]
+    return model, model.bert.encoder.layer[0].output.dense, modules
+
+
+def test_a_changed_input_reaches_the_other_modules():
+    model, host, (low_rank, scale) = down_projection("lora(sites=['ffn.down'])", "ia3")
+    x = torch.randn(2, 3, host.in_features)
+    scaled = x * scale.scale
+    y = torch.nn.functional.linear(scaled, host.weight, host.bias)
+    expected = y + low_rank.scale * scaled @ low_rank.A.T @ low_rank.B.T
+    torch.testing.assert_close(host(x), expected)
+    ah.activate(model, "0")
+    y = torch.nn.functional.linear(x, host.weight, host.bias)
+    torch.testing.assert_close(host(x), y + low_rank.scale * x @ low_rank.A.T @ low_rank.B.T)
+
+
+def test_two_modules_can_change_one_input():
+    _, host, (first, second) = down_projection("ia3", "ia3(sites=['ffn.down'])")
+    x = torch.randn(2, 3, host.in_features)
+    expected = torch.nn.functional.linear(x * first.scale * second.scale, host.weight, host.bias)
+    torch.testing.assert_close(host(x), expected)
+    assert len(host._forward_pre_hooks) == 1
+
+
+def test_a_parallel_adapter_reads_the_unchanged_input():
+    """Its x is the sublayer's input, even if a module changes the projection's input."""
+
+    class Double(InputModule):
+        def forward(self, x):
+            return 2 * x
+
+    for parallel_first in (True, False):
+        model = tiny_models.model("bert")
+        if parallel_first:
+            tiny_models.scramble(ah.attach(model, "parallel"))
+        site = ah.anatomy_of(model).sites["encoder.0.ffn.up"]
+        slot = output_slot(model, site, double := Double())
+        slot.add("x-2", site, double)
+        slot.active = AppliedModules(("x-2",))
+        if not parallel_first:
+            tiny_models.scramble(ah.attach(model, "parallel"))
+        layer = model.bert.encoder.layer[0]
+        x = torch.randn(1, 2, 32)
+        layer.intermediate(x)
+        assert torch.equal(layer.output.dense.adapterhub.kept("sublayer_input"), x)
+
+
+@long_table(("model_type", "method"), list(itertools.product(BLOCKS, ("pfeiffer", "parallel"))), 3)
+def test_a_block_of_experts_is_a_sublayer_whatever_it_returns(model_type, method):
+    """One tensor, or a tuple that its output comes first in; as the input is, or flat."""
+    model = expert_model(model_type)
+    adapter = ah.attach(model, f"{method}(sites=[ffn], activation=relu)")
+    redraw(adapter)
+    blocks = [p for p in adapter.placed if expert_hosts(model) & {p.site.host}]
+    placed = blocks[0]
+    host = model.get_submodule(placed.site.host)
+    x = torch.randn(2, 3, placed.site.d_in)
+    with torch.no_grad():
+        alone, adapted = host.forward(x), host(x)
+        assert type(alone) is type(adapted)
+        alone, adapted = (y[0] if isinstance(y, tuple) else y for y in (alone, adapted))
+        assert adapted.shape == alone.shape
+        down, up = placed.module.down, placed.module.up
+        source = x if method == "parallel" else alone.view(x.shape)
+        change = up(torch.relu(down(source))) * placed.module.scale
+        torch.testing.assert_close(adapted.view(x.shape), alone.view(x.shape) + change)
+    expert_logits(model).square().sum().backward()
+    assert all(p.module.up.weight.grad.abs().sum() > 0 for p in blocks)
+    ah.detach(model)
+
+
+@long_table("model_type", BLOCKS, 3)
+def test_rows_have_their_own_bottlenecks_at_a_block_of_experts(model_type):
+    model = expert_model(model_type)
+    specs = "pfeiffer(sites=[ffn])", "parallel(sites=[ffn])"
+    for number, spec in enumerate(specs):
+        redraw(ah.attach(model, spec, name=str(number)), seed=number)
+    alone = []
+    with torch.no_grad():
+        for row, name in enumerate(("0", "1", None)):
+            ah.activate(model, *filter(None, [name]))
+            alone.append(expert_logits(model, [row]))
+        with ah.route(model, ["0", "1", None]):
+            torch.testing.assert_close(expert_logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
+    ah.detach(model)
+
+
+def expert_hosts(model):
+    """Return the paths of the blocks of experts in the layers of a model."""
+    layers = [path for paths in ah.anatomy_of(model).layers.values() for path in paths]
+    return {
+        f"{layer}.{block}"
+        for layer in layers
+        for block in expert_blocks(model.get_submodule(layer))
+    }

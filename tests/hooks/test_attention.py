@@ -1,0 +1,434 @@
+"""Prefixes in attention: by the interface of transformers, and in products of torch's functions."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from transformers import PreTrainedModel
+
+import adapterhub as ah
+import adapterhub.hooks.attention as attention
+from adapterhub.anatomy.projections import attends
+from adapterhub.errors import AttachError, SiteError
+from adapterhub.hooks.attention import SUPPORTED, WatchedProducts
+from adapterhub.hooks.keyvalue import JoinedPrefixes
+from tests.kit import tiny_models
+from tests.kit.selection import long_table
+from tests.kit.tiny_models import logits
+
+
+def with_prefix(implementation, spec="prefix(length=3)", architecture="llama"):
+    model = tiny_models.model(architecture)
+    model.set_attn_implementation(implementation)
+    torch.manual_seed(0)
+    tiny_models.scramble(ah.attach(model, spec), std=0.5)
+    return model
+
+
+@pytest.mark.parametrize("spec", ["prefix(length=3)", "unipelt(length=3, sites=['attn.kv'])"])
+@pytest.mark.parametrize("architecture", ["bert", "llama", "t5", "bart"])
+def test_every_supported_implementation_gives_equal_outputs(architecture, spec):
+    first, *others = (logits(with_prefix(i, spec, architecture)) for i in SUPPORTED)
+    assert len(others) == 1
+    for other in others:
+        torch.testing.assert_close(other, first, atol=1e-5, rtol=1e-4)
+
+
+def test_a_prefix_is_visible_to_every_token_of_a_causal_model():
+    """Without a mask from the caller, transformers relies on torch's causal flag."""
+    model = with_prefix("sdpa")
+    ids = tiny_models.batch()["input_ids"]
+    expected = logits(model, input_ids=ids, attention_mask=torch.ones_like(ids))
+    assert torch.equal(logits(model, input_ids=ids), expected)
+    bare = with_prefix("sdpa")
+    ah.activate(bare)
+    hidden = [m.model(ids).last_hidden_state for m in (model, bare)]
+    assert not torch.allclose(hidden[0][:, 0], hidden[1][:, 0], atol=1e-3)
+
+
+def test_future_tokens_stay_hidden():
+    model = with_prefix("sdpa")
+    ids = tiny_models.batch(1, 8)["input_ids"]
+    changed = ids.clone()
+    changed[:, 5:] = 7
+    first, second = (model.model(i).last_hidden_state for i in (ids, changed))
+    torch.testing.assert_close(first[:, :5], second[:, :5])
+    assert not torch.allclose(first[:, 5:], second[:, 5:], atol=1e-3)
+
+
+def test_eager_attention_returns_weights_over_prefix_and_tokens():
+    model = with_prefix("eager", architecture="bert")
+    with torch.no_grad():
+        output = model(**tiny_models.batch(), output_attentions=True)
+    weights = output.attentions[0]
+    assert weights.shape[-2:] == (9, 3 + 9)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+def is_routed(architecture):
+    model = tiny_models.usual_model(architecture)
+    sites = ah.anatomy_of(model).sites.values()
+    hosts = [model.get_submodule(site.host) for site in sites if site.kind == "keyvalue"]
+    return bool(hosts) and all(attends(host) == "interface" for host in hosts)
+
+
+ROUTED = list(filter(is_routed, tiny_models.MATRIX))
+SWITCHES = [(a, *pair) for a in ROUTED for pair in itertools.permutations(SUPPORTED)]
+
+
+def set_by_method(model, implementation):
+    model.set_attn_implementation(implementation)
+
+
+def set_in_config(model, implementation):
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation = implementation
+
+
+def usual_logits(model):
+    inputs = tiny_models.batch()
+    return logits(model, **inputs, **tiny_models.decoder_inputs(model, inputs))
+
+
+def usual_model(architecture, implementation, spec=None):
+    model = tiny_models.usual_model(architecture)
+    set_in_config(model, implementation)
+    if spec:
+        torch.manual_seed(0)
+        tiny_models.scramble(ah.attach(model, spec), std=0.5)
+    return model
+
+
+def implementations(model):
+    return {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
+
+
+def test_most_architectures_have_a_prefix():
+    assert len(SWITCHES) >= 2 * (28 if tiny_models.FULL_MATRIX else 9)
+
+
+@long_table(
+    ("architecture", "before", "after", "switch"),
+    [(*each, switch) for each in SWITCHES for switch in (set_by_method, set_in_config)],
+    3,
+)
+def test_a_prefix_follows_a_later_change_of_the_implementation(architecture, before, after, switch):
+    spec = "prefix(length=3)"
+    expected = usual_logits(usual_model(architecture, after, spec))
+    bare = usual_logits(usual_model(architecture, after))
+    assert not torch.allclose(bare, expected, atol=1e-3)
+    model = usual_model(architecture, before, spec)
+    assert not torch.allclose(usual_logits(model), bare, atol=1e-3)
+    switch(model, after)
+    assert implementations(model) >= {after}
+    assert torch.equal(usual_logits(model), expected)
+    ah.activate(model)
+    assert torch.equal(usual_logits(model), bare)
+    ah.detach(model)
+    assert implementations(model) == {after}
+    assert torch.equal(usual_logits(model), bare)
+    switch(model, before)
+    assert implementations(model) == {before}
+    assert torch.equal(usual_logits(model), usual_logits(usual_model(architecture, before)))
+
+
+@pytest.mark.parametrize("architecture", ROUTED)
+def test_models_that_share_a_config_keep_their_own_prefixes(architecture):
+    one = usual_model(architecture, "sdpa")
+    other = type(one)(one.config).eval()
+    other.load_state_dict(one.state_dict())
+    assert other.config is one.config
+    bare = usual_logits(other)
+    for model, seed in ((one, 1), (other, 2)):
+        tiny_models.scramble(ah.attach(model, "prefix(length=3)"), seed=seed, std=0.5)
+    with_prefix = usual_logits(other)
+    assert not torch.allclose(with_prefix, bare, atol=1e-3)
+    assert not torch.allclose(with_prefix, usual_logits(one), atol=1e-3)
+    ah.detach(one)
+    assert torch.equal(usual_logits(one), bare)
+    assert torch.equal(usual_logits(other), with_prefix)
+    ah.detach(other)
+    assert torch.equal(usual_logits(other), bare)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_a_copied_or_pickled_model_has_its_own_prefix_and_config(architecture):
+    model = usual_model(architecture, "sdpa", "prefix(length=3)")
+    expected = usual_logits(model)
+    twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    ah.detach(model)
+    for twin in twins:
+        assert torch.equal(usual_logits(twin), expected)
+        twin.set_attn_implementation("eager")
+        assert implementations(model) == {"sdpa"}
+        torch.testing.assert_close(usual_logits(twin), expected, atol=1e-5, rtol=1e-4)
+        ah.detach(twin)
+        assert implementations(twin) == {"eager"}
+
+
+def test_an_unsupported_implementation_is_refused_at_the_next_forward():
+    model = with_prefix("sdpa")
+    expected = logits(model)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(SiteError, match="flash_attention_2"):
+        logits(model)
+    ah.activate(model)
+    assert model.model.layers[0].self_attn.config._attn_implementation == "flash_attention_2"
+    ah.activate(model, "default")
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(logits(model), expected)
+
+
+def test_an_attention_module_reads_and_writes_the_config_of_its_model():
+    model = with_prefix("sdpa")
+    view = model.model.layers[0].self_attn.config
+    assert view.hidden_size == model.config.hidden_size
+    view.note = "written"
+    assert model.config.note == "written"
+    with pytest.raises(AttributeError, match="no_such_field"):
+        view.no_such_field  # noqa: B018
+
+
+PREFIXES = ("prefix(length=3)", "prefix(length=2)", "unipelt(length=3, sites=['attn.kv'])")
+# Keys and values of all heads; of fewer heads than queries; with biases of relative positions;
+# encoder and decoder.
+WATCHED = ("bert", "gpt2", "llama", "qwen3", "t5", "bart")
+ROUTE = ["2", "0", None, "1", ["0", "1"]]
+
+
+def padded_logits(model, rows=5, **options):
+    inputs = tiny_models.batch(rows) | options
+    inputs["attention_mask"][0, -3:] = 0
+    with torch.no_grad():
+        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+
+
+def prefixed(architecture, implementation):
+    model = tiny_models.usual_model(architecture)
+    model.set_attn_implementation(implementation)
+    for number, spec in enumerate(PREFIXES):
+        torch.manual_seed(number)
+        tiny_models.scramble(ah.attach(model, spec, name=str(number)), std=0.5, seed=number)
+    return model
+
+
+@pytest.fixture
+def of_torch(monkeypatch):
+    """Let transformers' own eager and sdpa functions be watched, as those of a module's own."""
+    monkeypatch.setattr(attention, "attends", lambda module: "torch")
+
+
+@long_table(
+    ("architecture", "implementation"),
+    list(itertools.product(WATCHED, ("eager", "sdpa"))),
+    3,
+)
+def test_it_computes_what_the_interface_computes(architecture, implementation, of_torch):
+    watched = prefixed(architecture, implementation)
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(attention, "attends", attends)
+        routed = prefixed(architecture, implementation)
+    for names in (["0"], ["2"], ["0", "2", "1"], []):
+        for model in (watched, routed):
+            ah.activate(model, *names)
+        torch.testing.assert_close(
+            padded_logits(watched), padded_logits(routed), atol=2e-5, rtol=1e-4
+        )
+    with ah.route(watched, ROUTE):
+        found = padded_logits(watched)
+    with ah.route(routed, ROUTE):
+        torch.testing.assert_close(found, padded_logits(routed), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["falcon", "bloom", "mpt", "gptj", "gpt_neo"])
+def test_rows_have_their_own_prefixes_in_generation(architecture):
+    model = tiny_models.language_model(architecture)
+    for number, spec in enumerate(PREFIXES):
+        tiny_models.scramble(ah.attach(model, spec, name=str(number)), std=0.5, seed=number)
+    inputs = tiny_models.batch(3)
+    inputs["attention_mask"][:] = 1
+    options = {"max_new_tokens": 5, "do_sample": False, "num_beams": 2, "pad_token_id": 1}
+    alone = []
+    for row, name in enumerate("012"):
+        ah.activate(model, name)
+        one = {key: value[row : row + 1] for key, value in inputs.items()}
+        alone.append(model.generate(**one, **options, min_new_tokens=5))
+    with ah.route(model, list("012")):
+        together = model.generate(**inputs, **options, min_new_tokens=5)
+    assert together.tolist() == torch.cat(alone).tolist()
+
+
+# Falcon's own eager attention adds the bias twice, so its implementations differ without adapters.
+@pytest.mark.parametrize(
+    ("architecture", "implementation"),
+    [("falcon", "eager"), ("falcon", "sdpa"), ("bloom", "eager"), ("mpt", "eager")],
+)
+def test_with_alibi_a_prefix_stands_where_the_first_token_does(architecture, implementation):
+    """So a row does not depend on padding."""
+    options = {"alibi": True} if architecture == "falcon" else {}
+    model = tiny_models.usual_model(architecture, **options)
+    model.config._attn_implementation = implementation
+    ids = tiny_models.batch(1, 8)["input_ids"].repeat(3, 1)
+    ids[1, :3], ids[2, -3:] = 1, 1
+    rows = [slice(0, 8), slice(3, 8), slice(0, 5)]
+    with torch.no_grad():
+        bare = model.base_model(ids, attention_mask=(ids != 1).long()).last_hidden_state
+        tiny_models.scramble(ah.attach(model, "prefix(length=3)"), std=0.5)
+        hidden = model.base_model(ids, attention_mask=(ids != 1).long()).last_hidden_state
+        alone = [model.base_model(ids[n : n + 1, r])[0][0] for n, r in enumerate(rows)]
+    for n, r in enumerate(rows):
+        torch.testing.assert_close(hidden[n, r], alone[n], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(bare, hidden, atol=1e-2)
+
+
+def prefixes(own=None, gate=None):
+    generator = torch.Generator().manual_seed(1)
+    key, value = (torch.randn(1, 3, 8, generator=generator) for _ in range(2))
+    return JoinedPrefixes(key, value, own, gate)
+
+
+def projections():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, 5, 4, generator=generator) for _ in range(3)]
+
+
+def by_hand(query, key, value, joined, mask=0.0):
+    heads = (part.view(1, 3, 2, 4).transpose(1, 2) for part in joined[:2])
+    own_key, own_value = (part.expand(2, -1, -1, -1) for part in heads)
+    scores = torch.cat([query @ own_key.mT, query @ key.mT + mask], dim=-1) / 2
+    return scores.softmax(-1) @ torch.cat([own_value, value], dim=-2)
+
+
+def scaled_before(query, key, value, mask):
+    return F.softmax((query / 2) @ key.mT + mask / 2, dim=-1) @ value
+
+
+def scaled_key(query, key, value, mask):
+    return torch.softmax(torch.matmul(query, key.mT / 2) + mask / 2, dim=-1).matmul(value)
+
+
+def scaled_in_place(query, key, value, mask):
+    scores = query @ key.mT
+    scores += mask
+    scores /= 2
+    scores -= scores.max(-1, keepdim=True).values
+    return nn.Softmax(dim=-1)(scores) @ value
+
+
+def in_one_dimension_of_rows(query, key, value, mask):
+    query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+    scores = torch.baddbmm(mask.expand(4, 5, 5), query, key.mT, beta=0.5, alpha=0.5)
+    scores = scores.view(2, 2, 5, 5).float()
+    weights = scores.softmax(-1).type_as(query)
+    returned = weights.view(4, 5, 5)
+    return torch.bmm(F.dropout(returned, 0.5, training=False), value).view(2, 2, 5, 4)
+
+
+def multiplied_by_a_mask(query, key, value, mask):
+    shown = (mask == 0).float()
+    return F.softmax((query @ key.mT / 2) * shown - 1e4 * (1 - shown), dim=-1) @ value
+
+
+def fused(query, key, value, mask):
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask / 2, scale=0.5)
+
+
+def fused_and_causal(query, key, value, mask):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+FORMS = (
+    scaled_before,
+    scaled_key,
+    scaled_in_place,
+    in_one_dimension_of_rows,
+    multiplied_by_a_mask,
+    fused,
+    fused_and_causal,
+)
+CAUSAL = torch.full((5, 5), -1e9).triu(1)
+
+
+def test_forms_of_attention(subtests):
+    """Also with gates and padding: a closed gate leaves a zero key and value, padding nothing."""
+    open_, closed = torch.ones(2, 5, 3), torch.zeros(2, 5, 3)
+    hidden = torch.zeros(2, 3, dtype=torch.bool)
+    zero = JoinedPrefixes(*(torch.zeros(1, 3, 8) for _ in range(2)))
+    given = (prefixes(), prefixes(gate=open_), zero, prefixes(gate=closed), prefixes(hidden))
+    for form in FORMS:
+        with subtests.test(form=form):
+            query, key, value = projections()
+            outputs = []
+            for joined in given:
+                with WatchedProducts(lambda joined=joined: joined, 2, "site") as watch:
+                    outputs.append(form(query, key, value, CAUSAL))
+                watch.check()
+            plain, gated, of_zeros, shut, padded = outputs
+            torch.testing.assert_close(plain, by_hand(query, key, value, prefixes(), CAUSAL))
+            torch.testing.assert_close(gated, plain)
+            torch.testing.assert_close(shut, of_zeros)
+            bare = form(query, key, value, CAUSAL)
+            torch.testing.assert_close(padded, bare)
+            for one, other in ((plain, bare), (shut, padded)):
+                assert not torch.allclose(one, other, atol=1e-3)
+
+
+def two_softmaxes(query, key, value, mask):
+    return scaled_before(query, key, scaled_before(query, key, value, mask), mask)
+
+
+def over_queries(query, key, value, mask):
+    return F.softmax(query @ key.mT, dim=-2) @ value
+
+
+def by_einsum(query, key, value, mask):
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key)
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), value)
+
+
+def capped(query, key, value, mask):
+    return F.softmax(torch.tanh(query @ key.mT), dim=-1) @ value
+
+
+def of_other_sizes(query, key, value, mask):
+    return F.softmax(query[..., :3] @ key[..., :3].mT, dim=-1) @ value
+
+
+def test_attention_of_another_form_is_refused(subtests):
+    for form in [two_softmaxes, over_queries, by_einsum, capped, of_other_sizes]:
+        with subtests.test(form=form):
+
+            def run(form=form):
+                with WatchedProducts(prefixes, 2, "encoder.0.attn.kv") as watch:
+                    form(*projections(), CAUSAL)
+                watch.check()
+
+            with pytest.raises(AttachError, match=r"encoder\.0\.attn\.kv"):
+                run()
+
+
+def test_an_error_ends_the_watch():
+    model = tiny_models.model("mpnet")
+    ah.attach(model, "prefix")
+    with pytest.raises(RuntimeError):
+        model.mpnet.encoder.layer[0](torch.zeros(2, 3, 5))
+    assert not _get_current_function_mode_stack()
+    assert padded_logits(model).isfinite().all()
+
+
+def test_a_copied_model_has_its_own_prefix():
+    model = tiny_models.model("deberta-v2")
+    adapter = ah.attach(model, "prefix")
+    other = copy.deepcopy(model)
+    by_hand = padded_logits(other)
+    tiny_models.scramble(adapter)
+    assert torch.equal(padded_logits(other), by_hand)
+    assert not torch.allclose(padded_logits(model), by_hand, atol=1e-3)
