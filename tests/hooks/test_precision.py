@@ -25,22 +25,24 @@ def linear():
     return nn.Linear(4, 3).bfloat16()
 
 
-def test_the_module_computes_in_its_dtype_and_keeps_the_fp32_parameter(linear):
+def test_a_module_computes_in_its_dtype_with_an_fp32_parameter(linear):
+    """Also behind an error, and in a copy, which has a parameter of its own."""
     x = torch.randn(2, 4, dtype=torch.bfloat16)
     expected = linear(x)
     weight = master(linear, "weight")
     output = linear(x)
-    assert output.dtype == torch.bfloat16
+    assert output.dtype == linear(x.float()).dtype == torch.bfloat16
     assert torch.equal(output, expected)
-    assert linear.weight is weight
-    assert weight.dtype == torch.float32
-
-
-def test_gradients_arrive_in_fp32(linear):
-    weight = master(linear, "weight")
-    linear(torch.randn(2, 4, dtype=torch.bfloat16)).sum().backward()
-    assert weight.grad.dtype == torch.float32
+    output.sum().backward()
+    assert weight.dtype == weight.grad.dtype == torch.float32
     assert weight.grad.any()
+    with pytest.raises(RuntimeError):
+        linear(torch.randn(2, 5, dtype=torch.bfloat16))
+    assert linear.weight is weight
+    copied = copy.deepcopy(linear)
+    with torch.no_grad():
+        linear.weight.zero_()
+    assert torch.equal(copied(x), expected)
 
 
 def test_an_update_below_the_resolution_of_bf16_is_not_lost(linear):
@@ -50,18 +52,6 @@ def test_an_update_below_the_resolution_of_bf16_is_not_lost(linear):
         for _ in range(256):
             weight += 2**-13  # 1 + 2^-13 rounds to 1 in bf16
     assert linear.weight.bfloat16().unique().item() == 1 + 2**-5
-
-
-def test_an_fp32_input_is_cast_for_a_projection(linear):
-    master(linear, "weight")
-    assert linear(torch.randn(2, 4)).dtype == torch.bfloat16
-
-
-def test_the_parameter_is_restored_after_an_error(linear):
-    weight = master(linear, "weight")
-    with pytest.raises(RuntimeError):
-        linear(torch.randn(2, 5, dtype=torch.bfloat16))
-    assert linear.weight is weight
 
 
 def test_releasing_the_last_parameter_restores_the_module(linear):
@@ -74,16 +64,6 @@ def test_releasing_the_last_parameter_restores_the_module(linear):
     assert set(vars(linear)) == attributes
     assert len(linear._forward_hooks) == hooks
     release_from_fp32(linear, "bias")  # has no effect
-
-
-def test_a_copied_module_has_its_own_fp32_parameter(linear):
-    master(linear, "weight")
-    copied = copy.deepcopy(linear)
-    x = torch.randn(2, 4, dtype=torch.bfloat16)
-    expected = linear(x)
-    with torch.no_grad():
-        linear.weight.zero_()
-    assert torch.equal(copied(x), expected)
 
 
 def test_a_head_reads_floating_point_inputs_in_fp32():

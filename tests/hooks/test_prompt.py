@@ -1,14 +1,226 @@
-"""Virtual tokens in a stack: lengths, masks, positions, caches, and rows with different prompts."""
+"""Virtual tokens in a stack: places, masks, positions, caches, and rows with different prompts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from transformers import AutoModel, Qwen2VLTextConfig
+from transformers import AutoModel, DynamicCache, Qwen2VLTextConfig
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family, Stack
+from adapterhub.errors import AdapterhubError, SiteError
+from adapterhub.hooks.composition import AppliedModules, BatchPlan
+from adapterhub.hooks.prompt import (
+    PromptedInputs,
+    PromptSlot,
+    VirtualTokenBatch,
+    arranged,
+    gathered,
+    pad_left,
+    past_length,
+)
 from tests.kit import tiny_models
+
+MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
+
+
+def batch(length=2, padding=None, skips=True):
+    padding = None if padding is None else torch.tensor(padding)[:, None]
+    return VirtualTokenBatch(torch.zeros(1, length, 3), padding, skips)
+
+
+def row_of(virtual, mask=MASK, padding_last=False):
+    """Return the arranged tokens of each row_of: p for the prompt, letters for the text."""
+    places = virtual.places(4, virtual.lead(mask), padding_last)
+    names = torch.arange(virtual.length + 4)[None].expand(2, -1)
+    letters = "pqrs"[: virtual.length] + "abcd"
+    return ["".join(letters[n] for n in numbers) for numbers in arranged(names, places)]
+
+
+def test_a_prompt_is_next_to_its_text(subtests):
+    cases = [
+        (batch(), False, ["abpqcd", "pqabcd"]),
+        (batch(skips=False), False, ["pqabcd", "pqabcd"]),
+        (batch(skips=torch.tensor([[False], [True]])), False, ["pqabcd", "pqabcd"]),
+        (batch(padding=[1, 0]), False, ["abpqcd", "pqabcd"]),
+        (batch(padding=[1, 0]), True, ["abqcdp", "pqabcd"]),
+        (batch(padding=[2, 1], skips=False), True, ["abcdpq", "qabcdp"]),
+    ]
+    for number, (virtual, padding_last, rows) in enumerate(cases):
+        with subtests.test(number=number):
+            assert row_of(virtual, padding_last=padding_last) == rows
+            places = virtual.places(4, virtual.lead(MASK), padding_last)
+            if places is not None:
+                text = gathered(arranged(torch.arange(6)[None], places), places[:, 2:])
+                assert text.tolist() == [[2, 3, 4, 5]] * len(text)
+
+
+def test_without_mask_and_padding_nothing_moves():
+    assert batch().places(4, batch().lead(None), padding_last=True) is None
+    assert batch().lead(torch.ones(2, 1, 4, 4)) is None
+
+
+def test_the_mask_shows_the_prompt_and_hides_its_padding():
+    virtual = batch(padding=[1, 0])
+    places = virtual.places(4, virtual.lead(MASK), padding_last=False)
+    assert virtual.widen(MASK, places).tolist() == [[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_mask_over_pairs(additive):
+    """Text sees the prompt, the prompt sees itself, and padding of a prompt is seen by itself."""
+    mask = torch.eye(2, dtype=torch.bool)[None, None]
+    if additive:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    virtual = replace(batch(padding=[1, 0]), tokens=torch.zeros(2, 2, 3))
+    widened = virtual.widen_pairs(mask, entering=True)
+    assert widened.dtype == mask.dtype
+    assert widened.shape == (2, 1, 4, 4)
+    seen = widened == 0 if additive else widened
+    assert seen[0, 0].int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
+    assert seen[1, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    later = virtual.widen_pairs(mask, entering=False)
+    assert torch.equal(later, widened[:, :, 2:])
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_a_mask_over_pairs_in_a_sliding_window(past):
+    """As if the virtual tokens were the first of a longer text."""
+    length, tokens, window = 2, 5, 4
+    whole = torch.ones(length + tokens, length + tokens).tril().triu(1 - window).bool()
+    mask = whole[length + past :, length:][None, None]
+    virtual = VirtualTokenBatch(torch.zeros(1, length, 3), None)
+    assert torch.equal(virtual.widen_pairs(mask, False, window)[0, 0], whole[length + past :])
+    if not past:
+        assert torch.equal(virtual.widen_pairs(mask, True, window)[0, 0], whole)
+
+
+def test_positions_of_several_axes_move_along_the_last_dimension():
+    places = torch.tensor([[1, 0, 2]])
+    positions = torch.tensor([[[5, 6, 7]], [[1, 2, 3]]])
+    assert arranged(positions, places, dim=-1).tolist() == [[[6, 5, 7]], [[2, 1, 3]]]
+
+
+def test_shorter_prompts_are_padded_on_the_left():
+    rows, counts = pad_left([torch.ones(1, 3), torch.ones(2, 3)], [2, 1])
+    assert [tuple(r.shape) for r in rows] == [(2, 2, 3), (1, 2, 3)]
+    assert rows[0][:, 0].sum() == 0
+    assert [c.tolist() for c in counts] == [[[1], [1]], [[0]]]
+    assert pad_left([torch.ones(2, 3)] * 2, [1, 1])[1] is None
+
+
+LENGTH = 3
+
+
+def stack(architecture):
+    """Return a stack with a prompt, and its slot."""
+    model = tiny_models.model(architecture, "features")
+    ah.attach(model, f"prompt(length={LENGTH})")
+    root = next(m for m in model.modules() if "adapterhub" in m._modules)
+    return root, root._modules["adapterhub"]
+
+
+def extended(architecture, **inputs):
+    root, slot = stack(architecture)
+    added = PromptedInputs(inputs, slot).extend(root)
+    return inputs, added
+
+
+def padded(side):
+    ids = tiny_models.batch(2, 6)["input_ids"]
+    ids[0, : 2 if side == "left" else 6][4 if side == "right" else 0 :] = tiny_models.PAD
+    return {"input_ids": ids, "attention_mask": ids.ne(tiny_models.PAD).long()}
+
+
+def test_embeddings_mask_and_types_are_longer_by_the_prompt():
+    batch = tiny_models.batch(2, 6)
+    inputs, added = extended("bert", **batch, token_type_ids=torch.ones_like(batch["input_ids"]))
+    assert "input_ids" not in inputs
+    assert inputs["inputs_embeds"].shape[:2] == (2, LENGTH + 6)
+    assert inputs["attention_mask"].shape == (2, LENGTH + 6)
+    assert inputs["token_type_ids"][0].tolist() == [0] * LENGTH + [1] * 6
+    assert (added.length, added.tokens) == (LENGTH, 6)
+
+
+@pytest.mark.parametrize(
+    ("side", "mask", "places"),
+    [
+        ("right", [1, 1, 1, 1, 1, 1, 1, 0, 0], [3, 4, 5, 6, 7, 8]),
+        ("left", [0, 0, 1, 1, 1, 1, 1, 1, 1], [0, 1, 5, 6, 7, 8]),
+    ],
+)
+def test_the_prompt_stands_next_to_its_text(side, mask, places):
+    inputs, added = extended("llama", **padded(side))
+    assert inputs["attention_mask"].tolist() == [mask, [1] * 9]
+    assert added.places.tolist() == [places, [3, 4, 5, 6, 7, 8]]
+
+
+def test_positions_of_the_caller_are_behind_the_prompt():
+    positions = torch.arange(6)[None].expand(2, -1)
+    inputs, _ = extended("llama", **tiny_models.batch(2, 6), position_ids=positions)
+    assert inputs["position_ids"].tolist() == [list(range(LENGTH + 6))] * 2
+
+
+def test_positions_that_count_from_padding_are_written_out():
+    inputs, _ = extended("roberta", **padded("right"))
+    first = tiny_models.PAD + 1
+    assert inputs["position_ids"][1].tolist() == list(range(first, first + LENGTH + 6))
+    assert inputs["position_ids"][0, -2:].tolist() == [tiny_models.PAD] * 2
+
+
+def test_a_cache_without_the_prompt_is_refused():
+    cache = DynamicCache()
+    cache.update(torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 5, 8), 0)
+    assert past_length(cache) == 5
+    assert past_length(None) == 0
+    root, slot = stack("llama")
+    with pytest.raises(AdapterhubError):
+        PromptedInputs(tiny_models.batch(2, 6) | {"past_key_values": cache}, slot).extend(root)
+
+
+@pytest.fixture
+def slot():
+    """A slot on Llama with the prompts `short`, `long` and `counting`, none of them active."""
+    model = tiny_models.language_model("llama")
+    for name, options in {"short": "length=2", "long": "length=5"}.items():
+        ah.attach(model, f"prompt({options})", name=name)
+    ah.attach(model, "prompt(length=2, counts_padding=true)", name="counting")
+    ah.activate(model)
+    slot = model.model._modules["adapterhub"]
+    assert isinstance(slot, PromptSlot)
+    return slot
+
+
+def key(slot, name):
+    return next(key for key in slot.sites if key.startswith(name))
+
+
+def test_active_prompts_follow_each_other(slot):
+    keys = (key(slot, "short"), key(slot, "long"))
+    slot.active = AppliedModules(keys)
+    virtual = slot(3)
+    expected = torch.cat([slot.placed(each)() for each in keys])
+    assert torch.equal(virtual.tokens[0], expected)
+    assert slot.record(virtual.length, 9).keys == frozenset(keys)
+
+
+def test_rows_with_shorter_prompts_are_padded(slot):
+    short, long = key(slot, "short"), key(slot, "long")
+    slot.active = AppliedModules((short, long), BatchPlan([(long,), (short,), ()]))
+    virtual = slot(3)
+    assert virtual.tokens.shape[:2] == (3, 5)
+    assert virtual.padding.tolist() == [[0], [3], [5]]
+    assert torch.equal(virtual.tokens[1, 3:], slot.placed(short)())
+
+
+def test_prompts_that_count_padding_are_not_mixed_with_others(slot):
+    slot.active = AppliedModules((key(slot, "short"), key(slot, "counting")))
+    assert slot.counts_padding()
+    with pytest.raises(SiteError, match="count padding as text"):
+        slot(1)
+
 
 # Encoders that compute as a decoder with is_decoder=True.
 MASKED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
@@ -24,13 +236,6 @@ def attached(architecture, spec="prompt(length=3)", task="features"):
 def hidden(model, **inputs):
     with torch.no_grad():
         return model(**inputs, output_hidden_states=True)
-
-
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "llama", "gpt2"])
-def test_outputs_have_the_length_of_the_input(architecture):
-    output = hidden(attached(architecture), **tiny_models.batch())
-    assert output.last_hidden_state.shape == (3, 9, 32)
-    assert {state.shape for state in output.hidden_states} == {(3, 9, 32)}
 
 
 def test_the_decoder_attends_to_the_prompt_of_the_encoder():
@@ -57,17 +262,6 @@ def test_input_embeddings_and_ids_give_equal_outputs():
     assert torch.equal(output, expected)
 
 
-def test_a_padded_row_equals_the_row_alone():
-    """RoBERTa counts positions from padding, so they shift with the prompt."""
-    model = attached("roberta")
-    ids = tiny_models.batch(2, 9)["input_ids"]
-    ids[0, 6:] = tiny_models.PAD
-    mask = ids.ne(tiny_models.PAD).long()
-    together = hidden(model, input_ids=ids, attention_mask=mask).last_hidden_state
-    alone = hidden(model, input_ids=ids[:1, :6], attention_mask=mask[:1, :6]).last_hidden_state
-    torch.testing.assert_close(together[:1, :6], alone, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("architecture", [a for a in MASKED if a in tiny_models.MATRIX])
 def test_an_encoder_that_is_a_decoder_generates_with_prompts_of_different_lengths(architecture):
     model = tiny_models.model(architecture, "causal-lm", is_decoder=True)
@@ -86,38 +280,6 @@ def test_an_encoder_that_is_a_decoder_generates_with_prompts_of_different_length
         alone = model.generate(input_ids=ids[row : row + 1], **options).scores
         for scores, expected in zip(routed, alone, strict=True):
             torch.testing.assert_close(scores[row], expected[0], atol=1e-5, rtol=1e-4)
-
-
-def test_the_prompt_enters_a_cache_once():
-    model = attached("llama", task="causal-lm")
-    ids = tiny_models.batch(2, 6)["input_ids"]
-    with torch.no_grad():
-        expected = model(ids).logits
-        first = model(ids[:, :4], use_cache=True)
-        assert first.past_key_values.get_seq_length() == 3 + 4
-        second = model(ids[:, 4:], past_key_values=first.past_key_values)
-    torch.testing.assert_close(
-        torch.cat([first.logits, second.logits], 1), expected, atol=1e-5, rtol=1e-4
-    )
-
-
-@pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
-def test_prompts_of_different_lengths_run_in_one_batch(architecture):
-    """Shorter prompts are padded; each row equals a run with its prompt alone."""
-    task = "features" if architecture != "t5" else "classification"
-    model = attached(architecture, "prompt(length=2)", task)
-    tiny_models.scramble(ah.attach(model, "prompt(length=5)", name="long"), seed=3)
-    inputs, rows = tiny_models.batch(3), ["long", "prompt(length=2)", None]
-
-    def run():
-        with torch.no_grad():
-            return model(**inputs)[0]
-
-    with ah.route(model, rows):
-        together = run()
-    for number, name in enumerate(rows):
-        ah.activate(model, *([name] if name else []))
-        torch.testing.assert_close(together[number], run()[number], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("axes", [3, 4])

@@ -33,50 +33,32 @@ def refusal(model, **inputs):
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        {"full_attention": torch.ones(2, 6, 6)},
-        torch.ones(2, 6, 6),
-        torch.ones(2, 1, 6, 6, dtype=torch.long),
-    ],
-)
-def test_masks_of_other_forms(mask):
-    model = attached("qwen2", "features")
-    assert "cannot be extended to a prompt" in refusal(model, input_ids=ids(), attention_mask=mask)
+AGAIN = torch.tensor([[0, 1, 2, 0, 1, 2]])
+ENDS = torch.tensor([0, 3, 6], dtype=torch.int32)
+OTHER_FORM = "cannot be extended to a prompt"
+REFUSED = [
+    ("qwen2", "features", {"attention_mask": {"full": torch.ones(2, 6, 6)}}, [OTHER_FORM]),
+    ("qwen2", "features", {"attention_mask": torch.ones(2, 6, 6)}, [OTHER_FORM]),
+    ("qwen2", "features", {"attention_mask": torch.ones(2, 1, 6, 6).long()}, [OTHER_FORM]),
+    ("bert", "features", {"attention_mask": torch.ones(2, 1, 6, 6)}, ["(2, 1, 6, 6)"]),
+    ("llama", "causal-lm", {"attention_mask": torch.ones(2, 1, 6, 20).bool()},
+     ["covers 20 tokens, the text has 6"]),
+    ("llama", "causal-lm", {"input_ids": ids()[:1], "cu_seq_lens_q": ENDS}, ["cu_seq_lens_q"]),
+    ("llama", "causal-lm", {"input_ids": ids()[:1], "seq_idx": ENDS}, ["seq_idx"]),
+    ("llama", "causal-lm", {"position_ids": AGAIN}, ["several texts", "4-D"]),
+    ("xlnet", "features", {"perm_mask": torch.zeros(2, 6, 6)}, ["perm_mask"]),  # as in generate
+]  # fmt: skip
 
 
-def test_a_mask_over_pairs_of_an_encoder():
-    message = refusal(
-        attached("bert", "features"), input_ids=ids(), attention_mask=torch.ones(2, 1, 6, 6)
-    )
-    assert "(2, 1, 6, 6)" in message
-
-
-def test_a_mask_over_pairs_of_another_length():
-    mask = torch.ones(2, 1, 6, 20, dtype=torch.bool)
-    assert "covers 20 tokens, the text has 6" in refusal(
-        attached(), input_ids=ids(), attention_mask=mask
-    )
-
-
-@pytest.mark.parametrize("name", ["cu_seq_lens_q", "seq_idx"])
-def test_flattened_batches(name):
-    marks = {name: torch.tensor([0, 3, 6], dtype=torch.int32)}
-    assert name in refusal(attached(), input_ids=ids()[:1], **marks)
-
-
-def test_positions_that_start_again():
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    message = refusal(attached(), input_ids=ids(), position_ids=positions)
-    assert "several texts" in message
-    assert "4-D" in message
+@pytest.mark.parametrize(("architecture", "task", "inputs", "texts"), REFUSED)
+def test_masks_and_positions_of_other_forms_are_refused(architecture, task, inputs, texts):
+    message = refusal(attached(architecture, task), **{"input_ids": ids()} | inputs)
+    assert [text for text in texts if text not in message] == []
 
 
 def test_a_mask_says_that_a_row_is_one_text():
     """transformers reads positions only without one."""
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    attached()(ids(), position_ids=positions, attention_mask=torch.ones_like(ids()))
+    attached()(ids(), position_ids=AGAIN, attention_mask=torch.ones_like(ids()))
 
 
 def test_caches_of_other_prompts():
@@ -125,28 +107,21 @@ def test_states_of_other_prompts(model_type):
         assert "behind a prompt of 4 virtual tokens" in message
 
 
-def test_an_empty_cache_that_the_caller_gives_is_filled():
+def test_a_cache_of_the_caller_needs_room_for_the_prompt():
     model = attached()
+    for room, text in ((9, "max_cache_len=10"), (10, "")):
+        caches = StaticCache(config=model.config, max_cache_len=room)
+        if text:
+            assert text in refusal(model, input_ids=ids(), past_key_values=caches)
+        else:
+            model(ids(), past_key_values=caches)
     cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(ids(), past_key_values=cache)
+    model(ids(), past_key_values=cache)
     assert cache.get_seq_length() == 4 + 6
     assert cached_prompt(cache).length == 4
-
-
-def test_a_static_cache_needs_room_for_the_prompt():
-    model = attached()
-    short = StaticCache(config=model.config, max_cache_len=9)
-    message = refusal(model, input_ids=ids(), past_key_values=short)
-    assert "max_cache_len=10" in message
-    with torch.no_grad():
-        model(ids(), past_key_values=StaticCache(config=model.config, max_cache_len=10))
-
-
-def test_a_static_cache_of_sliding_windows_needs_room_for_the_window():
-    model = attached("mistral")
-    short = StaticCache(config=model.config, max_cache_len=9)
-    assert "too short" in refusal(model, input_ids=ids(), past_key_values=short)
+    windows = attached("mistral")
+    short = StaticCache(config=windows.config, max_cache_len=9)
+    assert "too short" in refusal(windows, input_ids=ids(), past_key_values=short)
 
 
 def test_tokens_that_are_missing_behind_a_cache():
@@ -168,10 +143,8 @@ def test_padding_in_front_of_a_cached_prompt_and_behind_it():
     assert "more padding follows" in message
 
 
-def test_inputs_for_each_token_that_are_not_extended():
-    """XLNet's generate passes such inputs."""
+def test_memories_of_xlnet_are_refused():
     model = attached("xlnet", "features")
-    assert "perm_mask" in refusal(model, input_ids=ids(), perm_mask=torch.zeros(2, 6, 6))
     with torch.no_grad():
         mems = model(ids(), use_mems=True).mems
     assert "mems" in refusal(model, input_ids=ids(), mems=mems)

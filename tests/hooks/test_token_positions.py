@@ -45,46 +45,33 @@ def padded(side):
     return {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_no_part_of_a_text(side, seen):
-    model = edited("bert", "features", "f2+l1")
-    model(**padded(side))
-    first, last = seen
-    left = side == "left"
-    assert first == [[0, 0, 1, 1, 0, 0] if left else [1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]
-    assert last == [[0, 0, 0, 0, 0, 1] if left else [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]]
+SEVENS = torch.full((2, 5), 7)
+LEARNED = ids_of([-100, -100, -100, 7, 7], [7, 7, -100, 7, 7])
+WITH_END = padded("right")["input_ids"]
+WITH_END[0, 3] = WITH_END[1, 5] = tiny_models.EOS
+LAST = [[0, 0, 0, 1, 0, 0], [0] * 5 + [1]]  # of the rows of `padded("right")`
+PLACES = [
+    ("bert", "features", "f2+l1", padded("left"),
+     [[[0, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]], [[0] * 5 + [1]] * 2]),
+    ("bert", "features", "f2+l1", padded("right"), [[[1, 1, 0, 0, 0, 0]] * 2, LAST]),
+    # A text shorter than a set is in it as a whole.
+    ("bert", "features", "f9", padded("left"), [[[0, 0, 1, 1, 1, 1], [1] * 6]]),
+    # A prompt ends before the first learned token; the labels of classified tokens end none.
+    ("llama", "causal-lm", "f1+l2", {"input_ids": SEVENS, "labels": LEARNED},
+     [[[1, 0, 0, 0, 0]] * 2, [[0, 1, 1, 0, 0], [0, 0, 0, 1, 1]]]),
+    ("llama", "tagging", "l1", {"input_ids": SEVENS[:1, :4], "labels": ids_of([-100, 1, 1, 1])},
+     [[[0, 0, 0, 1]]]),
+    # A decoder behind an encoder has its start as a prompt; that of a classifier reads the text.
+    ("t5", "seq2seq", "l1", padded("right") | {"labels": torch.full((2, 4), 9)},
+     [LAST, [[1, 0, 0, 0]] * 2]),
+    ("bart", "classification", "l1", padded("right") | {"input_ids": WITH_END}, [LAST, LAST]),
+]  # fmt: skip
 
 
-def test_a_text_shorter_than_a_set_is_in_it_as_a_whole(seen):
-    edited("bert", "features", "f9")(**padded("left"))
-    assert seen == [[[0, 0, 1, 1, 1, 1], [1] * 6]]
-
-
-def test_a_prompt_ends_before_the_first_learned_token(seen):
-    model = edited("llama", "causal-lm", "f1+l2")
-    ids = torch.full((2, 5), 7)
-    labels = ids_of([-100, -100, -100, 7, 7], [7, 7, -100, 7, 7])
-    model(ids, labels=labels)
-    assert seen == [[[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]], [[0, 1, 1, 0, 0], [0, 0, 0, 1, 1]]]
-
-
-def test_labels_of_tokens_that_are_classified_end_no_prompt(seen):
-    edited("llama", "tagging", "l1")(torch.full((1, 4), 7), labels=ids_of([-100, 1, 1, 1]))
-    assert seen == [[[0, 0, 0, 1]]]
-
-
-def test_a_decoder_behind_an_encoder_gets_its_start_as_a_prompt(seen):
-    model = edited("t5", "seq2seq", "l1")
-    model(**padded("right"), labels=torch.full((2, 4), 9))
-    assert seen == [[[0, 0, 0, 1, 0, 0], [0] * 5 + [1]], [[1, 0, 0, 0], [1, 0, 0, 0]]]
-
-
-def test_the_decoder_of_a_classifier_reads_the_text_of_its_encoder(seen):
-    model = edited("bart", "classification", "l1")
-    ids = padded("right")["input_ids"]
-    ids[0, 3] = ids[1, 5] = tiny_models.EOS
-    model(ids, attention_mask=ids.ne(PAD).long())
-    assert seen[0] == seen[1] == [[0, 0, 0, 1, 0, 0], [0] * 5 + [1]]
+@pytest.mark.parametrize(("architecture", "task", "positions", "inputs", "expected"), PLACES)
+def test_the_places_of_tokens(architecture, task, positions, inputs, expected, seen):
+    edited(architecture, task, positions)(**inputs)
+    assert seen[: len(expected)] == expected
 
 
 def test_rows_of_several_texts(seen):
