@@ -16,6 +16,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_bias, read_weight
 from tests.kit import tiny_models
+from tests.kit.compare import difference
 from tests.kit.data import word_tokenizer
 
 # One method at one site of a tiny model, to compare with the method's equation by hand.
@@ -80,6 +81,56 @@ def attention_tensors(model: nn.Module, attention: nn.Module) -> dict[str, Tenso
     for handle in handles:
         handle.remove()
     return tensors
+
+
+# An adapter of any module, from its start to its files.
+
+
+def check_life(
+    model: Any,
+    run: Any,
+    spec: Any,
+    folder: Path,
+    *,
+    again: Any = None,
+    start: float = 1e-6,
+    merged: float | None = 5e-6,
+    loaded: float = 5e-6,
+    batch: Any = None,
+    std: float = 0.1,
+    **options: Any,
+) -> Adapter:
+    """Attach, change, save, merge, detach and load an adapter, and compare outputs at each step.
+
+    Args:
+        run: computes the outputs of a model.
+        again: builds the model once more, to load the files; by default they go to the first.
+        start: how far the outputs of a new adapter may be from those of the model.
+        merged: how far those of merged weights may be from the adapter's; None: do not merge.
+        loaded: the same of the loaded adapter.
+        batch: a batch with which merging compares.
+        std: of the noise that stands for training.
+        options: of `attach`.
+    """
+    bare = run(model)
+    adapter = ah.attach(model, spec, **{"name": "a"} | options)
+    assert difference(run(model), bare) <= start
+    tiny_models.scramble_parameters(adapter, std=std)
+    adapted = run(model)
+    assert difference(adapted, bare) > 1e-3
+    adapter.save(folder)
+    if merged is not None:
+        done = ah.merge(model, batch=batch)
+        assert done.difference <= max(done.tolerances.values())
+        assert difference(run(model), adapted) <= merged
+        ah.unmerge(model)
+    adapter.detach()
+    assert torch.equal(run(model), bare)
+    other = again() if again else model
+    ah.load(other, folder)
+    assert difference(run(other), adapted) <= loaded
+    ah.detach(other)
+    return adapter
 
 
 # Adapters on top of others, on tiny models.

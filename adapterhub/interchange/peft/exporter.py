@@ -151,6 +151,13 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
         if part.site.inside
         and not isinstance(source.modules[part.site.host], nn.MultiheadAttention)
     ]
+    problems += [
+        f"{part.site.id}: peft adapts MultiheadAttention by LoRA only"
+        for part in source.parts
+        if part.site.kind == "linear"
+        and isinstance(source.modules[part.site.host], nn.MultiheadAttention)
+        and not is_low_rank(part)
+    ]
     if source.tokens:
         problems.append(NEW_TOKENS)
     if source.below:
@@ -366,6 +373,8 @@ def low_rank_updates(source: ExportSource) -> tuple[dict[str, ModuleUpdate], lis
         host = source.modules[pieces[0][0].host]
         if isinstance(host, CONVOLUTIONS) and not only_shifts(host):
             problems.append(f"{path}: {OTHER_KERNEL}")
+        elif isinstance(host, nn.MultiheadAttention) and not host._qkv_same_embed_dim:
+            problems.append(f"{path}: peft has no MultiheadAttention of several widths")
         elif isinstance(host, nn.MultiheadAttention) and any(
             isinstance(module, DoRALayer) for _, module in pieces
         ):
