@@ -1,4 +1,4 @@
-"""`ah.attach` and `ah.detach`: all or nothing."""
+"""`ah.attach` and `ah.detach`: all or nothing, and what is built before the model changes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from forge import refused
-from torch import nn
+import transformers
+from forge import refused, state_of
 from torch.utils import backend_registration
 
 import adapterhub as ah
-from adapterhub.adapters.state import get_state
-from adapterhub.errors import AttachError
+from adapterhub.adapters.attach import build_adapter
+from adapterhub.adapters.state import (
+    bare,
+)
+from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import devices, tiny_models
-from tests.kit.data import word_tokenizer
 from tests.kit.matrix import example, one_of_each_signature
 from tests.kit.selection import cases_of
 
@@ -39,18 +41,6 @@ def test_a_refused_adapter_leaves_the_model_as_it_was(method, name, says):
         ah.attach(model, method, name=name)
 
 
-def test_a_new_adapter_is_the_active_one_and_alone_trains():
-    model = tiny_models.model("bert")
-    ah.attach(model, "lora", name="a")
-    adapter = ah.attach(model, "ia3", name="b")
-    state = get_state(model)
-    assert [a.name for a in state.adapters.values() if a.active] == ["b"]
-    own = {id(p) for p in adapter.parameters()}
-    assert all(p.requires_grad for p in adapter.parameters())
-    backbone = [p for n, p in model.named_parameters() if "adapterhub" not in n]
-    assert not any(p.requires_grad for p in backbone if id(p) not in own)
-
-
 def test_detach_without_a_name_detaches_all():
     model = tiny_models.model("bert")
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -67,39 +57,6 @@ def test_detach_names_the_nearest_adapter():
     ah.attach(model, "lora", name="polite")
     with pytest.raises(AttachError, match="did you mean 'polite'"):
         ah.detach(model, "polit")
-
-
-class Wrapper(nn.Module):
-    """A user's own module around a backbone."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.inner = model
-
-
-@pytest.mark.parametrize(
-    ("wrap", "hint"),
-    [
-        (lambda model: nn.DataParallel(model), "model.module"),
-        (Wrapper, "model.inner"),
-        (lambda model: "tiny-bert", "load_backbone"),
-        (lambda model: None, "load_backbone"),
-    ],
-)
-def test_what_is_not_a_model_of_transformers_is_refused(wrap, hint, tmp_path):
-    model = tiny_models.model("bert")
-    ah.attach(model, "lora").save(tmp_path / "adapter")
-    ah.detach(model)
-    wrapped = wrap(model)
-    for attempt in (
-        lambda: ah.attach(wrapped, "lora"),
-        lambda: ah.attach(wrapped, "lora", tokenizer=word_tokenizer()),
-        lambda: ah.load(wrapped, tmp_path / "adapter"),
-        lambda: ah.load(wrapped, "polite", registry=tmp_path),
-    ):
-        with pytest.raises(AttachError, match="not a model of transformers") as error:
-            attempt()
-        assert hint in error.value.hint
 
 
 def sharing_models():
@@ -147,28 +104,6 @@ def test_models_that_share_a_parameter_do_not_both_have_adapters():
         ah.attach(other, "lora")
 
 
-def test_an_adapter_that_is_attached_in_inference_mode_can_train(tmp_path, subtests):
-    for method in cases_of(one_of_each_signature(), 4):
-        with subtests.test(method):
-            check_inference_mode(method, tmp_path / method)
-
-
-def check_inference_mode(method, folder):
-    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
-    with torch.inference_mode():
-        adapter = ah.attach(model, example(method))
-        assert torch.is_inference_mode_enabled()
-    assert not any(t.is_inference() for t in adapter.tensors().values())
-    model(**tiny_models.labelled_batch(model)).loss.backward()
-    assert all(p.grad is not None for p in adapter.parameters())
-    adapter.save(folder)
-    adapter.detach()
-    with torch.inference_mode():
-        adapter = ah.load(model, folder)
-    model(**tiny_models.labelled_batch(model)).loss.backward()
-    assert all(p.grad is not None for p in adapter.parameters())
-
-
 # Methods that train the backbone take the weights there, which are of a class, for quantized ones.
 BESIDE = [m for m in sorted(METHODS) if not METHODS[m].trains_backbone]
 
@@ -185,3 +120,91 @@ def test_each_method_is_attached_on_the_device_of_the_model():
         problems = fork.submit(devices.attached_elsewhere, methods).result(timeout=280)
     assert len(problems) >= max(len(methods), 2 * len(methods) - 10)
     assert not {cell: problem for cell, problem in problems.items() if problem}
+
+
+def test_an_adapter_that_is_attached_in_inference_mode_can_train(tmp_path, subtests):
+    for method in cases_of(one_of_each_signature(), 4):
+        model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+        with subtests.test(method):
+            for load in (False, True):
+                with torch.inference_mode():
+                    if load:
+                        adapter = ah.load(model, tmp_path / method)
+                    else:
+                        adapter = ah.attach(model, example(method))
+                    assert torch.is_inference_mode_enabled()
+                assert not any(t.is_inference() for t in adapter.tensors().values())
+                model(**tiny_models.labelled_batch(model)).loss.backward()
+                assert all(p.grad is not None for p in adapter.parameters())
+                if not load:
+                    adapter.save(tmp_path / method)
+                adapter.detach()
+
+
+def test_the_model_is_not_touched(subtests):
+    model = tiny_models.model("bert")
+    before = state_of(model)
+    for name, method in METHODS.items():
+        with subtests.test(name):
+            with bare(model) as state:
+                adapter = build_adapter(state, (method.example(),), "a")
+            assert state_of(model) == before
+            assert adapter.parameters()
+            assert not adapter.active
+
+
+@pytest.mark.parametrize("method", ["full", "bitfit", "norms", "freeze", "unfreeze"])
+def test_weights_in_float64_are_not_called_quantized(method):
+    model = tiny_models.model("bert").double()
+    with pytest.raises(SiteError) as error:
+        ah.attach(model, method)
+    assert "it is stored as float64" in str(error.value)
+    assert "model.float()" in str(error.value)
+    assert "quantized" not in str(error.value)
+
+
+def test_names_that_look_alike_as_module_names_stay_apart():
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora", name="a.b")
+    ah.attach(model, "lora", name="a_b")
+    keys = [name for name, _ in model.named_modules() if "a_b-" in name]
+    assert len(keys) == len(set(keys)) == 2 * 4
+
+
+def test_a_head_behind_an_encoder_is_of_modules_with_parameters():
+    """PP-LCNet's class has its encoder beside the classifier, and a pooling between them."""
+    config = transformers.PPLCNetConfig(num_labels=3)
+    model = transformers.PPLCNetForImageClassification(config).eval()
+    modules = dict(model.named_children())
+    assert any(not list(module.parameters()) for module in modules.values())
+    adapter = ah.attach(model, "head")
+    assert adapter.head is not None
+    assert all(list(module.parameters()) for module in adapter.head.own.values())
+    adapter.detach()
+    assert dict(model.named_children()) == modules
+
+
+def test_labels_without_names_are_numbered_in_the_adapter_alone(tmp_path):
+    """PVT's configuration has a number of labels, and no names."""
+    config = transformers.PvtConfig(
+        depths=[1] * 4, hidden_sizes=[4, 8, 8, 8], num_attention_heads=[1] * 4, num_labels=3
+    )
+    model = transformers.PvtForImageClassification(config).eval()
+    assert config.id2label is None
+    adapter = ah.attach(model, "head", name="a")
+    assert adapter.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    adapter.save(tmp_path / "a")
+    adapter.detach()
+    assert config.id2label is None
+    assert ah.load(model, tmp_path / "a").labels == adapter.labels
+    with ah.route(model, ["a", None]):
+        assert model(torch.zeros(2, 3, 224, 224)).logits.shape == (2, 3)
+
+
+def test_an_adapter_without_parameters_is_refused():
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "lora")
+    adapter.check_usable()
+    adapter.placed, adapter.head = [], None
+    with pytest.raises(AttachError, match="nothing would train"):
+        adapter.check_usable()

@@ -1,20 +1,19 @@
-"""What a target library supports is known without weights."""
+"""What a target library supports, and outputs of an adapter beside those of its export in peft."""
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
+import torch
+import transformers
 from forge import state_of
 
 import adapterhub as ah
-from adapterhub.adapters.export import blocking, in_peft
+from adapterhub.adapters.export import blocking, compare, compare_method, in_peft, peft_is_installed
+from adapterhub.interchange.peft import exporter
 from tests.kit import tiny_models
-
-
-def test_the_model_is_left_as_it_was():
-    model = tiny_models.model("bert")
-    before = state_of(model)
-    assert blocking(model, "lora") == []
-    assert blocking(model, "pfeiffer")
-    assert state_of(model) == before
+from tests.kit.peers import core
 
 
 def test_problems_are_returned_and_name_no_local_folder(tmp_path, monkeypatch):
@@ -25,3 +24,91 @@ def test_problems_are_returned_and_name_no_local_folder(tmp_path, monkeypatch):
     export = in_peft(tmp_path / "a")
     assert export.files is None
     assert "acme/gone" in export.problems[0]
+
+
+METHODS = {
+    "lora": "lora",
+    "dora": "dora",
+    "pissa": "pissa",
+    "ia3": "ia3",
+    "norms": "norms",
+    "biases": ["lora", "bitfit"],
+    "embeddings": ["lora", "chosen"],
+    "prompt": "prompt(length=3, counts_padding=true)",
+    "prefix": "prefix(length=3, positions=true, sites=['attn.kv'])",
+}
+CELLS = [(method, architecture) for architecture in tiny_models.ARCHITECTURES for method in METHODS]
+SOME = (("lora", "bert"), ("embeddings", "llama"), ("prefix", "gpt2"), ("prompt", "t5"))
+
+
+@pytest.mark.parametrize(("method", "architecture"), core(dict.fromkeys(CELLS), *SOME))
+@pytest.mark.parametrize("is_classifier", [True, False])
+def test_an_export_is_equal_or_refused(method, architecture, is_classifier):
+    make = tiny_models.usual_model if is_classifier else tiny_models.model
+    kind = "causal-lm" if architecture in tiny_models.DECODERS else "features"
+    kind = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else kind
+    model = make(architecture) if is_classifier else make(architecture, kind)
+    spec = METHODS[method]
+    if not blocking(model, spec):
+        assert compare_method(model, spec) == []
+
+
+CLASSES = ("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining",
+           "QuestionAnswering", "SequenceClassification", "TokenClassification")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_model_is_compared(monkeypatch, name):
+    model = getattr(transformers, f"BertFor{name}")(tiny_models.model("bert", num_labels=2).config)
+    assert compare_method(model, "lora") == []
+    monkeypatch.setattr(exporter, "target_options", lambda *_: {"target_modules": "x"})
+    assert len(compare_method(model, "lora")) == 1
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_difference_is_found(monkeypatch, is_trained):
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "lora")
+    if is_trained:
+        tiny_models.scramble(adapter, std=0.05)
+    pattern_options = exporter.pattern_options
+    monkeypatch.setattr(
+        exporter,
+        "pattern_options",
+        lambda updates, rooted: pattern_options(updates, rooted) | {"lora_alpha": 1},
+    )
+    problems = compare(lambda: adapter)
+    assert bool(problems) == is_trained  # before training, alpha has no effect
+    if is_trained:
+        assert "peft computes another logits: max |difference| " in problems[0]
+
+
+def test_what_peft_cannot_load_is_a_difference(monkeypatch):
+    adapter = ah.attach(tiny_models.model("bert"), "lora")
+    monkeypatch.setattr(exporter, "target_options", lambda *_: {"target_modules": ["x"]})
+    (problem,) = compare(lambda: adapter)
+    assert problem.startswith("outputs cannot be compared with peft's, peft fails: ")
+
+
+def test_a_model_is_left_as_it_was():
+    model = tiny_models.model("bert")
+    before, state = state_of(model), torch.random.get_rng_state()
+    assert blocking(model, "lora") == compare_method(model, "lora") == []
+    assert blocking(model, "pfeiffer")
+    assert state_of(model) == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_without_peft_nothing_is_compared(monkeypatch):
+    assert peft_is_installed()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not peft_is_installed()
+
+
+def test_a_model_that_cannot_compute_is_a_problem():
+    def fail():
+        raise RuntimeError("no\nkernel")
+
+    (problem,) = compare(fail)
+    expected = "outputs cannot be compared with peft's, adapterhub fails: RuntimeError: no kernel"
+    assert problem == expected

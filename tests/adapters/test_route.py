@@ -1,51 +1,193 @@
-"""`ah.route` as a user calls it; the contract suite compares every method with single runs."""
+"""`activate`, `route`, `disabled` and `adapters`, as a user calls them."""
 
 from __future__ import annotations
 
+import cProfile
+import pstats
+import threading
+
 import pytest
 import torch
+from torch import nn
 
 import adapterhub as ah
+from adapterhub.adapters.route import adapters, disabled
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
+from tests.kit.tiny_models import logits
+
+
+def test_the_order_of_names_is_the_order_of_the_stack():
+    """A scale and a low-rank update do not commute: y -> l (y + u) or l y + u."""
+    model = tiny_models.model("bert")
+    tiny_models.scramble(ah.attach(model, "ia3(sites=['attn.v'])", name="scale"), seed=1)
+    tiny_models.scramble(ah.attach(model, "lora(sites=['attn.v'])", name="update"), seed=2)
+    logits = {}
+    for names in (("scale", "update"), ("update", "scale")):
+        ah.activate(model, *names)
+        logits[names] = model(**tiny_models.batch()).logits
+    first, second = logits.values()
+    assert not torch.allclose(first, second)
+
+
+def test_what_is_no_name_is_refused():
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora")
+    with pytest.raises(AttachError, match="3 is not the name of an adapter"):
+        ah.activate(model, 3)
+
+
+def calls(run):
+    """Count the function calls of the second of two equal runs."""
+    run()
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("operation", ["swap", "attach", "load"])
+def test_the_cost_does_not_grow_with_the_adapters_attached(operation, tmp_path):
+    model = tiny_models.usual_model("bert")
+    ah.attach(model, "lora(layers='top 1')", name="a").save(tmp_path / "a")
+    ah.attach(model, "lora(layers='top 1')", name="b")
+    runs = {
+        "swap": lambda: (ah.activate(model, "a"), ah.activate(model, "b")),
+        "attach": lambda: ah.attach(model, "lora", name=f"new {len(ah.adapters(model))}"),
+        "load": lambda: ah.load(model, tmp_path / "a", name=f"new {len(ah.adapters(model))}"),
+    }
+    few = calls(runs[operation])
+    for n in range(30):
+        ah.attach(model, "lora", name=str(n))
+    assert calls(runs[operation]) < 1.2 * few
 
 
 @pytest.fixture
 def model():
-    model = tiny_models.model("bert")
-    for seed, name in enumerate(("a", "b")):
-        tiny_models.scramble(ah.attach(model, "lora(rank=2)", name=name), seed=seed)
-    return model
+    """A classifier with the adapters a and b; b is active."""
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    for name, method in (("a", "lora"), ("b", "bitfit")):
+        tiny_models.scramble(ah.attach(model, method, name=name))
+    return model.eval()
 
 
-def test_rows_equal_single_runs(model):
-    batch = tiny_models.batch(rows=3)
-    expected = []
-    for row, names in enumerate((["b"], [], ["a", "b"])):
-        ah.activate(model, *names)
-        expected.append(model(**{k: v[row : row + 1] for k, v in batch.items()}).logits[0])
-    with ah.route(model, ["b", None, ("a", "b")]) as routed:
-        logits = routed.split(model(**batch).logits)
-    for found, single in zip(logits, expected, strict=True):
-        torch.testing.assert_close(found, single)
+def test_the_adapters_are_listed_in_order(model):
+    assert list(adapters(model)) == list(ah.adapters(model)) == ["a", "b"]
+    assert [adapter.active for adapter in adapters(model).values()] == [False, True]
+    ah.activate(model, "a", "b")
+    assert [adapter.active for adapter in adapters(model).values()] == [True, True]
+    adapters(model).clear()  # a copy
+    ah.detach(model, "a")
+    assert list(adapters(model)) == ["b"]
+    ah.detach(model)
+    assert adapters(model) == {}
+    for call in (adapters, lambda thing: disabled(thing).__enter__()):
+        with pytest.raises(AttachError, match="is not a model of transformers"):
+            call(nn.DataParallel(model))
 
 
-def test_an_error_inside_closes_the_route(model):
+def test_the_room_is_the_function():
+    import adapterhub.adapters
+
+    assert ah.adapters is adapterhub.adapters
+    assert ah.adapters(tiny_models.model("bert")) == {}
+
+
+def test_it_nests_with_itself_and_with_routes(model):
+    adapted = logits(model)
+    rows = len(adapted)
+    with ah.route(model, ["a"] * rows):
+        routed = logits(model)
+        with disabled(model):
+            bare = logits(model)
+            with ah.route(model, ["a"] * rows), disabled(model):
+                assert torch.equal(logits(model), bare)
+            with disabled(model):
+                assert torch.equal(logits(model), bare)
+            with ah.route(model, ["a"] * rows):
+                assert torch.equal(logits(model), routed)
+            assert torch.equal(logits(model), bare)
+        assert torch.equal(logits(model), routed)
+    assert torch.equal(logits(model), adapted)
+    assert len({bare.sum().item(), routed.sum().item(), adapted.sum().item()}) == 3
+
+
+def test_what_is_attached_and_active_does_not_change_inside(model):
+    with disabled(model):
+        for change in (
+            lambda: ah.attach(model, "lora", name="c"),
+            lambda: ah.activate(model, "a"),
+            lambda: ah.detach(model, "a"),
+        ):
+            with pytest.raises(AttachError, match=r"inside route\(...\) or disabled\(...\)"):
+                change()
     ah.activate(model, "a")
-    with pytest.raises(ZeroDivisionError), ah.route(model, ["a", "b"]):
+
+
+def test_it_applies_in_its_own_thread():
+    """The other thread computes with its route, as if nothing were disabled here."""
+    model = tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT)
+
+    def states():
+        with torch.no_grad():
+            return model(**tiny_models.batch()).last_hidden_state
+
+    bare = states()
+    tiny_models.scramble(ah.attach(model, "lora", name="a"))
+    model.eval()
+    adapted, found = states(), {}
+
+    def compute():
+        found["active"] = states()
+        with ah.route(model, ["a"] * len(bare)):
+            found["routed"] = states()
+
+    with disabled(model):
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+        assert torch.equal(states(), bare)
+    assert torch.equal(found["active"], adapted)
+    torch.testing.assert_close(found["routed"], adapted)
+
+
+def test_the_text_of_an_adapter(model):
+    a, b = adapters(model).values()
+    assert repr(b) == (
+        "<Adapter 'b': bitfit on BertForSequenceClassification, "
+        f"{b.count():,} parameters, labels LABEL_0, LABEL_1, LABEL_2, active>"
+    )
+    assert str(a).startswith("<Adapter 'a': lora on Bert")
+    assert not str(a).endswith("active>")
+    c = ah.attach(
+        tiny_models.model("bert", "features"), ["lora(rank=2)", "prefix"], name="two words"
+    )
+    assert repr(c).startswith("<Adapter 'two words': lora(rank=2) + prefix on BertModel, ")
+
+
+@pytest.fixture
+def two():
+    two = tiny_models.model("bert")
+    for seed, name in enumerate(("a", "b")):
+        tiny_models.scramble(ah.attach(two, "lora(rank=2)", name=name), seed=seed)
+    return two
+
+
+def test_an_error_inside_closes_the_route(two):
+    ah.activate(two, "a")
+    with pytest.raises(ZeroDivisionError), ah.route(two, ["a", "b"]):
         raise ZeroDivisionError
-    state = get_state(model)
+    state = get_state(two)
     assert state.routes == []
     assert state.compositions == (("a",),)
 
 
-def test_routes_nest(model):
-    with ah.route(model, ["a", "b"]), ah.route(model, ["b"]):
-        assert get_state(model).compositions == ("b",)
-    assert get_state(model).routes == []
+def test_routes_nest(two):
+    with ah.route(two, ["a", "b"]), ah.route(two, ["b"]):
+        assert get_state(two).compositions == ("b",)
+    assert get_state(two).routes == []
 
 
-def test_logits_of_another_batch_are_not_split(model):
-    with ah.route(model, ["a", "b"]) as routed, pytest.raises(AttachError, match="has 2"):
+def test_logits_of_another_batch_are_not_split(two):
+    with ah.route(two, ["a", "b"]) as routed, pytest.raises(AttachError, match="has 2"):
         routed.split(torch.zeros(3, 3))

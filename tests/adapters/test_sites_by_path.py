@@ -15,6 +15,8 @@ from adapterhub.anatomy.sites import is_path
 from adapterhub.errors import AttachError, SiteError
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
+from tests.kit.tiny_adapters import check_life
+from tests.kit.tiny_models import scramble_parameters
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:peft", "ignore::FutureWarning", "ignore:the files or the model do not name"
@@ -69,13 +71,6 @@ def logits(model: nn.Module, batch: Tensor | dict[str, Tensor]) -> Tensor:
         return output.logits if hasattr(output, "logits") else output[0]
 
 
-def scramble(adapter, seed: int = 1, std: float = 0.2) -> None:
-    numbers = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in adapter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=numbers), alpha=std)
-
-
 def language_batch(model) -> dict[str, Tensor]:
     batch = tiny_models.batch()
     ids = {"decoder_input_ids": batch["input_ids"]} if model.config.is_encoder_decoder else {}
@@ -120,7 +115,7 @@ def test_no_site_is_silent(architecture):
     for site, module in modules.items():
         with torch.no_grad():
             saved = {name: each.clone() for name, each in module.named_parameters()}
-            scramble(module)
+            scramble_parameters(module, std=0.2)
             assert (logits(model, batch) - bare).abs().max() > 1e-4, site
             for name, parameter in module.named_parameters():
                 parameter.copy_(saved[name])
@@ -133,23 +128,14 @@ def test_no_site_is_silent(architecture):
 def test_the_life_of_an_adapter_of_convolutions(kind, method, tmp_path):
     _, pattern, count = NETWORKS[kind]
     model, batch = network(kind)
-    bare = logits(model, batch)
-    spec = method if method == "bitfit" else f"{method}(sites=[{pattern!r}])"
-    adapter = ah.attach(model, spec, name="a")
-    if method != "bitfit":
-        assert len({placed.site.id for placed in adapter.placed}) == count
-    scramble(adapter, std=0.05)
-    adapted = logits(model, batch)
-    assert (adapted - bare).abs().max() > 1e-5
-    adapter.save(tmp_path / "a")
-    merged = ah.merge(model, batch={model.main_input_name: batch})
-    assert merged.difference <= 2e-5 * max(1.0, float(adapted.abs().max()))
-    ah.unmerge(model)
-    ah.detach(model)
-    assert torch.equal(logits(model, batch), bare)
-    other, _ = network(kind)
-    ah.load(other, tmp_path / "a")
-    assert torch.equal(logits(other, batch), adapted)
+    large = max(1.0, float(logits(model, batch).abs().max()))
+    adapter = check_life(
+        model, lambda model: logits(model, batch),
+        method if method == "bitfit" else {method: {"sites": [pattern]}}, tmp_path / "a",
+        again=lambda: network(kind)[0], loaded=0, merged=2e-5 * large, std=0.05, effect=1e-5,
+        batch={model.main_input_name: batch},
+    )  # fmt: skip
+    assert len(adapter.placed) == (0 if method == "bitfit" else count)
 
 
 @pytest.mark.parametrize("kind", ["resnet", "mobilenet_v2", "wav2vec2"])
@@ -176,7 +162,7 @@ def test_a_path_is_that_in_the_base_model_so_that_other_heads_take_the_adapter(t
     adapter = ah.attach(model, "lora(sites=['embeddings.word_embeddings', 'query'])")
     roles = {placed.site.role for placed in adapter.placed}
     assert roles == {"word_embeddings", "attn.q"}
-    scramble(adapter)
+    scramble_parameters(adapter)
     adapter.save(tmp_path / "a")
     states = []
     for task in ("features", "tagging"):
@@ -236,7 +222,7 @@ def test_embeddings_and_output_layer_beside_new_tokens(architecture, task, backb
         torch.manual_seed(0)
         adapter = ah.attach(model, ah.LoRA(rank=2, sites=sites))
         assert len({placed.site.host for placed in adapter.placed}) >= 2
-        scramble(adapter) if name == "without" else None
+        scramble_parameters(adapter) if name == "without" else None
         made[name] = model, tokenizer, adapter
     model, tokenizer, adapter = made["with"]
     with torch.no_grad():
@@ -260,58 +246,36 @@ def test_embeddings_and_output_layer_beside_new_tokens(architecture, task, backb
     assert not any("adapterhub" in name for name in fresh.state_dict())
 
 
-def test_rows_of_a_batch_have_their_own_embeddings_and_convolutions():
-    model = tiny_models.model("gpt2", "causal-lm")
-    batch = tiny_models.batch()
-    expected = []
-    for name in ("a", "b"):
-        scramble(ah.attach(model, "lora(sites=['wte', 'lm_head', 'c_attn'])", name=name), len(name))
-        expected.append(logits(model, batch))
-    with ah.route(model, ["a", "b", "a"]):
-        found = logits(model, batch)
-    for row, name in enumerate(["a", "b", "a"]):
-        ah.activate(model, name)
-        torch.testing.assert_close(found[row], logits(model, batch)[row], atol=1e-5, rtol=1e-4)
+def of_language(architecture, task):
+    model = tiny_models.model(architecture, task)
+    return model, language_batch(model)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "task", "names"),
-    [
-        ("gpt2", "causal-lm", ["wte", "c_attn"]),
-        ("bart", "seq2seq", ["embed_tokens", "q_proj"]),  # scaled or not, and tied
-        ("gemma3_text", "causal-lm", ["embed_tokens", "q_proj", "lm_head"]),
-        ("bert", "classification", ["word_embeddings", "pooler.dense", "query"]),
-    ],
-)
-def test_what_peft_targets_by_path_is_the_same_here(architecture, task, names, tmp_path):
-    theirs = tiny_models.model(architecture, task)
+PEFT = [
+    (of_language, ("gpt2", "causal-lm"), ["wte", "c_attn"]),
+    (of_language, ("bart", "seq2seq"), ["embed_tokens", "q_proj"]),  # scaled or not, and tied
+    (of_language, ("gemma3_text", "causal-lm"), ["embed_tokens", "q_proj", "lm_head"]),
+    (of_language, ("bert", "classification"), ["word_embeddings", "pooler.dense", "query"]),
+    (network, ("resnet",), r".*\.convolution"),
+    (network, ("vit",), r".*\.embeddings.patch_embeddings.projection"),
+    (network, ("wav2vec2",), r".*conv_layers.\d+\.conv"),
+]
+
+
+@pytest.mark.parametrize(("build", "kind", "names"), PEFT)
+def test_what_peft_targets_by_path_is_the_same_here(build, kind, names, tmp_path):
+    theirs, batch = build(*kind)
     config = peft.LoraConfig(target_modules=names, r=2, init_lora_weights=False)
     wrapped = peft.get_peft_model(theirs, config).eval()
     wrapped.save_pretrained(tmp_path / "theirs")
-    batch = language_batch(theirs)
     expected = logits(wrapped, batch)
-    model = tiny_models.model(architecture, task)
+    model, _ = build(*kind)
     adapter = ah.load(model, tmp_path / "theirs")
     torch.testing.assert_close(logits(model, batch), expected, atol=1e-5, rtol=1e-4)
     assert not adapter.changed  # low-rank, as there
     adapter.export(tmp_path / "again")
-    again = peft.PeftModel.from_pretrained(
-        tiny_models.model(architecture, task), tmp_path / "again"
-    ).eval()
+    again = peft.PeftModel.from_pretrained(build(*kind)[0], tmp_path / "again").eval()
     torch.testing.assert_close(logits(again, batch), expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["resnet", "vit", "wav2vec2"])
-def test_peft_at_convolutions(kind, tmp_path):
-    pattern = r".*conv_layers.\d+\.conv" if kind == "wav2vec2" else rf".*\.{NETWORKS[kind][1]}"
-    theirs, batch = network(kind)
-    config = peft.LoraConfig(target_modules=pattern, r=2, init_lora_weights=False)
-    wrapped = peft.get_peft_model(theirs, config).eval()
-    wrapped.save_pretrained(tmp_path / "theirs")
-    expected = logits(wrapped, batch)
-    model, _ = network(kind)
-    ah.load(model, tmp_path / "theirs")
-    torch.testing.assert_close(logits(model, batch), expected, atol=1e-5, rtol=1e-4)
 
 
 def mamba():
@@ -337,7 +301,7 @@ def test_lora_trains_every_site_of_a_state_space_by_default():
     adapter = ah.attach(model, "lora(sites=['dt_proj', 'conv1d'])")
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert all(parameter.grad is not None for parameter in adapter.parameters())
-    scramble(adapter)
+    scramble_parameters(adapter)
     adapted = logits(model, batch)
     assert (adapted - bare).abs().max() > 1e-4
     written = model.generate(**batch, max_new_tokens=5, do_sample=False)
@@ -349,7 +313,7 @@ def test_lora_trains_every_site_of_a_state_space_by_default():
 def test_two_kinds_of_changes_at_one_module_are_refused():
     """What is attached stays: neither takes the place of the other."""
     model, batch = mamba(), {"input_ids": tiny_models.batch()["input_ids"]}
-    scramble(ah.attach(model, "pfeiffer(sites=['mixer'])", name="first"))
+    scramble_parameters(ah.attach(model, "pfeiffer(sites=['mixer'])", name="first"))
     expected = logits(model, batch)
     with pytest.raises(AttachError, match="is adapted") as error:
         ah.attach(model, "lora(sites=['dt_proj'])", name="second")

@@ -10,22 +10,15 @@ import adapterhub as ah
 timm = pytest.importorskip("timm")
 TOLERANCE = 5e-6
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+WINDOWS = {
+    "img_size": 32, "window_size": 4, "embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2)
+}  # fmt: skip
 # name -> the model of timm, its options, and the sites at which all methods can be
 MODELS = {
     "vit": ("vit_tiny_patch16_224", SMALL, None),
     "beit": ("beit_base_patch16_224", SMALL, None),
     "eva": ("eva02_tiny_patch14_224", SMALL, None),
-    "swin": (
-        "swin_tiny_patch4_window7_224",
-        {
-            "img_size": 32,
-            "window_size": 4,
-            "embed_dim": 8,
-            "depths": (1, 1),
-            "num_heads": (2, 2),
-        },
-        None,
-    ),
+    "swin": ("swin_tiny_patch4_window7_224", WINDOWS, None),
     "convnext": ("convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}, "'ffn.*'"),
     "efficientnet": ("test_efficientnet", {}, "'conv_*'"),
     "resnet": ("test_resnet", {}, "'conv2'"),

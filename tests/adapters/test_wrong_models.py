@@ -16,6 +16,7 @@ from adapterhub.adapters.state import backbone_fingerprint, library_inside, reme
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
+from tests.kit.data import word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PEFT = {
@@ -25,9 +26,16 @@ PEFT = {
     "prompt": peft.PromptTuningConfig(num_virtual_tokens=2, task_type="FEATURE_EXTRACTION"),
     "prompt with a head": peft.PromptTuningConfig(num_virtual_tokens=2, task_type="SEQ_CLS"),
 }
+WRAPPERS = {
+    "peft": (lambda model: peft.get_peft_model(model, PEFT["lora"]), "model = model.unload()"),
+    "of torch": (nn.DataParallel, "model.module"),
+    "own": (lambda model: nn.Sequential(nn.ReLU(), model), "model.1; attach first"),
+}
 VERBS = {
     "attach": lambda model: ah.attach(model, "lora"),
+    "attach with a tokenizer": lambda model: ah.attach(model, "lora", tokenizer=word_tokenizer()),
     "load": lambda model: ah.load(model, "./nowhere"),
+    "load by name": lambda model: ah.load(model, "polite", registry="./nowhere"),
     "activate": lambda model: ah.activate(model, "default"),
     "detach": ah.detach,
     "route": lambda model: ah.route(model, ["default"]).__enter__(),
@@ -37,15 +45,12 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("kind", ["peft", "wrapper"])
+@pytest.mark.parametrize("kind", WRAPPERS)
 def test_every_function_refuses_a_wrapped_model(verb, kind):
-    model = tiny_models.model("bert")
-    wrapped = (
-        nn.DataParallel(model) if kind == "wrapper" else peft.get_peft_model(model, PEFT["lora"])
-    )
+    wrap, hint = WRAPPERS[kind]
     with pytest.raises(AttachError, match="is not a model of transformers") as error:
-        VERBS[verb](wrapped)
-    assert ("model.module" if kind == "wrapper" else "model = model.unload()") in error.value.hint
+        VERBS[verb](wrap(tiny_models.model("bert")))
+    assert hint in error.value.hint
 
 
 @pytest.mark.parametrize("kind", PEFT)
@@ -106,7 +111,7 @@ def test_a_distributed_model(process_group):
     ah.attach(wrapped.module, "lora")
 
 
-def test_a_compiled_model():
+def test_a_compiled_model_is_refused():
     compiled = torch.compile(tiny_models.model("bert"), backend="eager")
     with pytest.raises(AttachError) as error:
         ah.attach(compiled, "lora")
