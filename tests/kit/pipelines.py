@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -223,554 +224,317 @@ def _letters_of_t5() -> PreTrainedTokenizerFast:
 
 # Models of diffusers with random numbers, of the size of a stamp: options, and what they read.
 #
-# In what a model reads, a tuple is the shape of random numbers, and anything else is given as it
-# is.
+# A row has what differs from `USUAL` and `READS`, of which a class is given what it knows. In what
+# a model reads, a tuple is the shape of random numbers, and anything else is given as it is.
 
 
 Inputs = dict[str, Any]
 
-HEADS = {"num_attention_heads": 2, "attention_head_dim": 8}  # 16 wide
-WIDE = {"num_attention_heads": 2, "attention_head_dim": 16}
 TIME = torch.tensor([3])
 TIMES = torch.tensor([0.5])
 TEXT = (1, 5, 16)
 VIDEO = (1, 4, 2, 4, 4)  # channels, frames, height, width
 PICTURE = (1, 4, 4, 4)
 TOKENS = (1, 4, 4)  # of a picture that is packed
-PLACES = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
+PLACES = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
 NO_PLACES = torch.zeros(5, 3)
 SIZES = torch.tensor([[8, 8]])
-ROPE = {"axes_dims_rope": (2, 2, 4)}
 MASK = torch.ones(1, 5)
-UNET = {
-    "block_out_channels": (8, 16), "layers_per_block": 1, "sample_size": 4, "norm_num_groups": 4,
-}  # fmt: skip
-CROSS = UNET | {"cross_attention_dim": 16}
-WAN = HEADS | {
-    "patch_size": (1, 2, 2), "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 8,
-    "ffn_dim": 24, "num_layers": 2, "rope_max_seq_len": 32,
-}  # fmt: skip
-READ = {"hidden_states": VIDEO, "timestep": TIME, "encoder_hidden_states": TEXT}
-FLUX_READS = {
-    "hidden_states": TOKENS, "encoder_hidden_states": TEXT, "timestep": TIMES,
-    "img_ids": PLACES.float(), "txt_ids": NO_PLACES,
-}  # fmt: skip
-DOWN_3D = {"down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D")}
-UP_3D = {"up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D")}
-
-MODELS: dict[str, tuple[dict[str, Any], Inputs]] = {
+USUAL = dict(
+    attention_head_dim=8, axes_dims_rope=(2, 2, 4), block_out_channels=(8, 16), cap_feat_dim=16,
+    caption_channels=16, caption_projection_dim=16, cross_attention_dim=16, ffn_dim=24, freq_dim=8,
+    hidden_size=16, in_channels=4, intermediate_size=24, joint_attention_dim=16, layers_per_block=1,
+    multiple_of=8, norm_num_groups=4, num_attention_heads=2, num_key_value_heads=1, num_layers=2,
+    num_refiner_layers=1, num_single_layers=1, out_channels=4, pooled_projection_dim=16,
+    pos_embed_max_size=8, rope_max_seq_len=32, sample_height=4, sample_size=4, sample_width=4,
+    text_dim=16, text_embed_dim=16, time_embed_dim=8,
+)  # fmt: skip
+READS = dict(
+    encoder_hidden_states=TEXT, hidden_states=PICTURE, img_ids=PLACES, original_size=SIZES,
+    pooled_projections=(1, 16), sample=PICTURE, timestep=TIMES, txt_ids=NO_PLACES,
+    crop_coords=SIZES, target_size=SIZES,
+)  # fmt: skip
+MODELS: dict[str, tuple[Inputs, Inputs]] = {
     "AllegroTransformer3DModel": (
-        HEADS | {
-            "num_layers": 2, "cross_attention_dim": 16, "sample_height": 4, "sample_width": 4,
-            "sample_frames": 2, "caption_channels": 16,
-        },
-        READ | {
-            "attention_mask": torch.ones(1, 2, 4, 4), "encoder_attention_mask": MASK,
-            "image_rotary_emb": None,
-        },
+        dict(sample_frames=2),
+        dict(hidden_states=VIDEO, timestep=TIME, attention_mask=torch.ones(1, 2, 4, 4),
+             encoder_attention_mask=MASK, image_rotary_emb=None),
     ),
-    "AuraFlowTransformer2DModel": (
-        HEADS | {
-            "sample_size": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 2,
-            "joint_attention_dim": 16, "caption_projection_dim": 16, "pos_embed_max_size": 8,
-        },
-        {"hidden_states": PICTURE, "encoder_hidden_states": TEXT, "timestep": TIMES},
-    ),
+    "AuraFlowTransformer2DModel": (dict(num_mmdit_layers=1, num_single_dit_layers=2), {}),
     "AutoencoderKL": (
-        {"block_out_channels": (8,), "norm_num_groups": 4, "sample_size": 8},
-        {"sample": (1, 3, 8, 8)},
+        dict(block_out_channels=(8,), sample_size=8, in_channels=3),
+        dict(sample=(1, 3, 8, 8)),
     ),
-    "BriaTransformer2DModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 16,
-        },
-        FLUX_READS,
-    ),
+    "BriaTransformer2DModel": (dict(num_layers=1), dict(hidden_states=TOKENS)),
     "ChromaTransformer2DModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 16,
-            "approximator_num_channels": 8, "approximator_hidden_dim": 16, "approximator_layers": 1,
-        },
-        FLUX_READS,
+        dict(num_layers=1, approximator_num_channels=8, approximator_hidden_dim=16,
+             approximator_layers=1),
+        dict(hidden_states=TOKENS),
     ),
     "CogVideoXTransformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "time_embed_dim": 8, "text_embed_dim": 16,
-            "num_layers": 2, "sample_width": 4, "sample_height": 4, "sample_frames": 5,
-            "max_text_seq_length": 5,
-        },
-        READ | {"hidden_states": (1, 2, 4, 4, 4)},
+        dict(sample_frames=5, max_text_seq_length=5),
+        dict(hidden_states=(1, 2, 4, 4, 4), timestep=TIME),
     ),
-    "CogView3PlusTransformer2DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 2, "text_embed_dim": 16,
-            "time_embed_dim": 8, "condition_dim": 4, "pos_embed_max_size": 8, "sample_size": 4,
-        },
-        {
-            "hidden_states": PICTURE, "encoder_hidden_states": TEXT, "timestep": TIME,
-            "original_size": SIZES, "target_size": SIZES, "crop_coords": SIZES,
-        },
-    ),
+    "CogView3PlusTransformer2DModel": (dict(condition_dim=4), dict(timestep=TIME)),
     "CogView4Transformer2DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 2, "text_embed_dim": 16,
-            "time_embed_dim": 8, "condition_dim": 4, "pos_embed_max_size": 8, "sample_size": 4,
-            "rope_axes_dim": (8, 8),
-        },
-        {
-            "hidden_states": PICTURE, "encoder_hidden_states": TEXT, "timestep": TIME,
-            "original_size": SIZES, "target_size": SIZES, "crop_coords": SIZES,
-        },
+        dict(condition_dim=4, rope_axes_dim=(8, 8)),
+        dict(timestep=TIME),
     ),
     "ControlNetModel": (
-        {
-            "block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4,
-            "cross_attention_dim": 16, "conditioning_embedding_out_channels": (4, 8),
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "attention_head_dim": 2,
-        },
-        {
-            "sample": PICTURE, "timestep": 3, "encoder_hidden_states": TEXT,
-            "controlnet_cond": (1, 3, 8, 8),
-        },
+        dict(conditioning_embedding_out_channels=(4, 8),
+             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), attention_head_dim=2),
+        dict(timestep=3, controlnet_cond=(1, 3, 8, 8)),
     ),
     "CosmosTransformer3DModel": (
-        WIDE | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 2, "mlp_ratio": 2,
-            "text_embed_dim": 16, "adaln_lora_dim": 4, "max_size": (4, 4, 4),
-            "concat_padding_mask": False,
-        },
-        READ | {"fps": 30},
+        dict(attention_head_dim=16, mlp_ratio=2, adaln_lora_dim=4, max_size=(4, 4, 4),
+             concat_padding_mask=False),
+        dict(hidden_states=VIDEO, timestep=TIME, fps=30),
     ),
     "DiTTransformer2DModel": (
-        HEADS | {"sample_size": 4, "num_layers": 2, "in_channels": 4, "out_channels": 8},
-        {"hidden_states": PICTURE, "timestep": TIME, "class_labels": torch.tensor([1])},
+        dict(out_channels=8),
+        dict(timestep=TIME, class_labels=torch.tensor([1])),
     ),
     "EasyAnimateTransformer3DModel": (
-        WIDE | {
-            "in_channels": 4, "out_channels": 4, "patch_size": 2, "sample_width": 4,
-            "sample_height": 4, "num_layers": 2, "mmdit_layers": 1, "time_embed_dim": 8,
-            "text_embed_dim": 16,
-        },
-        READ,
+        dict(attention_head_dim=16, patch_size=2, mmdit_layers=1),
+        dict(hidden_states=VIDEO, timestep=TIME),
     ),
     "ErnieImageTransformer2DModel": (
-        {
-            "hidden_size": 16, "num_attention_heads": 2, "num_layers": 2, "ffn_hidden_size": 24,
-            "in_channels": 4, "out_channels": 4, "text_in_dim": 16, "rope_axes_dim": (2, 2, 4),
-        },
-        {
-            "hidden_states": PICTURE, "timestep": TIME, "text_bth": TEXT,
-            "text_lens": torch.tensor([5]),
-        },
+        dict(ffn_hidden_size=24, text_in_dim=16, rope_axes_dim=(2, 2, 4)),
+        dict(timestep=TIME, text_bth=TEXT, text_lens=torch.tensor([5])),
     ),
     "Flux2Transformer2DModel": (
-        HEADS | {
-            "in_channels": 4, "num_layers": 1, "num_single_layers": 2, "joint_attention_dim": 16,
-            "timestep_guidance_channels": 8, "axes_dims_rope": (2, 2, 2, 2),
-        },
-        {
-            "hidden_states": TOKENS, "encoder_hidden_states": TEXT, "timestep": TIMES,
-            "img_ids": torch.zeros(1, 4, 4), "txt_ids": torch.zeros(1, 5, 4), "guidance": TIMES,
-        },
+        dict(num_layers=1, num_single_layers=2, timestep_guidance_channels=8,
+             axes_dims_rope=(2, 2, 2, 2)),
+        dict(hidden_states=TOKENS, img_ids=torch.zeros(1, 4, 4), txt_ids=torch.zeros(1, 5, 4),
+             guidance=TIMES),
     ),
-    "FluxTransformer2DModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 16,
-            "pooled_projection_dim": 16,
-        },
-        FLUX_READS | {"pooled_projections": (1, 16)},
-    ),
-    "FluxControlNetModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 16,
-            "pooled_projection_dim": 16,
-        },
-        FLUX_READS | {"pooled_projections": (1, 16), "controlnet_cond": TOKENS},
-    ),
+    "FluxTransformer2DModel": (dict(num_layers=1), dict(hidden_states=TOKENS)),
+    "FluxControlNetModel": (dict(num_layers=1), dict(hidden_states=TOKENS, controlnet_cond=TOKENS)),
     "HiDreamImageTransformer2DModel": (
-        HEADS | {
-            "patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 1,
-            "num_single_layers": 1, "caption_channels": [16, 16], "text_emb_dim": 16,
-            "num_routed_experts": 2, "axes_dims_rope": (4, 2, 2), "max_resolution": (8, 8),
-            "llama_layers": (0, 1), "force_inference_output": True,
-        },
-        {
-            "hidden_states": PICTURE, "timesteps": TIME, "encoder_hidden_states_t5": TEXT,
-            "encoder_hidden_states_llama3": (2, 1, 5, 16), "pooled_embeds": (1, 16),
-        },
+        dict(patch_size=2, num_layers=1, caption_channels=[16, 16], text_emb_dim=16,
+             num_routed_experts=2, axes_dims_rope=(4, 2, 2), max_resolution=(8, 8),
+             llama_layers=(0, 1), force_inference_output=True),
+        dict(timesteps=TIME, encoder_hidden_states_t5=TEXT,
+             encoder_hidden_states_llama3=(2, 1, 5, 16), pooled_embeds=(1, 16)),
     ),
     "HunyuanDiT2DModel": (
-        HEADS | {
-            "in_channels": 4, "patch_size": 2, "sample_size": 4, "hidden_size": 16,
-            "num_layers": 2, "cross_attention_dim": 16, "cross_attention_dim_t5": 16,
-            "pooled_projection_dim": 8, "text_len": 5, "text_len_t5": 5, "mlp_ratio": 2.0,
-            "use_style_cond_and_image_meta_size": False,
-        },
-        {
-            "hidden_states": PICTURE, "timestep": TIMES, "encoder_hidden_states": TEXT,
-            "text_embedding_mask": MASK, "encoder_hidden_states_t5": TEXT,
-            "text_embedding_mask_t5": MASK,
-            "image_rotary_emb": [torch.ones(4, 8), torch.zeros(4, 8)],
-        },
+        dict(patch_size=2, cross_attention_dim_t5=16, pooled_projection_dim=8, text_len=5,
+             text_len_t5=5, mlp_ratio=2.0, use_style_cond_and_image_meta_size=False),
+        dict(text_embedding_mask=MASK, encoder_hidden_states_t5=TEXT, text_embedding_mask_t5=MASK,
+             image_rotary_emb=[torch.ones(4, 8), torch.zeros(4, 8)]),
     ),
     "HunyuanVideoTransformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 1, "num_single_layers": 1,
-            "num_refiner_layers": 1, "text_embed_dim": 16, "pooled_projection_dim": 8,
-            "rope_axes_dim": (2, 2, 4),
-        },
-        READ | {
-            "encoder_attention_mask": MASK, "pooled_projections": (1, 8), "guidance": TIME * 100,
-        },
+        dict(num_layers=1, pooled_projection_dim=8, rope_axes_dim=(2, 2, 4)),
+        dict(hidden_states=VIDEO, timestep=TIME, encoder_attention_mask=MASK,
+             pooled_projections=(1, 8), guidance=TIME * 100),
     ),
     "HunyuanImageTransformer2DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 1, "num_single_layers": 1,
-            "num_refiner_layers": 1, "text_embed_dim": 16, "rope_axes_dim": (4, 4),
-        },
-        READ | {"hidden_states": PICTURE, "timestep": TIMES, "encoder_attention_mask": MASK},
+        dict(num_layers=1, rope_axes_dim=(4, 4)),
+        dict(encoder_attention_mask=MASK),
     ),
     "HunyuanVideo15Transformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 1, "num_refiner_layers": 1,
-            "text_embed_dim": 16, "text_embed_2_dim": 16, "image_embed_dim": 16,
-            "rope_axes_dim": (2, 2, 4),
-        },
-        READ | {
-            "timestep": TIMES,
-            "encoder_attention_mask": MASK, "encoder_hidden_states_2": TEXT,
-            "encoder_attention_mask_2": MASK, "image_embeds": (1, 3, 16),
-        },
+        dict(num_layers=1, text_embed_2_dim=16, image_embed_dim=16, rope_axes_dim=(2, 2, 4)),
+        dict(hidden_states=VIDEO, encoder_attention_mask=MASK, encoder_hidden_states_2=TEXT,
+             encoder_attention_mask_2=MASK, image_embeds=(1, 3, 16)),
     ),
     "I2VGenXLUNet": (
-        CROSS | DOWN_3D | UP_3D | {"attention_head_dim": 2},
-        {
-            "sample": VIDEO, "timestep": 3, "fps": torch.tensor([30]), "image_latents": VIDEO,
-            "image_embeddings": (1, 16), "encoder_hidden_states": TEXT,
-        },
+        dict(down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+             up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"), attention_head_dim=2),
+        dict(sample=VIDEO, timestep=3, fps=torch.tensor([30]), image_latents=VIDEO,
+             image_embeddings=(1, 16)),
     ),
     "Ideogram4Transformer2DModel": (
-        HEADS | {
-            "in_channels": 4, "num_layers": 2, "intermediate_size": 24, "adaln_dim": 8,
-            "llm_features_dim": 16, "mrope_section": (2, 1, 1),
-        },
-        {
-            "hidden_states": (1, 9, 4), "timestep": TIMES, "encoder_hidden_states": (1, 9, 16),
-            "position_ids": torch.zeros(1, 9, 3, dtype=torch.long),
-            "segment_ids": torch.zeros(1, 9, dtype=torch.long),
-            "indicator": torch.tensor([[3] * 5 + [2] * 4]),
-        },
+        dict(adaln_dim=8, llm_features_dim=16, mrope_section=(2, 1, 1)),
+        dict(hidden_states=(1, 9, 4), encoder_hidden_states=(1, 9, 16),
+             position_ids=torch.zeros(1, 9, 3, dtype=torch.long),
+             segment_ids=torch.zeros(1, 9, dtype=torch.long), indicator=torch.tensor([[3] * 5 + [2]
+             * 4])),
     ),
     "Kandinsky5Transformer3DModel": (
-        {
-            "in_text_dim": 16, "in_text_dim2": 8, "time_dim": 8, "model_dim": 16, "ff_dim": 24,
-            "num_text_blocks": 1, "num_visual_blocks": 1, "axes_dims": (2, 2, 4),
-        },
-        {
-            "hidden_states": (1, 2, 4, 4, 4), "encoder_hidden_states": TEXT, "timestep": TIMES,
-            "pooled_projections": (1, 8),
-            "visual_rope_pos": [torch.arange(2), torch.arange(2), torch.arange(2)],
-            "text_rope_pos": torch.arange(5),
-        },
+        dict(in_text_dim=16, in_text_dim2=8, time_dim=8, model_dim=16, ff_dim=24, num_text_blocks=1,
+             num_visual_blocks=1, axes_dims=(2, 2, 4)),
+        dict(hidden_states=(1, 2, 4, 4, 4), pooled_projections=(1, 8),
+             visual_rope_pos=[torch.arange(2), torch.arange(2), torch.arange(2)],
+             text_rope_pos=torch.arange(5)),
     ),
     "Krea2Transformer2DModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "num_layers": 1, "num_key_value_heads": 1, "intermediate_size": 24,
-            "timestep_embed_dim": 8, "text_hidden_dim": 16, "num_text_layers": 2,
-            "text_num_attention_heads": 2, "text_num_key_value_heads": 2,
-            "text_intermediate_size": 24, "num_layerwise_text_blocks": 1,
-            "num_refiner_text_blocks": 1,
-        },
-        {
-            "hidden_states": TOKENS, "encoder_hidden_states": (1, 5, 2, 16), "timestep": TIMES,
-            "position_ids": torch.zeros(9, 3),
-        },
+        dict(num_layers=1, timestep_embed_dim=8, text_hidden_dim=16, num_text_layers=2,
+             text_num_attention_heads=2, text_num_key_value_heads=2, text_intermediate_size=24,
+             num_layerwise_text_blocks=1, num_refiner_text_blocks=1),
+        dict(hidden_states=TOKENS, encoder_hidden_states=(1, 5, 2, 16),
+             position_ids=torch.zeros(9, 3)),
     ),
     "LTXVideoTransformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "cross_attention_dim": 16, "num_layers": 2,
-            "caption_channels": 16,
-        },
-        {
-            "hidden_states": (1, 8, 4), "encoder_hidden_states": TEXT, "timestep": TIME,
-            "encoder_attention_mask": MASK, "num_frames": 2, "height": 2, "width": 2,
-        },
+        {},
+        dict(hidden_states=(1, 8, 4), timestep=TIME, encoder_attention_mask=MASK, num_frames=2,
+             height=2, width=2),
     ),
     "LTX2VideoTransformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "cross_attention_dim": 16, "num_layers": 1,
-            "audio_in_channels": 4, "audio_out_channels": 4, "audio_num_attention_heads": 2,
-            "audio_attention_head_dim": 4, "audio_cross_attention_dim": 8, "caption_channels": 16,
-        },
-        {
-            "hidden_states": (1, 8, 4), "audio_hidden_states": (1, 3, 4),
-            "encoder_hidden_states": TEXT, "audio_encoder_hidden_states": TEXT, "timestep": TIME,
-            "num_frames": 2, "height": 2, "width": 2, "audio_num_frames": 3,
-        },
+        dict(num_layers=1, audio_in_channels=4, audio_out_channels=4, audio_num_attention_heads=2,
+             audio_attention_head_dim=4, audio_cross_attention_dim=8),
+        dict(hidden_states=(1, 8, 4), audio_hidden_states=(1, 3, 4),
+             audio_encoder_hidden_states=TEXT, timestep=TIME, num_frames=2, height=2, width=2,
+             audio_num_frames=3),
     ),
     "LatteTransformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 1, "cross_attention_dim": 16,
-            "sample_size": 4, "patch_size": 2, "norm_type": "ada_norm_single",
-            "caption_channels": 16, "video_length": 2, "norm_elementwise_affine": False,
-            "num_embeds_ada_norm": 1000, "attention_bias": True,
-        },
-        READ,
+        dict(num_layers=1, patch_size=2, norm_type="ada_norm_single", video_length=2,
+             norm_elementwise_affine=False, num_embeds_ada_norm=1000, attention_bias=True),
+        dict(hidden_states=VIDEO, timestep=TIME),
     ),
-    "LongCatImageTransformer2DModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 16,
-            "pooled_projection_dim": 16,
-        },
-        FLUX_READS,
-    ),
+    "LongCatImageTransformer2DModel": (dict(num_layers=1), dict(hidden_states=TOKENS)),
     "Lumina2Transformer2DModel": (
-        {
-            "sample_size": 4, "in_channels": 4, "hidden_size": 16, "num_layers": 1,
-            "num_refiner_layers": 1, "num_attention_heads": 2, "num_kv_heads": 1,
-            "multiple_of": 8, "axes_dim_rope": (4, 2, 2), "axes_lens": (16, 8, 8),
-            "cap_feat_dim": 16,
-        },
-        {
-            "hidden_states": PICTURE, "timestep": TIMES, "encoder_hidden_states": TEXT,
-            "encoder_attention_mask": MASK.bool(),
-        },
+        dict(num_layers=1, num_kv_heads=1, axes_dim_rope=(4, 2, 2), axes_lens=(16, 8, 8)),
+        dict(encoder_attention_mask=MASK.bool()),
     ),
     "LuminaNextDiT2DModel": (
-        {
-            "sample_size": 4, "hidden_size": 16, "num_layers": 1, "num_attention_heads": 2,
-            "num_kv_heads": 2,
-            "multiple_of": 8, "cross_attention_dim": 16,
-        },
-        {
-            "hidden_states": PICTURE, "timestep": TIMES, "encoder_hidden_states": TEXT,
-            "encoder_mask": MASK.bool(), "image_rotary_emb": torch.ones(384, 384, 4) + 0j,
-            "cross_attention_kwargs": {},
-        },
+        dict(num_layers=1, num_kv_heads=2),
+        dict(encoder_mask=MASK.bool(), image_rotary_emb=torch.ones(384, 384, 4) + 0j,
+             cross_attention_kwargs={}),
     ),
     "MochiTransformer3DModel": (
-        HEADS | {
-            "num_layers": 2, "pooled_projection_dim": 8, "in_channels": 4, "text_embed_dim": 16,
-            "time_embed_dim": 8, "max_sequence_length": 5,
-        },
-        READ | {"encoder_attention_mask": MASK.bool()},
+        dict(pooled_projection_dim=8, max_sequence_length=5),
+        dict(hidden_states=VIDEO, timestep=TIME, encoder_attention_mask=MASK.bool()),
     ),
     "OmniGenTransformer2DModel": (
-        {
-            "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
-            "intermediate_size": 24, "num_layers": 2, "vocab_size": 40, "pad_token_id": 0,
-            "max_position_embeddings": 64, "original_max_position_embeddings": 32,
-            "pos_embed_max_size": 8, "time_step_dim": 8,
-            "rope_scaling": {"long_factor": [1, 1, 1, 1], "short_factor": [1, 1, 1, 1]},
-        },
-        {
-            "hidden_states": PICTURE, "timestep": TIMES, "input_ids": torch.tensor([[1, 2, 3]]),
-            "input_img_latents": [], "input_image_sizes": {},
-            "attention_mask": torch.ones(1, 8, 8), "position_ids": torch.arange(8)[None],
-        },
+        dict(vocab_size=40, pad_token_id=0, max_position_embeddings=64,
+             original_max_position_embeddings=32, time_step_dim=8, rope_scaling={"long_factor":
+             [1, 1, 1, 1], "short_factor": [1, 1, 1, 1]}),
+        dict(input_ids=torch.tensor([[1, 2, 3]]), input_img_latents=[], input_image_sizes={},
+             attention_mask=torch.ones(1, 8, 8), position_ids=torch.arange(8)[None]),
     ),
-    "PRXTransformer2DModel": (
-        {
-            "in_channels": 4, "context_in_dim": 16, "hidden_size": 16, "num_heads": 2, "depth": 2,
-            "axes_dim": (4, 4),
-        },
-        {"hidden_states": PICTURE, "timestep": TIMES, "encoder_hidden_states": TEXT},
-    ),
+    "PRXTransformer2DModel": (dict(context_in_dim=16, num_heads=2, depth=2, axes_dim=(4, 4)), {}),
     "PixArtTransformer2DModel": (
-        HEADS | {
-            "sample_size": 4, "num_layers": 2, "caption_channels": 16, "in_channels": 4,
-            "cross_attention_dim": 16, "out_channels": 8, "use_additional_conditions": False,
-        },
-        {"hidden_states": PICTURE, "encoder_hidden_states": TEXT, "timestep": TIME},
+        dict(out_channels=8, use_additional_conditions=False),
+        dict(timestep=TIME),
     ),
     "PriorTransformer": (
-        HEADS | {
-            "num_layers": 2, "embedding_dim": 8, "num_embeddings": 5, "additional_embeddings": 4,
-        },
-        {
-            "hidden_states": (1, 8), "timestep": 3, "proj_embedding": (1, 8),
-            "encoder_hidden_states": (1, 5, 8),
-        },
+        dict(embedding_dim=8, num_embeddings=5, additional_embeddings=4),
+        dict(hidden_states=(1, 8), timestep=3, proj_embedding=(1, 8),
+             encoder_hidden_states=(1, 5, 8)),
     ),
     "QwenImageTransformer2DModel": (
-        HEADS | ROPE | {
-            "in_channels": 4, "out_channels": 1, "num_layers": 2, "joint_attention_dim": 16,
-        },
-        {
-            "hidden_states": TOKENS, "encoder_hidden_states": TEXT, "timestep": TIMES,
-            "encoder_hidden_states_mask": MASK.long(), "img_shapes": [(1, 2, 2)],
-        },
+        dict(out_channels=1),
+        dict(hidden_states=TOKENS, encoder_hidden_states_mask=MASK.long(), img_shapes=[(1, 2, 2)]),
     ),
-    "SD3ControlNetModel": (
-        HEADS | {
-            "sample_size": 4, "in_channels": 4, "num_layers": 2, "joint_attention_dim": 16,
-            "caption_projection_dim": 16, "pooled_projection_dim": 16, "out_channels": 4,
-            "pos_embed_max_size": 8,
-        },
-        {
-            "hidden_states": PICTURE, "controlnet_cond": PICTURE, "encoder_hidden_states": TEXT,
-            "pooled_projections": (1, 16), "timestep": TIME,
-        },
-    ),
-    "SD3Transformer2DModel": (
-        HEADS | {
-            "sample_size": 4, "in_channels": 4, "out_channels": 4, "num_layers": 2,
-            "joint_attention_dim": 16, "caption_projection_dim": 16, "pooled_projection_dim": 16,
-            "pos_embed_max_size": 8, "dual_attention_layers": (0,),
-        },
-        {
-            "hidden_states": PICTURE, "encoder_hidden_states": TEXT, "timestep": TIME,
-            "pooled_projections": (1, 16),
-        },
-    ),
+    "SD3ControlNetModel": ({}, dict(controlnet_cond=PICTURE, timestep=TIME)),
+    "SD3Transformer2DModel": (dict(dual_attention_layers=(0,)), dict(timestep=TIME)),
     "SanaTransformer2DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_cross_attention_heads": 2,
-            "cross_attention_head_dim": 8, "cross_attention_dim": 16, "caption_channels": 16,
-            "sample_size": 4,
-        },
-        {"hidden_states": PICTURE, "encoder_hidden_states": TEXT, "timestep": TIME},
+        dict(num_cross_attention_heads=2, cross_attention_head_dim=8),
+        dict(timestep=TIME),
     ),
     "SanaVideoTransformer3DModel": (
-        HEADS | {
-            "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_cross_attention_heads": 2,
-            "cross_attention_head_dim": 8, "cross_attention_dim": 16, "caption_channels": 16,
-            "sample_size": 4, "rope_max_seq_len": 32,
-        },
-        READ,
+        dict(num_cross_attention_heads=2, cross_attention_head_dim=8),
+        dict(hidden_states=VIDEO, timestep=TIME),
     ),
-    "SkyReelsV2Transformer3DModel": (WAN, READ),
+    "SkyReelsV2Transformer3DModel": (
+        dict(patch_size=(1, 2, 2)),
+        dict(hidden_states=VIDEO, timestep=TIME),
+    ),
     "StableAudioDiTModel": (
-        HEADS | {
-            "sample_size": 8, "in_channels": 4, "num_layers": 2, "num_key_value_attention_heads": 1,
-            "out_channels": 4, "cross_attention_dim": 16, "time_proj_dim": 8,
-            "global_states_input_dim": 8, "cross_attention_input_dim": 16,
-        },
-        {
-            "hidden_states": (1, 4, 8), "timestep": TIMES, "encoder_hidden_states": TEXT,
-            "global_hidden_states": (1, 1, 8),
-            "rotary_embedding": [torch.ones(9, 4), torch.zeros(9, 4)],
-        },
+        dict(sample_size=8, num_key_value_attention_heads=1, time_proj_dim=8,
+             global_states_input_dim=8, cross_attention_input_dim=16),
+        dict(hidden_states=(1, 4, 8), global_hidden_states=(1, 1, 8),
+             rotary_embedding=[torch.ones(9, 4), torch.zeros(9, 4)]),
     ),
     "StableCascadeUNet": (
-        {
-            "in_channels": 4, "out_channels": 4, "timestep_ratio_embedding_dim": 8,
-            "conditioning_dim": 16, "block_out_channels": (16, 16), "num_attention_heads": (2, 2),
-            "down_num_layers_per_block": (1, 1), "up_num_layers_per_block": (1, 1),
-            "clip_text_pooled_in_channels": 16, "clip_text_in_channels": 16,
-            "clip_image_in_channels": 16, "dropout": (0.0, 0.0),
-        },
-        {
-            "sample": PICTURE, "timestep_ratio": TIMES, "clip_text_pooled": (1, 1, 16),
-            "clip_text": TEXT, "clip_img": (1, 1, 16),
-        },
+        dict(timestep_ratio_embedding_dim=8, conditioning_dim=16, block_out_channels=(16, 16),
+             num_attention_heads=(2, 2), down_num_layers_per_block=(1, 1),
+             up_num_layers_per_block=(1, 1), clip_text_pooled_in_channels=16,
+             clip_text_in_channels=16, clip_image_in_channels=16, dropout=(0.0, 0.0)),
+        dict(timestep_ratio=TIMES, clip_text_pooled=(1, 1, 16), clip_text=TEXT,
+             clip_img=(1, 1, 16)),
     ),
     "T2IAdapter": (
-        {
-            "in_channels": 3, "channels": [8, 16], "num_res_blocks": 1, "downscale_factor": 2,
-        },
-        {"x": (1, 3, 8, 8)},
+        dict(in_channels=3, channels=[8, 16], num_res_blocks=1, downscale_factor=2),
+        dict(x=(1, 3, 8, 8)),
     ),
     "TransformerTemporalModel": (
-        HEADS | {"in_channels": 8, "num_layers": 1, "norm_num_groups": 4},
-        {"hidden_states": (2, 8, 4, 4), "num_frames": 2},
+        dict(in_channels=8, num_layers=1),
+        dict(hidden_states=(2, 8, 4, 4), num_frames=2, encoder_hidden_states=None),
     ),
     "UNet1DModel": (
-        {
-            "in_channels": 2, "out_channels": 2, "block_out_channels": (32, 32, 64),
-            "sample_size": 64, "extra_in_channels": 64,
-        },
-        {"sample": (1, 2, 64), "timestep": 3},
+        dict(in_channels=2, out_channels=2, block_out_channels=(32, 32, 64), sample_size=64,
+             extra_in_channels=64),
+        dict(sample=(1, 2, 64), timestep=3),
     ),
     "UNet2DConditionModel": (
-        CROSS | {
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "attention_head_dim": 2,
-            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        },
-        {"sample": PICTURE, "timestep": 3, "encoder_hidden_states": TEXT},
+        dict(down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), attention_head_dim=2,
+             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), num_attention_heads=None),
+        dict(timestep=3),
     ),
     # Of Kandinsky 2.2 and DeepFloyd IF: one attention reads the picture and what is added to it.
     "UNet2DConditionModel, added": (
-        CROSS | {
-            "down_block_types": ("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
-            "up_block_types": ("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
-            "mid_block_type": "UNetMidBlock2DSimpleCrossAttn", "attention_head_dim": 2,
-            "resnet_time_scale_shift": "scale_shift", "addition_embed_type": "image",
-            "encoder_hid_dim_type": "image_proj", "encoder_hid_dim": 16,
-        },
-        {
-            "sample": PICTURE, "timestep": 3, "encoder_hidden_states": None,
-            "added_cond_kwargs": {"image_embeds": torch.ones(1, 16)},
-        },
+        dict(down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+             up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+             mid_block_type="UNetMidBlock2DSimpleCrossAttn", attention_head_dim=2,
+             resnet_time_scale_shift="scale_shift", addition_embed_type="image",
+             encoder_hid_dim_type="image_proj", encoder_hid_dim=16, num_attention_heads=None),
+        dict(timestep=3, encoder_hidden_states=None, added_cond_kwargs={"image_embeds":
+             torch.ones(1, 16)}),
     ),
     "UNet2DModel": (
-        UNET | {
-            "down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "attention_head_dim": 4,
-            "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
-        },
-        {"sample": (1, 3, 4, 4), "timestep": 3},
+        dict(down_block_types=("DownBlock2D", "AttnDownBlock2D"), attention_head_dim=4,
+             up_block_types=("AttnUpBlock2D", "UpBlock2D"), in_channels=3),
+        dict(sample=(1, 3, 4, 4), timestep=3),
     ),
     "UNet3DConditionModel": (
-        CROSS | DOWN_3D | UP_3D | {"attention_head_dim": 4},
-        {"sample": VIDEO, "timestep": 3, "encoder_hidden_states": TEXT},
+        dict(down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+             up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"), attention_head_dim=4,
+             num_attention_heads=None),
+        dict(sample=VIDEO, timestep=3),
     ),
     "UNetMotionModel": (
-        CROSS | {
-            "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
-            "num_attention_heads": 2, "motion_num_attention_heads": 2,
-        },
-        {"sample": VIDEO, "timestep": 3, "encoder_hidden_states": (2, 5, 16)},
+        dict(down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
+             up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
+             motion_num_attention_heads=2),
+        dict(sample=VIDEO, timestep=3, encoder_hidden_states=(2, 5, 16)),
     ),
     "UNetSpatioTemporalConditionModel": (
-        {
-            "block_out_channels": (32, 64), "layers_per_block": 1, "sample_size": 4,
-            "down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
-            "up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
-            "addition_time_embed_dim": 4, "projection_class_embeddings_input_dim": 12,
-            "cross_attention_dim": 16, "num_attention_heads": (2, 4), "num_frames": 2,
-            "in_channels": 4,
-        },
-        {
-            "sample": (1, 2, 4, 4, 4), "timestep": 3, "encoder_hidden_states": (1, 1, 16),
-            "added_time_ids": torch.ones(1, 3),
-        },
+        dict(block_out_channels=(32, 64),
+             down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+             up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+             addition_time_embed_dim=4, projection_class_embeddings_input_dim=12,
+             num_attention_heads=(2, 4), num_frames=2),
+        dict(sample=(1, 2, 4, 4, 4), timestep=3, encoder_hidden_states=(1, 1, 16),
+             added_time_ids=torch.ones(1, 3)),
     ),
     "UVit2DModel": (
-        {
-            "hidden_size": 16, "cond_embed_dim": 16, "micro_cond_encode_dim": 4,
-            "micro_cond_embed_dim": 20, "encoder_hidden_size": 16, "vocab_size": 20,
-            "codebook_size": 16, "in_channels": 16, "block_out_channels": 16, "num_res_blocks": 1,
-            "block_num_heads": 2, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "intermediate_size": 24, "sample_size": 4,
-        },
-        {
-            "input_ids": torch.arange(16).reshape(1, 4, 4), "encoder_hidden_states": TEXT,
-            "pooled_text_emb": (1, 16), "micro_conds": torch.ones(1, 5),
-        },
+        dict(cond_embed_dim=16, micro_cond_encode_dim=4, micro_cond_embed_dim=20,
+             encoder_hidden_size=16, vocab_size=20, codebook_size=16, in_channels=16,
+             block_out_channels=16, num_res_blocks=1, block_num_heads=2, num_hidden_layers=2),
+        dict(input_ids=torch.arange(16).reshape(1, 4, 4), pooled_text_emb=(1, 16),
+             micro_conds=torch.ones(1, 5)),
     ),
     "VQModel": (
-        {"block_out_channels": (8,), "norm_num_groups": 4, "num_vq_embeddings": 8},
-        {"sample": (1, 3, 8, 8)},
+        dict(block_out_channels=(8,), num_vq_embeddings=8, in_channels=3),
+        dict(sample=(1, 3, 8, 8)),
     ),
-    "WanTransformer3DModel": (WAN, READ),
+    "WanTransformer3DModel": (dict(patch_size=(1, 2, 2)), dict(hidden_states=VIDEO, timestep=TIME)),
     "WanVACETransformer3DModel": (
-        WAN | {"vace_layers": [0], "vace_in_channels": 4},
-        READ | {"control_hidden_states": VIDEO},
+        dict(patch_size=(1, 2, 2), vace_layers=[0], vace_in_channels=4),
+        dict(hidden_states=VIDEO, timestep=TIME, control_hidden_states=VIDEO),
     ),
     # Of Wan 2.1 from a picture: keys and values of the picture are added.
     "WanTransformer3DModel, image": (
-        WAN | {"image_dim": 16, "added_kv_proj_dim": 16},
-        READ | {"encoder_hidden_states_image": (1, 3, 16)},
+        dict(patch_size=(1, 2, 2), image_dim=16, added_kv_proj_dim=16),
+        dict(hidden_states=VIDEO, timestep=TIME, encoder_hidden_states_image=(1, 3, 16)),
     ),
     "ZImageTransformer2DModel": (
-        {
-            "in_channels": 4, "dim": 16, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 2,
-            "n_kv_heads": 2, "cap_feat_dim": 16, "axes_dims": [2, 2, 4], "axes_lens": [64, 8, 8],
-        },
-        {"x": [torch.ones(4, 1, 4, 4)], "t": TIMES, "cap_feats": [torch.ones(5, 16)]},
+        dict(dim=16, n_layers=1, n_refiner_layers=1, n_heads=2, n_kv_heads=2, axes_dims=[2, 2, 4],
+             axes_lens=[64, 8, 8]),
+        dict(x=[torch.ones(4, 1, 4, 4)], t=TIMES, cap_feats=[torch.ones(5, 16)]),
     ),
 }  # fmt: skip
+
+
+def _class_of(name: str) -> Any:
+    return getattr(diffusers, name.partition(",")[0])
+
+
+def _usual(given: Inputs, usual: Inputs, function: Any) -> Inputs:
+    """Add to what is given the usual values of the other parameters of a function."""
+    known = inspect.signature(inspect.unwrap(function)).parameters
+    return {name: value for name, value in usual.items() if name in known} | given
 
 
 def model(name: str, seed: int = 0) -> nn.Module:
@@ -779,8 +543,8 @@ def model(name: str, seed: int = 0) -> nn.Module:
     Gates and last layers begin with zeros in many classes: outputs would show nothing.
     """
     torch.manual_seed(seed)
-    options, _ = MODELS[name]
-    made: nn.Module = getattr(diffusers, name.partition(",")[0])(**options)
+    kind = _class_of(name)
+    made: nn.Module = kind(**_usual(MODELS[name][0], USUAL, kind.__init__))
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -793,7 +557,7 @@ def output(made: nn.Module, name: str) -> Tensor:
     numbers = torch.Generator().manual_seed(0)
     given = {
         key: torch.randn(value, generator=numbers) if isinstance(value, tuple) else value
-        for key, value in MODELS[name][1].items()
+        for key, value in _usual(MODELS[name][1], READS, _class_of(name).forward).items()
     }
     return torch.cat([each.flatten() for each in _tensors(made(**given))])
 
