@@ -29,25 +29,9 @@ from tests.kit import tiny_models
 
 
 WORDS = [
-    "the",
-    "a",
-    "movie",
-    "film",
-    "was",
-    "is",
-    "very",
-    "good",
-    "great",
-    "fine",
-    "bad",
-    "poor",
-    "awful",
-    "dull",
-    "plot",
-    "actor",
-    "scene",
-    "end",
-]
+    "the", "a", "movie", "film", "was", "is", "very", "good", "great", "fine", "bad", "poor",
+    "awful", "dull", "plot", "actor", "scene", "end",
+]  # fmt: skip
 GOOD, BAD = ("good", "great", "fine"), ("bad", "poor", "awful", "dull")
 
 

@@ -124,19 +124,9 @@ def network(kind: str) -> tuple[nn.Module, Tensor]:
 # for all experts at once (llama4_text); without a gate (nemotron_h); beside shared experts
 # (deepseek_v3, glm4_moe, qwen2_moe); in some layers only (jamba, nemotron_h).
 TYPES = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v3",
-    "glm4_moe",
-    "llama4_text",
-    "olmoe",
-    "granitemoe",
-    "jamba",
-    "nemotron_h",
-    "phimoe",
-)
+    "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "llama4_text",
+    "olmoe", "granitemoe", "jamba", "nemotron_h", "phimoe",
+)  # fmt: skip
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 TRANSPOSED = ("gpt_oss", "llama4_text")
 ROUTED = tuple(t for t in TYPES if t != "llama4_text")  # by tokens: rows can have own adapters
