@@ -119,46 +119,39 @@ def a_norm(model: PreTrainedModel) -> dict[str, Any]:
     return {"target_modules": some_projections(model), "modules_to_save": saved}
 
 
-def scales(model: PreTrainedModel) -> peft.IA3Config:
-    """Return (IA)^3 with half of the scales at inputs."""
-    names = layer_projections(model)
-    return configure(peft.IA3Config, model, target_modules=names, feedforward_modules=names[::2])
-
-
-def configure(kind: type[peft.PeftConfig], model: PreTrainedModel, **options: Any) -> Any:
-    """Make a configuration with the task type of the model."""
-    return kind(task_type=TASK_TYPES[model.differential_task], **options)
-
-
-def low_rank(**options: Any) -> Callable[[PreTrainedModel], peft.PeftConfig]:
-    """Return a function that makes a LoRA configuration; options may be functions of the model."""
+def of(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., Any]:
+    """Return a function that makes a configuration; options may be functions of the model."""
 
     def config(model: PreTrainedModel) -> peft.PeftConfig:
         values = {n: value(model) if callable(value) else value for n, value in options.items()}
         more = values.pop("more", {})
-        defaults = {"r": 4, "lora_alpha": 6, "target_modules": some_projections(model)}
-        return configure(peft.LoraConfig, model, **(defaults | values | more))
+        return kind(task_type=TASK_TYPES[model.differential_task], **(values | more))
 
     return config
 
 
-def virtual(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., peft.PeftConfig]:
+def low_rank(**options: Any) -> Callable[..., Any]:
+    """Return a function that makes a LoRA configuration."""
+    usual = {"r": 4, "lora_alpha": 6, "target_modules": some_projections}
+    return of(peft.LoraConfig, **(usual | options))
+
+
+def virtual(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., Any]:
     """Return a function that makes a configuration of virtual tokens.
 
     It has the sizes that peft does not find in every configuration.
     """
 
-    def config(model: PreTrainedModel) -> peft.PeftConfig:
-        sizes = {
-            "num_layers": model.config.num_hidden_layers,
-            "num_attention_heads": model.config.num_attention_heads,
-            "token_dim": model.config.hidden_size,
-        }
-        if kind is not peft.PrefixTuningConfig:
-            sizes["token_dim"] = model.get_input_embeddings().weight.shape[1]
-        return configure(kind, model, num_virtual_tokens=LENGTH, **(sizes | options))
+    def width(model: PreTrainedModel) -> int:
+        if kind is peft.PrefixTuningConfig:
+            return model.config.hidden_size
+        return model.get_input_embeddings().weight.shape[1]
 
-    return config
+    return of(
+        kind, num_virtual_tokens=LENGTH, token_dim=width,
+        num_layers=lambda model: model.config.num_hidden_layers,
+        num_attention_heads=lambda model: model.config.num_attention_heads, **options,
+    )  # fmt: skip
 
 
 def prefix(model: PreTrainedModel, network: str) -> str:
@@ -194,10 +187,11 @@ KINDS: dict[str, Kind] = {
         low_rank(modules_to_save=lambda m: [path_of(m, m.get_input_embeddings())]),
         ["lora", "chosen"],
     ),
-    "ia3": Kind(scales, "ia3"),
-    "norms": Kind(
-        lambda model: configure(peft.LNTuningConfig, model, target_modules=norms(model)), "norms"
+    "ia3": Kind(
+        of(peft.IA3Config, target_modules=layer_projections, feedforward_modules=some_projections),
+        "ia3",
     ),
+    "norms": Kind(of(peft.LNTuningConfig, target_modules=norms), "norms"),
     "prompt": Kind(virtual(peft.PromptTuningConfig), "prompt(length=3, counts_padding=true)"),
     "p-tuning": Kind(
         virtual(peft.PromptEncoderConfig, encoder_hidden_size=7),
@@ -209,15 +203,6 @@ KINDS: dict[str, Kind] = {
         lambda m: prefix(m, "true"),
     ),
 }
-
-
-def plain(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., peft.PeftConfig]:
-    """Return a function that makes a configuration for every second whole projection."""
-
-    def config(model: PreTrainedModel) -> peft.PeftConfig:
-        return configure(kind, model, **({"target_modules": whole_paths(model)} | options))
-
-    return config
 
 
 def whole_paths(model: PreTrainedModel) -> list[str]:
@@ -243,141 +228,127 @@ def ranks(model: PreTrainedModel) -> dict[str, int]:
     return {re.escape(whole_paths(model)[-1]): 2}
 
 
-def with_ranks(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., peft.PeftConfig]:
-    """Return a function that makes a configuration with another rank for one module."""
-    return lambda model: plain(kind, rank_pattern=ranks(model), **options)(model)
-
-
-# Kinds that differ from ours by names (interchange/peft/plain.py).
-PLAIN_KINDS: dict[str, Kind] = {
-    "loha": Kind(with_ranks(peft.LoHaConfig, r=4), at_wholes("loha", rank=3)),
-    "lokr": Kind(with_ranks(peft.LoKrConfig, r=2), at_wholes("lokr", rank=3)),
-    "lokr: both": Kind(plain(peft.LoKrConfig, r=1, decompose_both=True, decompose_factor=4)),
-    "hira": Kind(plain(peft.HiraConfig, r=4), at_wholes("hira", rank=3)),
-    "miss": Kind(plain(peft.MissConfig, r=6), at_wholes("miss", rank=5)),
-    "miss: mini": Kind(plain(peft.MissConfig, r=8, init_weights="mini", mini_r=4)),
-    "miss: bat": Kind(plain(peft.MissConfig, r=8, init_weights="bat")),
-    "shira": Kind(plain(peft.ShiraConfig, r=3), at_wholes("shira", rank=3)),
-    "gralora": Kind(
-        plain(peft.GraloraConfig, r=4, alpha=6, gralora_k=2, hybrid_r=2),
-        at_wholes("gralora", rank=4, pieces=4),
-    ),
-    "delora": Kind(with_ranks(peft.DeloraConfig, r=4), at_wholes("delora", rank=3)),
-    "oft": Kind(plain(peft.OFTConfig, oft_block_size=8), at_wholes("oft", block=16)),
-    "oft: exact": Kind(
-        plain(peft.OFTConfig, oft_block_size=8, use_cayley_neumann=False),
-        at_wholes("oft", block=8, terms=0),
-    ),
-    "oft: shared": Kind(
-        plain(peft.OFTConfig, oft_block_size=8, block_share=True, num_cayley_neumann_terms=3),
-        at_wholes("oft", block=8, share=True, terms=6),
-    ),
-    "boft": Kind(plain(peft.BOFTConfig, boft_block_size=8), at_wholes("boft", block=16, factors=1)),
-    "hra": Kind(plain(peft.HRAConfig, r=4), at_wholes("hra", rank=4)),
-    "road": Kind(
-        plain(peft.RoadConfig, group_size=8, variant="road_1"),
-        at_wholes("road", group=16, variant=2),
-    ),
-    "road: 4": Kind(
-        plain(peft.RoadConfig, group_size=4, variant="road_4"),
-        at_wholes("road", group=4, variant=4),
-    ),
-    "vera": Kind(plain(peft.VeraConfig, r=6), at_wholes("vera", rank=6, stored=True)),
-    "vera: without matrices": Kind(
-        plain(peft.VeraConfig, r=6, save_projection=False, projection_prng_key=5)
-    ),
-    "randlora": Kind(
-        plain(peft.RandLoraConfig, r=6, randlora_alpha=6),
-        at_wholes("randlora", rank=6, alpha=6.0, stored=True),
-    ),
-    "randlora: without matrices": Kind(
-        plain(peft.RandLoraConfig, r=6, randlora_alpha=6, save_projection=False)
-    ),
-    "fourierft": Kind(plain(peft.FourierFTConfig, n_frequency=40, scaling=20.0)),
-    "waveft": Kind(plain(peft.WaveFTConfig, n_frequency=40, scaling=2.0)),
-    "c3a": Kind(plain(peft.C3AConfig, block_size=8), at_wholes("c3a", block=8)),
-    "pvera": Kind(plain(peft.PveraConfig, r=6)),
-    "pvera: without matrices": Kind(plain(peft.PveraConfig, r=6, save_projection=False)),
-    "tinylora": Kind(plain(peft.TinyLoraConfig, r=3, u=5, weight_tying=0.5)),
-    "tinylora: without matrices": Kind(plain(peft.TinyLoraConfig, r=3, u=5, save_projection=False)),
-    "beft": Kind(plain(peft.BeftConfig), at_wholes("beft")),
-    "osf": Kind(plain(peft.OSFConfig, effective_rank=0.75), at_wholes("osf", kept=0.25)),
-    "supertuning": Kind(plain(peft.SupertuningConfig, sparsity=0.9)),
-    "supertuning: smallest": Kind(
-        plain(
-            peft.SupertuningConfig, sparsity=0.8, select_top=False, save_precomputed_indices=False
-        )
-    ),
-    "psoft": Kind(plain(peft.PsoftConfig, r=4), at_wholes("psoft", rank=5)),
-    "psoft: series": Kind(
-        plain(peft.PsoftConfig, r=4, use_cayley_neumann=True, psoft_mag_a=False),
-        at_wholes("psoft", rank=4, terms=6),
-    ),
-    "deft": Kind(plain(peft.DeftConfig, r=4, alpha=6), at_wholes("deft", rank=3)),
-    "deft: qr": Kind(
-        plain(peft.DeftConfig, r=4, decomposition_method="qr"),
-        at_wholes("deft", rank=3, basis="qr", alpha=4.0),
-    ),
-    "deft: para": Kind(
-        plain(peft.DeftConfig, r=2, para=True), at_wholes("deft", rank=3, writes=False)
-    ),
-    "peanut": Kind(
-        plain(peft.PeanutConfig, r=4, depth=2, scaling=0.5),
-        at_wholes("peanut", rank=3, depth=1, activation="silu"),
-    ),
-    "glora": Kind(plain(peft.GloraConfig, r=4), at_wholes("glora", rank=3)),
-    "glora: vectors": Kind(
-        plain(peft.GloraConfig, r=4, config_A_B="vector", config_C="vector", config_D_E="vector"),
-        at_wholes("glora", rank=3, weights="constant", prompt="none", biases="vector"),
-    ),
-    "vblora": Kind(
-        plain(peft.VBLoRAConfig, r=3, num_vectors=12, vector_length=8, topk=3),
-        at_wholes("vblora", rank=2, vectors=9, block=16),
-    ),
-    "adamss": Kind(
-        plain(peft.AdamssConfig, r=9, num_subspaces=3, subspace_rank=2),
-        at_wholes("adamss", rank=2, clusters=3, components=20),
-    ),
-    "unilora": Kind(
-        plain(peft.UniLoraConfig, r=3, theta_d_length=50), at_wholes("unilora", rank=2, numbers=40)
-    ),
-    "unilora: indices": Kind(
-        plain(peft.UniLoraConfig, r=3, theta_d_length=50, save_indices=True, proj_seed=3)
-    ),
-    "adalora": Kind(
-        plain(peft.AdaLoraConfig, init_r=5, lora_alpha=6, total_step=9),
-        at_wholes("adalora", rank=3, target=2),
-    ),
-}
-
-
-def halves(model: PreTrainedModel) -> peft.LoraConfig:
-    """Return a LoRA with a block-diagonal A in the first half of the modules, B in the others."""
+def halves(model: PreTrainedModel) -> peft.BdLoraConfig:
+    """Return blocks in the A of the first half of the modules, and in the B of the others."""
     paths = whole_paths(model)
     first, second = paths[: len(paths) // 2], paths[len(paths) // 2 :]
-    blocks = peft.BdLoraConfig(
+    return peft.BdLoraConfig(
         target_modules_bd_a=first, target_modules_bd_b=second, nblocks=2, match_strict=True
     )
-    options = {"r": 4, "lora_alpha": 6, "target_modules": paths, "use_bdlora": blocks}
-    return configure(peft.LoraConfig, model, **options)
 
 
+# Kinds that differ from ours by names (interchange/peft/plain.py), for every second whole
+# projection: the configuration, its options, and those of our method of that name.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "loha": (peft.LoHaConfig, dict(r=4, rank_pattern=ranks), dict(rank=3)),
+    "lokr": (peft.LoKrConfig, dict(r=2, rank_pattern=ranks), dict(rank=3)),
+    "lokr: both": (peft.LoKrConfig, dict(r=1, decompose_both=True, decompose_factor=4)),
+    "hira": (peft.HiraConfig, dict(r=4), dict(rank=3)),
+    "miss": (peft.MissConfig, dict(r=6), dict(rank=5)),
+    "miss: mini": (peft.MissConfig, dict(r=8, init_weights="mini", mini_r=4)),
+    "miss: bat": (peft.MissConfig, dict(r=8, init_weights="bat")),
+    "shira": (peft.ShiraConfig, dict(r=3), dict(rank=3)),
+    "gralora": (
+        peft.GraloraConfig, dict(r=4, alpha=6, gralora_k=2, hybrid_r=2), dict(rank=4, pieces=4),
+    ),
+    "delora": (peft.DeloraConfig, dict(r=4, rank_pattern=ranks), dict(rank=3)),
+    "oft": (peft.OFTConfig, dict(oft_block_size=8), dict(block=16)),
+    "oft: exact": (
+        peft.OFTConfig, dict(oft_block_size=8, use_cayley_neumann=False), dict(block=8, terms=0),
+    ),
+    "oft: shared": (
+        peft.OFTConfig,
+        dict(oft_block_size=8, block_share=True, num_cayley_neumann_terms=3),
+        dict(block=8, share=True, terms=6),
+    ),
+    "boft": (peft.BOFTConfig, dict(boft_block_size=8), dict(block=16, factors=1)),
+    "hra": (peft.HRAConfig, dict(r=4), dict(rank=4)),
+    "road": (peft.RoadConfig, dict(group_size=8, variant="road_1"), dict(group=16, variant=2)),
+    "road: 4": (peft.RoadConfig, dict(group_size=4, variant="road_4"), dict(group=4, variant=4)),
+    "vera": (peft.VeraConfig, dict(r=6), dict(rank=6, stored=True)),
+    "vera: without matrices": (
+        peft.VeraConfig, dict(r=6, save_projection=False, projection_prng_key=5),
+    ),
+    "randlora": (
+        peft.RandLoraConfig, dict(r=6, randlora_alpha=6), dict(rank=6, alpha=6.0, stored=True),
+    ),
+    "randlora: without matrices": (
+        peft.RandLoraConfig, dict(r=6, randlora_alpha=6, save_projection=False),
+    ),
+    "fourierft": (peft.FourierFTConfig, dict(n_frequency=40, scaling=20.0)),
+    "waveft": (peft.WaveFTConfig, dict(n_frequency=40, scaling=2.0)),
+    "c3a": (peft.C3AConfig, dict(block_size=8), dict(block=8)),
+    "pvera": (peft.PveraConfig, dict(r=6)),
+    "pvera: without matrices": (peft.PveraConfig, dict(r=6, save_projection=False)),
+    "tinylora": (peft.TinyLoraConfig, dict(r=3, u=5, weight_tying=0.5)),
+    "tinylora: without matrices": (peft.TinyLoraConfig, dict(r=3, u=5, save_projection=False)),
+    "beft": (peft.BeftConfig, {}, {}),
+    "osf": (peft.OSFConfig, dict(effective_rank=0.75), dict(kept=0.25)),
+    "supertuning": (peft.SupertuningConfig, dict(sparsity=0.9)),
+    "supertuning: smallest": (
+        peft.SupertuningConfig,
+        dict(sparsity=0.8, select_top=False, save_precomputed_indices=False),
+    ),
+    "psoft": (peft.PsoftConfig, dict(r=4), dict(rank=5)),
+    "psoft: series": (
+        peft.PsoftConfig,
+        dict(r=4, use_cayley_neumann=True, psoft_mag_a=False),
+        dict(rank=4, terms=6),
+    ),
+    "deft": (peft.DeftConfig, dict(r=4, alpha=6), dict(rank=3)),
+    "deft: qr": (
+        peft.DeftConfig, dict(r=4, decomposition_method="qr"), dict(rank=3, basis="qr", alpha=4.0),
+    ),
+    "deft: para": (peft.DeftConfig, dict(r=2, para=True), dict(rank=3, writes=False)),
+    "peanut": (
+        peft.PeanutConfig,
+        dict(r=4, depth=2, scaling=0.5),
+        dict(rank=3, depth=1, activation="silu"),
+    ),
+    "glora": (peft.GloraConfig, dict(r=4), dict(rank=3)),
+    "glora: vectors": (
+        peft.GloraConfig,
+        dict(r=4, config_A_B="vector", config_C="vector", config_D_E="vector"),
+        dict(rank=3, weights="constant", prompt="none", biases="vector"),
+    ),
+    "vblora": (
+        peft.VBLoRAConfig,
+        dict(r=3, num_vectors=12, vector_length=8, topk=3),
+        dict(rank=2, vectors=9, block=16),
+    ),
+    "adamss": (
+        peft.AdamssConfig,
+        dict(r=9, num_subspaces=3, subspace_rank=2),
+        dict(rank=2, clusters=3, components=20),
+    ),
+    "unilora": (peft.UniLoraConfig, dict(r=3, theta_d_length=50), dict(rank=2, numbers=40)),
+    "unilora: indices": (
+        peft.UniLoraConfig, dict(r=3, theta_d_length=50, save_indices=True, proj_seed=3),
+    ),
+    "adalora": (
+        peft.AdaLoraConfig, dict(init_r=5, lora_alpha=6, total_step=9), dict(rank=3, target=2),
+    ),
+}  # fmt: skip
 # LORA checkpoints that are another method of ours.
-VARIANT_KINDS: dict[str, Kind] = {
-    "olora": Kind(
-        plain(peft.LoraConfig, r=4, lora_alpha=6, init_lora_weights="olora"),
-        at_wholes("olora", rank=3),
-    ),
-    "mica": Kind(
-        plain(peft.LoraConfig, r=4, lora_alpha=6, init_lora_weights="mica"),
-        at_wholes("mica", rank=3),
-    ),
-    "kasa": Kind(
-        plain(peft.LoraConfig, r=4, lora_alpha=6, kasa_config=peft.KasaConfig()),
-        at_wholes("kasa", rank=3),
-    ),
-    "bdlora": Kind(halves, at_wholes("bdlora", rank=4)),
+_VARIANTS: dict[str, tuple[Any, ...]] = {
+    "olora": (peft.LoraConfig, dict(r=4, lora_alpha=6, init_lora_weights="olora"), dict(rank=3)),
+    "mica": (peft.LoraConfig, dict(r=4, lora_alpha=6, init_lora_weights="mica"), dict(rank=3)),
+    "kasa": (peft.LoraConfig, dict(r=4, lora_alpha=6, kasa_config=peft.KasaConfig()), dict(rank=3)),
+    "bdlora": (peft.LoraConfig, dict(r=4, lora_alpha=6, use_bdlora=halves), dict(rank=4)),
 }
+
+
+def _kinds(rows: Mapping[str, tuple[Any, ...]]) -> dict[str, Kind]:
+    return {
+        name: Kind(
+            of(kind, **({"target_modules": whole_paths} | options)),
+            *(at_wholes(name.partition(":")[0], **each) for each in ours),
+        )
+        for name, (kind, options, *ours) in rows.items()
+    }
+
+
+PLAIN_KINDS, VARIANT_KINDS = _kinds(_PLAIN), _kinds(_VARIANTS)
 ALL_KINDS = KINDS | PLAIN_KINDS | VARIANT_KINDS
 
 
@@ -593,8 +564,6 @@ def pytest_runtest_logreport(report):
 def pytest_sessionfinish(session):
     if not _results or not tiny_models.FULL_MATRIX or hasattr(session.config, "workerinput"):
         return
-    pass  # imports peft
-
     models = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
     cells = {(k, *m, d, side) for k in KINDS for m in models for d in DIRECTIONS for side in MASKS}
     if _results.keys() == cells:
