@@ -22,9 +22,9 @@ from adapterhub.training import loading
 from adapterhub.training.plan import plan_of, weight_bytes
 from adapterhub.training.run import prepare
 from tests.kit import tiny_models
-from tests.kit.own_models import codes
 from tests.kit.selection import long_table
 from tests.kit.session import refused, succeeded
+from tests.kit.tiny_models import codes
 
 KINDS = [kind for kind, (library, _) in QUANTIZATION_LIBRARIES.items() if find_spec(library)]
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')

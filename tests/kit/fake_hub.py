@@ -26,6 +26,9 @@ import yaml
 # the commit. `Hub.tokens` maps a token to its role, "read" or "write"; if empty, anyone may write.
 
 
+Attack = Callable[[Any], bool]
+
+
 @dataclass
 class Repository:
     """The commits of one repository, each an (oid, files) pair, and its tags."""
@@ -60,6 +63,8 @@ class Hub:
     authorizations: list[str | None] = field(default_factory=list)  # of each request
     cut_after: int | None = None  # drop the connection of the next download after this many bytes
     resumed_at: list[int] = field(default_factory=list)
+    attack: Attack | None = None  # answers in place of a hostile hub
+    stopped: threading.Event = field(default_factory=threading.Event)
     before_commit: Any = None  # called after a client has read the head, before it commits
 
     def add(self, name: str, files: dict[str, bytes]) -> Repository:
@@ -307,17 +312,17 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving() -> Iterator[tuple[Hub, str]]:
-    """Run a hub on localhost; yield it with its URL."""
+def serving(kind: type[Handler] = Handler, address: str = "127.0.0.1") -> Iterator[tuple[Hub, str]]:
+    """Run a hub on this machine; yield it with its URL."""
     hub = Hub()
-    handler = type("Bound", (Handler,), {"hub": hub})
-    server = Server(("127.0.0.1", 0), handler)
+    server = Server((address, 0), type("Bound", (kind,), {"hub": hub}))
     # The default is to look every half second whether to stop, and each test waits for that.
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield hub, f"http://127.0.0.1:{server.server_port}"
+        yield hub, f"http://{address}:{server.server_port}"
     finally:
+        hub.stopped.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -327,9 +332,6 @@ def serving() -> Iterator[tuple[Hub, str]]:
 #
 # `hub.attack` is called with the handler of each request before the honest answer; it returns True
 # if it has answered. The functions below make such attacks.
-
-
-Attack = Callable[[Any], bool]
 
 
 class HostileHandler(Handler):
@@ -358,18 +360,9 @@ class HostileHandler(Handler):
 @contextmanager
 def attacking(address: str = "127.0.0.1") -> Iterator[Any]:
     """Run a hostile hub; yield it with its URL as `address`."""
-    hub = Hub()
-    hub.attack, hub.stopped = None, threading.Event()
-    handler = type("Bound", (HostileHandler,), {"hub": hub})
-    server = Server((address, 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    hub.address, hub.port = f"http://{address}:{server.server_port}", server.server_port
-    try:
+    with serving(HostileHandler, address) as (hub, url):
+        hub.address, hub.port = url, int(url.rpartition(":")[2])
         yield hub
-    finally:
-        hub.stopped.set()
-        server.shutdown()
-        server.server_close()
 
 
 def on(pattern: str, act: Callable[[Any], Any], method: str = "") -> Attack:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
@@ -23,6 +25,7 @@ from adapterhub.methods.common.base import Placement, parse_methods
 from adapterhub.methods.reft import StateMethod
 from adapterhub.tasks import TASKS
 from tests.kit import selection, tiny_models
+from tests.kit.data import train
 
 # The matrix method x architecture: the cells that run, and those refused by design.
 #
@@ -104,6 +107,61 @@ def attach_smaller(model: Any, method: str, name: str) -> Any:
         return ah.attach(model, SMALLER.get(method) or example(method), name=name)
     except ah.AdapterhubError:
         return ah.attach(model, example(method), name=name)
+
+
+def attach_two(model: Any, method: str) -> tuple[Any, Any]:
+    """Attach `a` and `b` with effects of their own, of different size if the method has one."""
+    torch.manual_seed(0)
+    first = ah.attach(model, example(method), name="a")
+    tiny_models.scramble(first, seed=1)
+    second = attach_smaller(model, method, name="b")
+    tiny_models.scramble(second, seed=2)
+    return first, second
+
+
+def alone(model: Any, name: str | None, run: Callable[[], Any]) -> Any:
+    """Call `run` with one adapter active for all rows; None is the bare backbone."""
+    ah.activate(model, *([name] if name else []))
+    return run()
+
+
+def train_save_and_load(model: Any, method: str, folder: Path, steps: int = 8) -> Any:
+    """Train an adapter, detach it and load it; return its manifest.
+
+    Without it the model is as it was before, to the byte, and with it as it was after training.
+    """
+    base, bare = copy.deepcopy(model.state_dict()), tiny_models.logits(model)
+    torch.manual_seed(0)
+    adapter = ah.attach(model, example(method))
+    try:
+        losses = train(adapter, steps)
+        assert losses[-1] < losses[0]
+        trained = adapter.parameters()
+        assert {p.dtype for p in trained} == {torch.float32}
+        assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in trained}
+        live = tiny_models.logits(model)
+        assert not torch.equal(live, bare)
+        adapter.save(folder)
+    finally:
+        ah.detach(model)
+    check_equal(model.state_dict(), base)
+    assert torch.equal(tiny_models.logits(model), bare)
+    manifest = ah.load(model, folder).manifest()
+    try:
+        assert torch.equal(tiny_models.logits(model), live)
+    finally:
+        ah.detach(model)
+    return manifest
+
+
+def check_equal(after: dict[str, Any], before: dict[str, Any]) -> None:
+    """Check that two states of a model are equal, codes of quantized weights included."""
+    assert list(after) == list(before)
+    for name, tensor in before.items():
+        assert type(after[name]) is type(tensor), name
+        for one, other in zip(*map(tiny_models.codes, (after[name], tensor)), strict=True):
+            assert one.dtype == other.dtype, name
+            assert torch.equal(one, other), name
 
 
 def _declared(module: Any, site: Any) -> tuple[Any, ...]:
@@ -278,54 +336,44 @@ def pytest_runtest_logreport(report):
 def pytest_sessionfinish(session):
     if not tiny_models.FULL_MATRIX or hasattr(session.config, "workerinput"):
         return
-    for rows, names in ROWS.items():
-        cells = {(name, method) for kind, name, method in _results if kind == rows}
-        page = FILE.read_text(encoding="utf-8")
-        if cells >= {(name, method) for name in names for method in METHODS}:
-            page = with_new_table(page, rows)
-        elif cells:
-            page = with_new_cells(page, rows)
-        FILE.write_text(page, encoding="utf-8")
+    page = FILE.read_text(encoding="utf-8")
+    for rows in ROWS:
+        page = with_results(page, rows)
+    FILE.write_text(page, encoding="utf-8")
 
 
-def with_new_table(page: str, rows: str) -> str:
-    """Replace the table between the markers of one kind."""
-    markers = re.compile(rf"(<!-- {rows}: .*? -->\n).*?(<!-- /{rows} -->)", re.DOTALL)
-    assert len(markers.findall(page)) == 1
-    return markers.sub(lambda match: f"{match[1]}{table(rows)}{match[2]}", page)
+def with_results(page: str, rows: str) -> str:
+    """Replace the table of one kind; if some cells did not run, fill those that the table lacks.
+
+    Those are a new method's, and those that failed.
+    """
+    marked = re.compile(rf"(?<=<!-- {rows}: )(.*? -->\n)(.*?)(?=<!-- /{rows} -->)", re.DOTALL)
+    (found,) = marked.finditer(page)
+    ran = {(name, method) for kind, name, method in _results if kind == rows}
+    if ran >= {(name, method) for name in ROWS[rows] for method in METHODS}:
+        new = table(rows, ROWS[rows], {}) + "".join(f"{line}\n" for line in reasons(rows))
+    else:
+        old, blank, rest = found[2].partition("\n\n")
+        head, _, *body = [[c.strip() for c in line.split("|")[1:-1]] for line in old.splitlines()]
+        known = {
+            (row[0], method): cell
+            for row in body
+            for method, cell in zip(head[1:], row[1:], strict=True)
+            if cell != _FAILED
+        }
+        new = table(rows, [row[0] for row in body], known).rstrip("\n" * bool(blank)) + blank + rest
+    return page[: found.start(2)] + new + page[found.end(2) :]
 
 
-def with_new_cells(page: str, rows: str) -> str:
-    """Fill the cells that a table does not have: those of new methods that some tests ran."""
-    start = page.index(f"<!-- {rows}:")
-    lines = page[start:].splitlines()[1:]
-    width = next(n for n, line in enumerate(lines) if not line.startswith("|"))
-    head, _, *written = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:width]]
-    known = {
-        (row[0], method): cell
-        for row in written
-        for method, cell in zip(head[1:], row[1:], strict=True)
-        if cell != _FAILED
-    }
-    methods = sorted(METHODS)
-    new = [f"| {rows} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for row in written:
-        cells = [
-            known.get((row[0], m)) or cell_text(_results.get((rows, row[0], m), Counter()))
-            for m in methods
-        ]
-        new.append(f"| {row[0]} | {' | '.join(cells)} |")
-    return page[:start] + page[start:].replace("\n".join(lines[:width]), "\n".join(new), 1)
-
-
-def table(rows: str) -> str:
-    """Format all cells of one kind as a Markdown table, followed by the reasons for refusals."""
+def table(rows: str, names: Iterable[str], known: dict[tuple[str, str], str]) -> str:
+    """Format the cells of one kind as a Markdown table."""
     methods = sorted(METHODS)
     lines = [f"| {rows} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for name in ROWS[rows]:
-        cells = (cell_text(_results[rows, name, method]) for method in methods)
+    for name in names:
+        counts = {m: _results.get((rows, name, m), Counter()) for m in methods}
+        cells = (known.get((name, m)) or cell_text(counts[m]) for m in methods)
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, *reasons(rows)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def reasons(rows: str) -> list[str]:

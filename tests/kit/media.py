@@ -60,11 +60,20 @@ def picture_tokenizer(
     )  # fmt: skip
 
 
-def _saved(folder: Path, config, processor) -> None:
+def _ids(words: transformers.PreTrainedTokenizerFast) -> dict[str, int]:
+    return {"vocab_size": len(words), "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 1}
+
+
+def _built(make, config) -> transformers.PreTrainedModel:
+    """Build a model whose weights do not depend on the state of random numbers, nor change it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = transformers.AutoModelForImageTextToText.from_config(config)
-    model.save_pretrained(folder)
+        return make(config)
+
+
+def _saved(folder: Path, config, processor) -> None:
+    make = transformers.AutoModelForImageTextToText.from_config
+    _built(make, config).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
@@ -74,10 +83,7 @@ def save_llava(folder: Path, template: str | None = None, vision=None, text=None
     size = VISION | (vision or {})
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(projection_dim=32, **size),
-        text_config=transformers.LlamaConfig(
-            **TEXT | (text or {}), vocab_size=len(words), bos_token_id=3, eos_token_id=2,
-            pad_token_id=1,
-        ),
+        text_config=transformers.LlamaConfig(**TEXT | (text or {}), **_ids(words)),
         image_token_index=words.image_token_id, image_seq_length=16, pad_token_id=1,
     )  # fmt: skip
     side = size["image_size"]
@@ -101,10 +107,8 @@ def save_qwen2_vl(folder: Path) -> None:
         vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4,
                        "mlp_ratio": 2, "patch_size": 4, "spatial_merge_size": 2,
                        "temporal_patch_size": 2, "initializer_range": 0.15},
-        text_config={**TEXT, "vocab_size": len(words), "eos_token_id": 2, "bos_token_id": 3,
-                     "pad_token_id": 1, "rope_parameters": {
-                         "rope_type": "default", "rope_theta": 10000.0,
-                         "mrope_section": [1, 1, 2]}},
+        text_config={**TEXT, **_ids(words), "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}},
         **{f"{name}_token_id": number for name, number in ids.items()},
     )  # fmt: skip
     images = transformers.Qwen2VLImageProcessorPil(
@@ -126,9 +130,7 @@ def save_idefics3(folder: Path) -> None:
     )  # fmt: skip
     config = transformers.Idefics3Config(
         vision_config=VISION,
-        text_config=transformers.LlamaConfig(
-            **TEXT, vocab_size=len(words), bos_token_id=3, eos_token_id=2, pad_token_id=1
-        ),
+        text_config=transformers.LlamaConfig(**TEXT, **_ids(words)),
         image_token_id=words.image_token_id, scale_factor=2, pad_token_id=1,
     )  # fmt: skip
     images = transformers.Idefics3ImageProcessorPil(
@@ -147,10 +149,7 @@ def save_gemma3(folder: Path) -> None:
     words = picture_tokenizer(
         dict(zip(("boi_token", "image_token", "eoi_token"), names, strict=True))
     )
-    text = transformers.Gemma3TextConfig(
-        **TEXT, vocab_size=len(words), head_dim=8, sliding_window=64, bos_token_id=3,
-        eos_token_id=2, pad_token_id=1,
-    )  # fmt: skip
+    text = transformers.Gemma3TextConfig(**TEXT, **_ids(words), head_dim=8, sliding_window=64)
     config = transformers.Gemma3Config(
         text_config=text, vision_config=transformers.SiglipVisionConfig(
             **VISION, vision_use_head=False),
@@ -169,9 +168,7 @@ def save_paligemma(folder: Path) -> None:
     """Save a PaliGemma, whose picture and prompt are a block that sees itself; no chat template."""
     words = picture_tokenizer({"image_token": "<image>"}, *[f"<loc{i:04}>" for i in range(1024)],
                       *[f"<seg{i:03}>" for i in range(128)])  # fmt: skip
-    text = transformers.GemmaConfig(
-        **TEXT, vocab_size=len(words), head_dim=8, bos_token_id=3, eos_token_id=2, pad_token_id=1
-    )
+    text = transformers.GemmaConfig(**TEXT, **_ids(words), head_dim=8)
     config = transformers.PaliGemmaConfig(
         text_config=text, projection_dim=32, image_token_index=words.image_token_id,
         vision_config=transformers.SiglipVisionConfig(
@@ -189,8 +186,7 @@ def save_internvl(folder: Path) -> None:
          "end_image_token": "</img>", "video_token": "<video>"},
     )  # fmt: skip
     config = transformers.InternVLConfig(
-        text_config=transformers.Qwen2Config(
-            **TEXT, vocab_size=len(words), bos_token_id=3, eos_token_id=2, pad_token_id=1),
+        text_config=transformers.Qwen2Config(**TEXT, **_ids(words)),
         vision_config=transformers.InternVLVisionConfig(
             **{**VISION, "image_size": [16, 16], "patch_size": [4, 4]}),
         image_token_id=words.context_image_token_id, image_seq_length=4,
@@ -284,9 +280,7 @@ def sound_extractor(kind: str) -> transformers.FeatureExtractionMixin:
 
 def save_sound(kind: str, folder: Path) -> None:
     """Save a tiny encoder of a type, without a head, and its feature extractor."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.AutoModel.from_config(sound_config(kind)).save_pretrained(folder)
+    _built(transformers.AutoModel.from_config, sound_config(kind)).save_pretrained(folder)
     sound_extractor(kind).save_pretrained(folder)
 
 
@@ -297,10 +291,8 @@ def save_ctc(folder: Path) -> None:
     vocabulary = folder / "vocab.json"
     vocabulary.write_text(json.dumps({letter: i for i, letter in enumerate(letters)}))
     tokenizer = transformers.Wav2Vec2CTCTokenizer(str(vocabulary))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.Wav2Vec2ForCTC(sound_config("wav2vec2", vocab_size=len(letters)))
-    model.save_pretrained(folder)
+    own = sound_config("wav2vec2", vocab_size=len(letters))
+    _built(transformers.Wav2Vec2ForCTC, own).save_pretrained(folder)
     transformers.Wav2Vec2Processor(sound_extractor("wav2vec2"), tokenizer).save_pretrained(folder)
 
 
@@ -326,9 +318,7 @@ def save_whisper(folder: Path) -> None:
         "whisper", vocab_size=len(tokenizer), decoder_start_token_id=start, eos_token_id=end,
         bos_token_id=end, pad_token_id=end, suppress_tokens=None, begin_suppress_tokens=None,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.WhisperForConditionalGeneration(own)
+    model = _built(transformers.WhisperForConditionalGeneration, own)
     model.generation_config = transformers.GenerationConfig(
         decoder_start_token_id=start, eos_token_id=end, pad_token_id=end, bos_token_id=end,
         is_multilingual=True, lang_to_id={"<|en|>": ids["<|en|>"], "<|de|>": ids["<|de|>"]},
@@ -353,10 +343,7 @@ def save_moonshine(folder: Path) -> None:
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         max_position_embeddings=128,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.MoonshineForConditionalGeneration(own)
-    model.save_pretrained(folder)
+    _built(transformers.MoonshineForConditionalGeneration, own).save_pretrained(folder)
     both = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
     transformers.Wav2Vec2Processor(both, tokenizer).save_pretrained(folder)
 
@@ -440,9 +427,7 @@ def image_processor(**options) -> transformers.ImageProcessingMixin:
 
 def save_vit(folder: Path) -> None:
     """Save a tiny ViT and its image processor."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.ViTModel(vit_config()).save_pretrained(folder)
+    _built(transformers.ViTModel, vit_config()).save_pretrained(folder)
     image_processor().save_pretrained(folder)
 
 

@@ -395,10 +395,3 @@ def save_translator(kind: str, folder: Path) -> Path:
     translator(kind, own).save_pretrained(folder)
     own.save_pretrained(folder)
     return folder
-
-
-def codes(tensor):
-    """A tensor as plain ones: torchao's kind of its own keeps several."""
-    if type(tensor.data) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]

@@ -443,14 +443,15 @@ class Writers:
         """Do one thing as one user."""
         names = [
             self._adapter, self._adapter, self._adapter, self._files, self._files, self._removal,
-            self._batch, self._upload, self._large, self._tag, self._tag, self._own_tag,
-            self._untag, self._branch, self._unbranch, self._move, self._create, self._version,
-            self._back,
+            self._batch, self._upload, self._large, *[self._simple] * 8, self._create, self._back,
         ]  # fmt: skip
         chosen = self.chance.choice(names)
         client = self.clients[self.chance.choice(("root", "ada", "ada", "wil", "eve"))]
         answer = chosen(client, self._name())
-        return chosen.__name__, answer.status_code if answer is not None else 0
+        if answer is None:
+            return chosen.__name__, 0
+        request = answer.request
+        return f"{request.method} {request.url.path.split('/')[-2]}", answer.status_code
 
     def _name(self) -> str:
         return f"{self.chance.choice(_PLACES)}/{self.chance.choice('xy')}"
@@ -536,29 +537,21 @@ class Writers:
         known = [each["id"] for each in listed.json()] if listed.status_code == 200 else []
         return self.chance.choice([*known, "main", "main", "dev"])
 
-    def _tag(self, client: httpx2.Client, name: str) -> Any:
-        tag = self.chance.choice(("v1", "v2", "v3", "v4", "v900", "best", "prod-1"))
-        url = f"/api/models/{name}/tag/{self._revision(client, name)}"
-        return client.post(url, json={"tag": tag})
-
-    def _own_tag(self, client: httpx2.Client, name: str) -> Any:
-        tag = self.chance.choice(("v1", "v2", "v3", "best", "prod-1"))
-        body = {"revision": self._revision(client, name)}
-        return client.put(f"/api/adapterhub/models/{name}/tag/{tag}", json=body)
-
-    def _untag(self, client: httpx2.Client, name: str) -> Any:
-        return client.delete(f"/api/models/{name}/tag/{self.chance.choice(('v1', 'best'))}")
-
-    def _branch(self, client: httpx2.Client, name: str) -> Any:
-        body = {"startingPoint": self._revision(client, name)}
-        return client.post(f"/api/models/{name}/branch/dev", json=body)
-
-    def _unbranch(self, client: httpx2.Client, name: str) -> Any:
-        return client.delete(f"/api/models/{name}/branch/dev")
-
-    def _move(self, client: httpx2.Client, name: str) -> Any:
-        body = {"fromRepo": name, "toRepo": self._name()}
-        return client.post("/api/repos/move", json=body)
+    def _simple(self, client: httpx2.Client, name: str) -> Any:
+        """Set or remove a tag, a branch or a version, or move a repository."""
+        choose, models = self.chance.choice, f"/api/models/{name}"
+        revision, own = self._revision(client, name), f"/api/adapterhub/models/{name}"
+        tag = choose(("v1", "v2", "v3", "v4", "v900", "best", "prod-1"))
+        method, url, body = choose([
+            *[("POST", f"{models}/tag/{revision}", {"tag": tag})] * 2,
+            ("PUT", f"{own}/tag/{tag}", {"revision": revision}),
+            ("DELETE", f"{models}/tag/{choose(('v1', 'best'))}", None),
+            ("POST", f"{models}/branch/dev", {"startingPoint": revision}),
+            ("DELETE", f"{models}/branch/dev", None),
+            ("POST", "/api/repos/move", {"fromRepo": name, "toRepo": self._name()}),
+            ("DELETE", f"{own}/versions/{choose(('v1', 'v2'))}", None),
+        ])  # fmt: skip
+        return client.request(method, url, json=body)
 
     def _create(self, client: httpx2.Client, name: str) -> Any:
         owner, _, own = name.partition("/")
@@ -567,10 +560,6 @@ class Writers:
         if answer.status_code == 409 and self.chance.random() < 0.3:
             return client.request("DELETE", "/api/repos/delete", json=body)
         return answer
-
-    def _version(self, client: httpx2.Client, name: str) -> Any:
-        version = self.chance.choice(("v1", "v2"))
-        return client.delete(f"/api/adapterhub/models/{name}/versions/{version}")
 
     def _back(self, client: httpx2.Client, name: str) -> Any:
         """Commit the files of an earlier commit again, which needs no upload."""

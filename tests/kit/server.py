@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 import uvicorn
 
@@ -376,27 +377,21 @@ class ModelRegistry:
 def standing_in() -> Iterator[_LoRAResolverRegistry]:
     """Put the stand-in into `sys.modules`; yield its registry."""
     registry = _LoRAResolverRegistry()
-    modules = {name: types.ModuleType(name) for name in ("vllm", "vllm.lora")}
-    modules["vllm.model_executor"] = types.ModuleType("vllm.model_executor")
-    modules["vllm.model_executor.models"] = types.ModuleType("vllm.model_executor.models")
-    modules["vllm.model_executor.models"].ModelRegistry = ModelRegistry
-    modules["vllm.model_executor.models"].supports_lora = lambda model: model.supports_lora
-    modules["vllm.lora.request"] = types.ModuleType("vllm.lora.request")
-    modules["vllm.lora.request"].LoRARequest = LoRARequest
-    modules["vllm.lora.resolver"] = types.ModuleType("vllm.lora.resolver")
-    modules["vllm.lora.resolver"].LoRAResolver = LoRAResolver
-    modules["vllm.lora.resolver"].LoRAResolverRegistry = registry
-    modules["vllm"].__spec__ = ModuleSpec("vllm", None)  # it can be found
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
+    contents = {
+        "vllm": {}, "vllm.lora": {}, "vllm.lora.request": {"LoRARequest": LoRARequest},
+        "vllm.lora.resolver": {"LoRAResolver": LoRAResolver, "LoRAResolverRegistry": registry},
+        "vllm.model_executor": {},
+        "vllm.model_executor.models": {
+            "ModelRegistry": ModelRegistry, "supports_lora": lambda model: model.supports_lora,
+        },
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, content in contents.items():
+            module = types.ModuleType(name)
+            vars(module).update(content)
+            module.__spec__ = ModuleSpec(name, None)  # it can be found
+            patch.setitem(sys.modules, name, module)
         yield registry
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 class Server:

@@ -12,12 +12,7 @@ from scipy.special import ndtr, ndtri
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import LocalEngine
 from adapterhub.bench.plan import PlannedStudy, plan_study
-from adapterhub.bench.records import (
-    CellRecord,
-    Costs,
-    PredictedRows,
-    RecordFolder,
-)
+from adapterhub.bench.records import CellRecord, Costs, PredictedRows, RecordFolder
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.bench.study import RECORDS, Study
 from adapterhub.pages.row_scores import row_score
@@ -85,29 +80,18 @@ def made_record(cell: Cell, number: int, accuracy: float, test_rows: int) -> Cel
     other = {"pos": "neg", "neg": "pos"}
     given = [one if r else other[one] for one, r in zip(label, right, strict=True)]
     columns = {"label": label, "prediction": given, "score": [0.9] * test_rows}
-    is_final = cell.stage == "final"
     scores = {"accuracy": float(right.mean())}
     costs = Costs(
-        trained=1000 * 10**number,
-        head=10,
-        backbone=10**7,
-        file_bytes=5000,
-        seconds=9.0,
-        train_seconds=4.0 + number,
-        peak_memory=10**9 + 10**8 * number,
+        trained=1000 * 10**number, head=10, backbone=10**7, file_bytes=5000, seconds=9.0,
+        train_seconds=4.0 + number, peak_memory=10**9 + 10**8 * number,
+    )  # fmt: skip
+    made = CellRecord(
+        key, cell, "done", metric="accuracy", selected=scores, costs=costs, origin=origin
     )
-    return CellRecord(
-        key,
-        cell,
-        "done",
-        metric="accuracy",
-        selected=scores,
-        trained={"accuracy": 0.95} if is_final else {},
-        tested=scores if is_final else {},
-        rows=PredictedRows("classes", columns) if is_final else None,
-        costs=costs,
-        origin=origin,
-    )
+    if cell.stage != "final":
+        return made
+    rows = PredictedRows("classes", columns)
+    return replace(made, trained={"accuracy": 0.95}, tested=scores, rows=rows)
 
 
 # Studies with a known truth: rows that are hard for every method, seed effects, and noise.

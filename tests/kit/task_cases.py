@@ -39,12 +39,6 @@ def classes(folder: Path) -> Path:
     return write_tsv(folder / "classes.tsv", sentences(48))
 
 
-def numbers(folder: Path) -> Path:
-    """Write sentences with a number, 1 or -1."""
-    rows = [(text, {"pos": "1.0", "neg": "-1.0"}[label]) for text, label in sentences(48)]
-    return write_tsv(folder / "numbers.tsv", rows)
-
-
 def several(folder: Path) -> Path:
     """Write sentences with any number of labels: one for the last word, one for `very`."""
     rows = [
@@ -83,70 +77,58 @@ def questions(folder: Path) -> Path:
     return file
 
 
-def pairs(folder: Path) -> Path:
-    """Write sentences, each with a response of one word."""
-    rows = [
-        {"text": text, "label": {"pos": "good", "neg": "bad"}[label]}
-        for text, label in sentences(48)
-    ]
-    return write_json_lines(folder / "pairs.jsonl", rows)
+def numbers(folder: Path) -> Path:
+    """Write sentences with a number, 1 or -1."""
+    rows = [(text, {"pos": "1.0", "neg": "-1.0"}[label]) for text, label in sentences(48)]
+    return write_tsv(folder / "numbers.tsv", rows)
+
+
+def rows_of(name: str, row: Callable[[str, bool], dict[str, object]]) -> Callable[[Path], Path]:
+    """Return a function that writes a row for each sentence, which is positive or not."""
+
+    def write(folder: Path) -> Path:
+        rows = [row(text, label == "pos") for text, label in sentences(48)]
+        return write_json_lines(folder / f"{name}.jsonl", rows)
+
+    return write
+
+
+def word(good: bool) -> str:
+    return "good" if good else "bad"
 
 
 def choices(folder: Path) -> Path:
     """Write pairs of sentences of which one is positive."""
-    texts = {label: [t for t, given in sentences(48) if given == label] for label in ("pos", "neg")}
     rows = [
         {"text": "the movie", "choices": [one, other][:: 1 - 2 * (i % 2)], "label": "AB"[i % 2]}
-        for i, (one, other) in enumerate(zip(*texts.values(), strict=True))
+        for i, (one, other) in enumerate(positive_and_negative())
     ]
     return write_json_lines(folder / "choices.jsonl", rows)
 
 
-def asked(folder: Path) -> Path:
-    """Write questions with their context; the answer is the last word of the context."""
-    rows = [
-        {"question": "the movie was", "context": text, "answer": text.split()[-1]}
-        for text, _ in sentences(48)
-    ]
-    return write_json_lines(folder / "asked.jsonl", rows)
-
-
-def partners(folder: Path) -> Path:
-    """Write sentences, each with a word that means the same."""
-    rows = [
-        {"anchor": text, "positive": {"pos": "great", "neg": "awful"}[label]}
-        for text, label in sentences(48)
-    ]
-    return write_json_lines(folder / "partners.jsonl", rows)
-
-
-def relevant(folder: Path) -> Path:
-    """Write queries for something great, each with sentences of which some are positive."""
-    rows = [
-        {"query": f"great {text.split()[1]}", "passage": text, "label": int(label == "pos")}
-        for text, label in sentences(48)
-    ]
-    return write_json_lines(folder / "relevant.jsonl", rows)
-
-
-def compared(folder: Path) -> Path:
-    """Write sentences with a word that means the same, and one that does not."""
-    words = {"pos": ("good", "bad"), "neg": ("bad", "good")}
-    rows = [
-        dict(zip(("prompt", "chosen", "rejected"), (text, *words[label]), strict=True))
-        for text, label in sentences(48)
-    ]
-    return write_json_lines(folder / "compared.jsonl", rows)
-
-
 def rated(folder: Path) -> Path:
     """Write pairs of sentences of which the positive one is better."""
-    texts = {label: [t for t, given in sentences(48) if given == label] for label in ("pos", "neg")}
     rows = [
         {"prompt": "the movie", "chosen": chosen, "rejected": rejected}
-        for chosen, rejected in zip(texts["pos"], texts["neg"], strict=True)
+        for chosen, rejected in positive_and_negative()
     ]
     return write_json_lines(folder / "rated.jsonl", rows)
+
+
+def positive_and_negative() -> list[tuple[str, str]]:
+    texts = [[t for t, given in sentences(48) if given == label] for label in ("pos", "neg")]
+    return list(zip(*texts, strict=True))
+
+
+pairs = rows_of("pairs", lambda text, good: {"text": text, "label": word(good)})
+asked = rows_of("asked", lambda text, good: {  # the answer is the last word of the context
+    "question": "the movie was", "context": text, "answer": text.split()[-1]})  # fmt: skip
+partners = rows_of("partners", lambda text, good: {  # a word that means the same
+    "anchor": text, "positive": "great" if good else "awful"})  # fmt: skip
+relevant = rows_of("relevant", lambda text, good: {  # queries for something great
+    "query": f"great {text.split()[1]}", "passage": text, "label": int(good)})  # fmt: skip
+compared = rows_of("compared", lambda text, good: {
+    "prompt": text, "chosen": word(good), "rejected": word(not good)})  # fmt: skip
 
 
 def lines(folder: Path) -> Path:
@@ -161,17 +143,14 @@ def digits(folder: Path) -> Path:
 
 
 def tones(folder: Path) -> Path:
-    """Write tones of three classes in one folder for each."""
     return media.write_tones(folder / "tones")
 
 
 def speech(folder: Path) -> Path:
-    """Write phrases whose letters are tones, and a table with the phrases."""
     return media.write_speech(folder / "speech")
 
 
 def questions_on_pictures(folder: Path) -> Path:
-    """Write pictures of digits, each with a question and its answer."""
     return media.write_questions(folder / "vqa").parent
 
 

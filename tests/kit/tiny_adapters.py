@@ -284,15 +284,22 @@ def delora(w, m, **options):
     return changed
 
 
+def rotation_of(upper, size):
+    """Return the rotation (I + Q) (I - Q)^-1 of the numbers above the diagonal of Q."""
+    q = torch.zeros(size, size)
+    for value, (i, j) in zip(upper, torch.triu_indices(size, size, 1).T, strict=True):
+        q[i, j], q[j, i] = value, -value
+    eye = torch.eye(size)
+    return (eye + q) @ torch.linalg.inv(eye - q)
+
+
+def best_of_rank(w, rank):
+    u, s, vh = torch.linalg.svd(w)
+    return u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]
+
+
 def oft(w, m, **options):
-    size, rotations = m.block, []
-    for upper in m.Q:
-        q = torch.zeros(size, size)
-        for value, (i, j) in zip(upper, torch.triu_indices(size, size, 1).T, strict=True):
-            q[i, j], q[j, i] = value, -value
-        eye = torch.eye(size)
-        rotations.append((eye + q) @ torch.linalg.inv(eye - q))
-    rotation = torch.block_diag(*rotations)
+    rotation = torch.block_diag(*(rotation_of(upper, m.block) for upper in m.Q))
     assert torch.allclose(rotation @ rotation.T, torch.eye(len(rotation)), atol=1e-5)
     return w @ rotation.T
 
@@ -303,10 +310,6 @@ def boft(w, m, **options):
     for factor, blocks in enumerate(m.Q):
         inside = torch.zeros(columns, columns)
         for number, upper in enumerate(blocks):
-            q = torch.zeros(size, size)
-            for value, (i, j) in zip(upper, torch.triu_indices(size, size, 1).T, strict=True):
-                q[i, j], q[j, i] = value, -value
-            eye = torch.eye(size)
             # Half blocks, 2^factor apart.
             run, place = divmod(number, 1 << factor)
             half, distance = size // 2, size // 2 * (1 << factor)
@@ -316,9 +319,7 @@ def boft(w, m, **options):
                 pieces = [*range(0, 2 << factor, 2), *range(1, 2 << factor, 2)]
                 mine = pieces[2 * place : 2 * place + 2]
                 order = [start + piece * half + i for piece in mine for i in range(half)]
-            inside[torch.tensor(order)[:, None], torch.tensor(order)] = (
-                eye + q
-            ) @ torch.linalg.inv(eye - q)
+            inside[torch.tensor(order)[:, None], torch.tensor(order)] = rotation_of(upper, size)
         rotation = inside @ rotation
     assert torch.allclose(rotation @ rotation.T, torch.eye(columns), atol=1e-4)
     return torch.diag(m.s) @ w @ rotation.T
@@ -400,9 +401,7 @@ def c3a(w, m, **options):
 
 
 def lora_xs(w, m, **options):
-    u, s, vh = torch.linalg.svd(w)
-    n = options["rank"]
-    best = u[:, :n] @ torch.diag(s[:n]) @ vh[:n]
+    best = best_of_rank(w, options["rank"])
     torch.testing.assert_close(m.B0 @ m.A0, best, atol=1e-4, rtol=1e-4)
     return w + m.B0 @ m.R @ m.A0
 
@@ -418,16 +417,10 @@ def adalora(w, m, **options):
 
 
 def psoft(w, m, **options):
-    q = torch.zeros(len(m.a), len(m.a))
-    for value, (i, j) in zip(m.Q, torch.triu_indices(*q.shape, 1).T, strict=True):
-        q[i, j], q[j, i] = value, -value
-    eye = torch.eye(len(q))
-    rotation = torch.diag(m.b) @ (eye + q) @ torch.linalg.inv(eye - q) @ torch.diag(m.a)
-    u, s, vh = torch.linalg.svd(w)
-    n = options["rank"]
-    best = u[:, :n] @ torch.diag(s[:n]) @ vh[:n]
+    rotation = torch.diag(m.b) @ rotation_of(m.Q, len(m.a)) @ torch.diag(m.a)
+    best = best_of_rank(w, options["rank"])
     torch.testing.assert_close(m.B0 @ m.A0, best, atol=1e-4, rtol=1e-4)
-    return w + m.B0 @ (rotation - eye) @ m.A0
+    return w + m.B0 @ (rotation - torch.eye(len(m.a))) @ m.A0
 
 
 def svft(w, m, **options):

@@ -234,3 +234,10 @@ def hidden_states(model):
     """Return the hidden states of a batch."""
     with torch.no_grad():
         return model(**batch(), output_hidden_states=True).hidden_states
+
+
+def codes(tensor: Any) -> list[Tensor]:
+    """Return a tensor as plain ones: torchao's kind of its own keeps several."""
+    if type(tensor.data) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,9 @@ from tests.kit.matrix import (
     REFUSED,
     SHARED,
     SMALLER,
+    alone,
     attach_smaller,
+    attach_two,
     every_cell,
     example,
     few,
@@ -67,13 +70,6 @@ class Cell:
         if scrambled is not None:
             tiny_models.scramble(adapter, seed=scrambled)
         return adapter
-
-    def attach_two(self, on: Any = None) -> tuple[Any, Any]:
-        """Attach two adapters, of different size if the method has one."""
-        first = self.attach("a", on=on)
-        second = attach_smaller(on or self.model, self.method, name="b")
-        tiny_models.scramble(second, seed=2)
-        return first, second
 
     def check_bare(self) -> None:
         """Check that nothing of an adapter is left."""
@@ -196,6 +192,21 @@ def an_adapter_has_an_effect_only_while_active(cell: Cell) -> None:
         raise ZeroDivisionError
     assert adapter.active
     assert torch.equal(logits(model), adapted)
+
+
+@invariant
+def a_copy_is_independent(cell: Cell) -> None:
+    """A deep copy and a pickle have their own copy of the adapter."""
+    if cell.architecture not in tiny_models.ENCODER_DECODERS:
+        return
+    model = cell.model
+    cell.attach()
+    expected = logits(model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(copied), expected)
+        ah.detach(copied)
+        assert not torch.equal(logits(copied), expected)
+        assert torch.equal(logits(model), expected)
 
 
 WITHOUT_CHECKPOINTING = ("albert", "mpnet", "xlnet", "openai-gpt")
@@ -337,12 +348,6 @@ def uses_shared_projections(cell: Cell, *adapters: Any) -> bool:
     return any(p.site.role in roles for a in adapters for p in a.placed)
 
 
-def alone(model: Any, name: str | None, run: Callable[[], Any]) -> Any:
-    """Call `run` with one adapter active for all rows; None is the bare backbone."""
-    ah.activate(model, *([name] if name else []))
-    return run()
-
-
 def batch_with_padding() -> dict[str, torch.Tensor]:
     """Make four rows, two of them padded on the right."""
     ids = tiny_models.batch(4, 9, seed=7)["input_ids"]
@@ -357,7 +362,7 @@ def each_row_of_a_route_equals_its_solo_run(cell: Cell) -> None:
     if not is_routed(cell):
         return
     model = cell.model
-    adapters = cell.attach_two()
+    adapters = attach_two(model, cell.method)
     batch = batch_with_padding()
     rows = ["b", "a", None, "b"]
     solo = {name: alone(model, name, lambda: logits(model, **batch)) for name in set(rows)}
@@ -421,7 +426,7 @@ def generation_is_independent_of_cache_padding_and_route(cell: Cell) -> None:
 def check_generation(cell: Cell, model: Any, ids: torch.Tensor) -> None:
     """Check the logits of an adapter's texts, the first of which has padding on the left."""
     bare = generated(model, ids)
-    adapters = cell.attach_two(on=model) if is_routed(cell) else (cell.attach("a", on=model),)
+    adapters = attach_two(model, cell.method) if is_routed(cell) else (cell.attach("a", on=model),)
     ah.activate(model, "a")
     cached = generated(model, ids)
     assert not torch.allclose(cached, bare, atol=1e-3), "the adapter is not applied"
@@ -541,28 +546,15 @@ def test_the_cells_cover_every_method_signature_and_architecture() -> None:
     assert SMALLER.keys() < METHODS.keys()
 
 
-def test_mergeable_and_other_methods_are_covered() -> None:
+def test_mergeable_and_refused_methods_are_known() -> None:
+    """No cell is skipped: it works, or it is refused by design."""
     linear = {"lora", "rslora", "lora-plus", "dora", "pissa", "ia3", "norms", "bitfit", "full"}
     assert linear | {"freeze", "unfreeze", "staged", "head"} <= MERGEABLE
     other = {"prefix", "mam", "prompt", "p-tuning", "houlsby", "pfeiffer", "parallel", "compacter"}
     assert not (other | {"scaled-parallel", "scalar-mix"}) & MERGEABLE
-
-
-def test_the_number_of_refused_cells_is_known() -> None:
-    """No cell is skipped: it works, or it is refused by design."""
-    counts = collections.Counter(method for method, _ in REFUSED)
-    updates = dict.fromkeys(ONLY_IN_ATTENTION, 1)
-    expected = {
-        "prefix": 1,
-        "mam": 1,
-        "unipelt": 1,
-        "bitfit": 13,
-        "head": 3,
-        "norms": 1,
-        "staged": 1,
-        "scalar-mix": 1,
-    }
-    assert counts == updates | expected
+    once = ("prefix", "mam", "unipelt", "norms", "staged", "scalar-mix", *ONLY_IN_ATTENTION)
+    expected = {**dict.fromkeys(once, 1), "bitfit": 13, "head": 3}
+    assert collections.Counter(method for method, _ in REFUSED) == expected
 
 
 LEFT: dict[str, Callable[[Any], Any]] = {
@@ -582,19 +574,14 @@ def test_what_an_invariant_leaves_in_the_model_is_seen(left: str) -> None:
         pass
 
 
-def test_a_use_of_the_host_is_seen() -> None:
-    linear = torch.nn.Linear(2, 2, device=META)
+def test_uses_of_the_host_and_waits_are_seen() -> None:
+    linear, square = torch.nn.Linear(2, 2, device=META), torch.zeros(1, 2, 2, device=META)
     linear.register_forward_hook(lambda *_: torch.zeros(3).to(META))
-    with HostUses() as uses:
-        linear(torch.zeros(1, 2, device=META))
-    assert {use.partition(" ")[0] for use in uses.found} == {"aten::zeros", "aten::_to_copy"}
-
-
-def test_a_wait_for_a_value_is_seen() -> None:
-    square = torch.zeros(1, 2, 2, device=META)
-    with HostUses() as uses:
-        cayley(square)
-    assert uses.found == set()
-    with uses:
-        torch.linalg.solve(square, square)
-    assert {use.partition(" ")[0] for use in uses.found} == {"aten::_linalg_check_errors"}
+    for seen, operation in (
+        ({"aten::zeros", "aten::_to_copy"}, lambda: linear(torch.zeros(1, 2, device=META))),
+        ({"aten::_linalg_check_errors"}, lambda: torch.linalg.solve(square, square)),
+        (set(), lambda: cayley(square)),
+    ):
+        with HostUses() as uses:
+            operation()
+        assert {use.partition(" ")[0] for use in uses.found} == seen

@@ -43,12 +43,14 @@ def passed(model):
     return outputs, dict(zip(trained, gradients, strict=True))
 
 
-def test_the_layers_compute_with_the_decoded_weights(coded, checkpoint):
-    plain = decoded(checkpoint)
+def test_the_layers_compute_with_the_decoded_weights(coded, checkpoint, monkeypatch):
+    """They are not tried in a forward pass."""
+    plain, batch = decoded(checkpoint), tiny_models.batch()
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
-    torch.testing.assert_close(
-        coded(**tiny_models.batch()).logits, plain(**tiny_models.batch()).logits
-    )
+    torch.testing.assert_close(coded(**batch).logits, plain(**batch).logits)
+    ah.attach(coded, "dora")
+    monkeypatch.setattr(weights, "computes_with", None)
+    coded(**batch)
 
 
 @long_table("method", [m for m in METHOD_NAMES if m not in TRAIN_WEIGHTS], parts=3)
@@ -76,14 +78,6 @@ def test_an_adapter_is_the_same_on_codes_and_on_decoded_weights(
         torch.testing.assert_close(others[name], gradient, atol=2e-4, rtol=2e-3)
 
 
-def test_a_layer_is_not_tried_in_a_forward_pass(coded, monkeypatch):
-    ah.attach(coded, "dora")
-    calls = []
-    monkeypatch.setattr(weights, "computes_with", lambda *_: calls.append(1))
-    coded(**tiny_models.batch())
-    assert not calls
-
-
 @pytest.mark.parametrize("method", sorted(TRAIN_WEIGHTS))
 def test_codes_are_not_trained_and_decoded_weights_are(method, coded, checkpoint):
     with pytest.raises(SiteError, match="stored as float8_e4m3fn"):
@@ -94,6 +88,8 @@ def test_codes_are_not_trained_and_decoded_weights_are(method, coded, checkpoint
 def test_a_decoded_model_is_saved_as_a_plain_one(checkpoint, tmp_path):
     model = decoded(checkpoint, "bf16")
     model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="plain is not quantized"):
+        decoded(tmp_path / "plain", quantize="dequantize")
     plain, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "plain", dtype=torch.bfloat16, output_loading_info=True
     )
@@ -128,10 +124,3 @@ def test_all_ways_to_load_it_have_the_fingerprint_of_the_files(coded, checkpoint
     models = [coded, decoded(checkpoint), decoded(checkpoint, "bf16", quantize="dequantize")]
     prints = {ah.attach(model, "lora").manifest().backbone.fingerprint for model in models}
     assert prints == {ah.fingerprint(checkpoint)}
-
-
-def test_only_quantized_checkpoints_are_decoded(tmp_path):
-    model = tiny_models.model("llama", "causal-lm")
-    model.save_pretrained(tmp_path / "plain")
-    with pytest.raises(ConfigError, match="plain is not quantized"):
-        ah.load_backbone(str(tmp_path / "plain"), task="causal-lm", quantize="dequantize")

@@ -18,11 +18,7 @@ pytestmark = pytest.mark.usefixtures("settled")
 
 
 LOADED = {"mam": "bert", "prompt": "gpt2", "full": "distilbert"}  # each mechanism once
-
-
 MORE = {"lora": "bert", "scalar-mix": "bert", "ia3": "gpt2", "dora": "bert", "compacter": "bert"}
-
-
 TIMES = 90 if selection.ALL else 30
 CYCLES = [*LOADED.items(), *(MORE.items() if tiny_models.FULL_MATRIX else ())]
 

@@ -43,24 +43,21 @@ def test_one_error_lists_every_mismatched_tensor(tmp_path):
 
 @pytest.mark.parametrize("name", ["mlp", "lora", "encoder", "default"])
 def test_a_saved_file_contains_every_trained_tensor(name, tmp_path):
-    """Names, shapes and sizes match the trainable parameters, whatever the adapter's name."""
+    """Names, shapes and sizes match the trainable parameters, whatever the adapter's name.
+
+    Empty tensors, which ZeRO-3 leaves on a rank, raise an error and write no file.
+    """
     adapter = ah.attach(tiny_models.model("bert"), "mam", name=name)
     adapter.save(tmp_path / "a")
     saved = load_file(tmp_path / "a" / "adapter.safetensors")
     live = {n: t for n, t in adapter.tensors().items() if isinstance(t, nn.Parameter)}
     assert len(live) == len(adapter.parameters()) > 10
     assert {n: t.shape for n, t in saved.items()} == {n: t.shape for n, t in live.items()}
-    assert all(t.numel() for t in saved.values())
-
-
-def test_empty_parameters_are_not_saved(tmp_path):
-    """Empty tensors, which ZeRO-3 leaves on a rank, raise an error and write no file."""
-    adapter = ah.attach(tiny_models.model("bert"), "lora")
     for parameter in adapter.parameters():
         parameter.data = torch.empty(0)
     with pytest.raises(OutputError, match="empty"):
-        adapter.save(tmp_path / "a")
-    assert not list(tmp_path.iterdir())
+        adapter.save(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 class Zebra(nn.Module):
@@ -214,11 +211,7 @@ def test_what_a_file_leaves_out_is_the_same_in_another_precision_or_refused(spec
         ah.load(rounded, tmp_path / "a")
     assert error.value.offenders == ("this model: bf16", spec.partition("(")[0])
     assert "dtype='fp32'" in error.value.hint
-
-
-@pytest.mark.parametrize("spec", DECOMPOSES)
-def test_weights_that_are_exact_in_the_dtype_of_training_are_decomposed_again(spec, tmp_path):
-    ah.attach(tiny_models.model("llama").to(torch.bfloat16), example(spec)).save(tmp_path / "a")
-    ah.load(tiny_models.model("llama").to(torch.bfloat16).float(), tmp_path / "a")
+    ah.attach(rounded, example(spec)).save(tmp_path / "b")
+    ah.load(tiny_models.model("llama").to(torch.bfloat16).float(), tmp_path / "b")
     with pytest.raises(MismatchError, match="precision"):
-        ah.load(tiny_models.model("llama"), tmp_path / "a")
+        ah.load(tiny_models.model("llama"), tmp_path / "b")

@@ -33,10 +33,10 @@ def padded():
     return {"input_ids": ids, "attention_mask": ids.ne(tiny_models.PAD).long()}
 
 
-def generated(model, ids, **options):
+def generated(model, input_ids, **options):
     """Return the logits of each new token."""
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None} | options
-    output = model.generate(ids, output_logits=True, return_dict_in_generate=True, **options)
+    output = model.generate(input_ids, output_logits=True, return_dict_in_generate=True, **options)
     return torch.stack(output.logits, 1)
 
 
@@ -49,83 +49,36 @@ def in_two_calls(model, cache):
     return found[mask.bool()], model(**inputs).logits[mask.bool()]
 
 
-def dynamic_cache(model):
-    return in_two_calls(model, None)
-
-
-def given_cache(model):
-    return in_two_calls(model, DynamicCache(config=model.config))
-
-
-def static_cache(model):
-    return in_two_calls(model, StaticCache(config=model.config, max_cache_len=24))
-
-
-def short_static_cache(model):
-    return in_two_calls(model, StaticCache(config=model.config, max_cache_len=8))
-
-
-def cache_without_the_adapter(model):
-    ah.activate(model)
+def with_another_cache(model, first, then):
+    """Compute a cache with one adapter active, or none, and continue with another."""
+    ah.activate(model, *first)
     cache = model(texts()[:, :5], use_cache=True).past_key_values
-    ah.activate(model, NAME)
+    ah.activate(model, *then)
     return model(texts()[:, 5:], past_key_values=cache).logits, model(texts()).logits[:, 5:]
 
 
-def cache_of_the_adapter_without_it(model):
-    cache = model(texts()[:, :5], use_cache=True).past_key_values
-    ah.activate(model)
-    return model(texts()[:, 5:], past_key_values=cache).logits, model(texts()).logits[:, 5:]
+def left_padded(model, changed, **options):
+    """Generate from texts with padding on the left, with changed options and without them."""
+    return [generated(model, **padded(), **options, **more) for more in (changed, {})]
 
 
-def padding_on_the_left(model):
+def whole(model, ids=None, **options):
+    """Generate with options, and plainly from the whole texts."""
+    ids = texts() if ids is None else ids
+    return generated(model, ids, **options), generated(model, texts()[: len(ids)])
+
+
+def padding_alone(model):
     inputs = padded()
     ids = inputs.pop("input_ids")
     return generated(model, ids, **inputs)[:1], generated(model, ids[:1, 3:])
 
 
-def generate_without_cache(model):
-    inputs = padded()
-    ids = inputs.pop("input_ids")
-    return generated(model, ids, **inputs), generated(model, ids, **inputs, use_cache=False)
-
-
-def beams(model):
-    options = {"attention_mask": padded()["attention_mask"], "num_beams": 3}
-    ids = padded()["input_ids"]
-    return generated(model, ids, **options), generated(model, ids, **options, use_cache=False)
-
-
-def generate_with_static_cache(model):
-    found = generated(model, texts(), cache_implementation="static")
-    return found, generated(model, texts())
-
-
-def chunks(model):
-    return generated(model, texts(), prefill_chunk_size=3), generated(model, texts())
-
-
-def chunks_of_padding(model):
-    ids, mask = padded()["input_ids"], padded()["attention_mask"]
-    found = generated(model, ids, attention_mask=mask, prefill_chunk_size=2)
-    return found, generated(model, ids, attention_mask=mask)
-
-
-def lookup(model):
-    found = generated(model, texts()[:1], prompt_lookup_num_tokens=2)
-    return found, generated(model, texts()[:1])
-
-
-def earlier_turn(model):
-    cache = model(texts()[:, :5], use_cache=True).past_key_values
-    ones = torch.ones_like(texts())
-    found = generated(model, texts()[:, 5:], past_key_values=cache, attention_mask=ones)
-    return found, generated(model, texts())
-
-
-def earlier_turn_and_whole_text(model):
-    cache = model(texts()[:, :3], use_cache=True).past_key_values
-    return generated(model, texts(), past_key_values=cache), generated(model, texts())
+def earlier_turn(model, length=5, **options):
+    """Generate with a cache of the beginning; without options, the whole texts follow."""
+    cache = model(texts()[:, :length], use_cache=True).past_key_values
+    ids = texts()[:, length:] if options else texts()
+    return whole(model, ids, past_key_values=cache, **options)
 
 
 def packed(model, mask):
@@ -137,58 +90,63 @@ def packed(model, mask):
     return model(**inputs).logits, torch.cat([model(ids).logits for ids in parts], 1)
 
 
-def apart():
-    return torch.block_diag(torch.ones(5, 5).tril(), torch.ones(6, 6).tril()).bool()[None, None]
-
-
-def pairs(model):
-    return packed(model, apart())
-
-
-def added_pairs(model):
-    hidden = ~apart()
-    least = torch.finfo(torch.float32).min
-    return packed(model, torch.zeros(hidden.shape).masked_fill(hidden, least))
-
-
-def restarting_positions(model):
-    return packed(model, None)
+APART = torch.block_diag(torch.ones(5, 5).tril(), torch.ones(6, 6).tril()).bool()[None, None]
+ADDED = torch.zeros(APART.shape).masked_fill(~APART, torch.finfo(torch.float32).min)
 
 
 def mask_by_kind_of_attention(model):
-    whole = torch.ones(8, 8).tril().bool()[None, None]
-    masks = {"full_attention": whole, "sliding_attention": whole}
+    seen = torch.ones(8, 8).tril().bool()[None, None]
+    masks = {"full_attention": seen, "sliding_attention": seen}
     found = model(texts(), attention_mask=masks, use_cache=False).logits
     return found, model(texts()).logits
 
 
-KINDS = (
-    dynamic_cache, given_cache, static_cache, short_static_cache,
-    padding_on_the_left, generate_without_cache, beams,
-    generate_with_static_cache, chunks, chunks_of_padding, lookup, earlier_turn,
-    earlier_turn_and_whole_text, pairs, added_pairs, restarting_positions,
-    mask_by_kind_of_attention,
-)  # fmt: skip
+def static(model, length):
+    return StaticCache(config=model.config, max_cache_len=length)
+
+
+KINDS = {
+    "dynamic cache": lambda m: in_two_calls(m, None),
+    "given cache": lambda m: in_two_calls(m, DynamicCache(config=m.config)),
+    "static cache": lambda m: in_two_calls(m, static(m, 24)),
+    "short static cache": lambda m: in_two_calls(m, static(m, 8)),
+    "padding on the left": padding_alone,
+    "generate without cache": lambda m: left_padded(m, {"use_cache": False}),
+    "beams": lambda m: left_padded(m, {"use_cache": False}, num_beams=3),
+    "generate with static cache": lambda m: whole(m, cache_implementation="static"),
+    "chunks": lambda m: whole(m, prefill_chunk_size=3),
+    "chunks of padding": lambda m: left_padded(m, {"prefill_chunk_size": 2}),
+    "lookup": lambda m: whole(m, texts()[:1], prompt_lookup_num_tokens=2),
+    "earlier turn": lambda m: earlier_turn(m, attention_mask=torch.ones_like(texts())),
+    "earlier turn and whole text": lambda m: earlier_turn(m, 3),
+    "pairs": lambda m: packed(m, APART),
+    "added pairs": lambda m: packed(m, ADDED),
+    "restarting positions": lambda m: packed(m, None),
+    "mask by kind of attention": mask_by_kind_of_attention,
+}
 # With a prefix, the adapter of a cache is the caller's choice, as with other methods.
-OTHER_ADAPTER = (cache_without_the_adapter, cache_of_the_adapter_without_it)
+OTHER_ADAPTER = {
+    "cache without the adapter": lambda m: with_another_cache(m, (), (NAME,)),
+    "cache of the adapter without it": lambda m: with_another_cache(m, (NAME,), ()),
+}
 ENCODER_DECODER_KINDS = (
-    padding_on_the_left, generate_without_cache, beams, generate_with_static_cache,
+    "padding on the left", "generate without cache", "beams", "generate with static cache",
 )  # fmt: skip
 REFUSED = {
-    short_static_cache, *OTHER_ADAPTER, generate_with_static_cache, chunks_of_padding,
-    earlier_turn_and_whole_text, restarting_positions, mask_by_kind_of_attention,
+    "short static cache", *OTHER_ADAPTER, "generate with static cache", "chunks of padding",
+    "earlier turn and whole text", "restarting positions", "mask by kind of attention",
 }  # fmt: skip
 # Attention itself hides tokens that are far away, whatever the mask.
 WINDOWED = ("gpt_neo",)
 # generate passes BLOOM neither positions nor a mask of ones: that tokens are missing does not show.
-UNNOTICED = {("bloom", earlier_turn_and_whole_text)}
+UNNOTICED = {("bloom", "earlier turn and whole text")}
 
 
 def outcome(model, kind):
     """Return whether an equation holds: equal, other, refused, or raised (by transformers)."""
     try:
         with torch.no_grad():
-            found, expected = kind(model)
+            found, expected = (KINDS | OTHER_ADAPTER)[kind](model)
     except AdapterhubError:
         return "refused"
     except Exception as error:
@@ -212,9 +170,9 @@ def kinds_of(architecture, method):
     bare = tiny_models.language_model
     fulfilled = [kind for kind in kinds if outcome(bare(architecture), kind) == "equal"]
     # In peft, padding is between the prefix and the text, and counts in relative positions.
-    skipped = {padding_on_the_left} if method == METHODS[2] else set()
+    skipped = {"padding on the left"} if method == METHODS[2] else set()
     skipped |= {kind for name, kind in UNNOTICED if name == architecture}
-    others = OTHER_ADAPTER if dynamic_cache in fulfilled and method == METHODS[0] else ()
+    others = OTHER_ADAPTER if "dynamic cache" in fulfilled and method == METHODS[0] else ()
     return [kind for kind in (*fulfilled, *others) if kind not in skipped]
 
 
@@ -233,9 +191,7 @@ def test_every_kind_is_right_or_refused(architecture, method):
     assert len(kinds) >= 3
     outcomes = {kind: outcome(attached(architecture, method), kind) for kind in kinds}
     refused = {kind for kind, found in outcomes.items() if found == "refused"}
-    wrong = {
-        k.__name__: found for k, found in outcomes.items() if found not in ("equal", "refused")
-    }
-    assert not wrong
-    allowed = REFUSED | ({pairs, added_pairs} if architecture in (*WINDOWED, "mpt") else set())
+    assert {k: found for k, found in outcomes.items() if found not in ("equal", "refused")} == {}
+    windowed = architecture in (*WINDOWED, "mpt")
+    allowed = REFUSED | ({"pairs", "added pairs"} if windowed else set())
     assert refused <= (allowed if method == METHODS[0] else set())

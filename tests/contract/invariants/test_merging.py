@@ -26,11 +26,10 @@ from tests.kit.matrix import ALL_CELLS, REFUSED, example, mergeable
 from tests.kit.selection import long_table
 
 
-def logits(model, **options):
-    inputs = tiny_models.batch(**options)
+def logits(model):
+    inputs = tiny_models.batch()
     more = {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
-    with torch.no_grad():
-        return model(**inputs, **more).logits.float()
+    return tiny_models.logits(model, **inputs, **more).float()
 
 
 def assert_within_tolerance(actual, expected, dtype=torch.float32):
@@ -38,13 +37,10 @@ def assert_within_tolerance(actual, expected, dtype=torch.float32):
     assert (actual - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
 
 
-def method_or_spec(method):
-    """Return the example of a method name; a spec or a list stays as it is."""
-    return example(method) if method in tuple(METHODS) else method
-
-
 def with_adapter(model, method, std=0.1, name="default"):
-    adapter = ah.attach(model, method_or_spec(method), name=name)
+    """Attach the example of a method's name, or a spec."""
+    spec = example(method) if method in tuple(METHODS) else method
+    adapter = ah.attach(model, spec, name=name)
     tiny_models.scramble(adapter, std=std)
     return adapter
 
@@ -106,15 +102,6 @@ def test_trained_tied_embeddings_stay_tied(architecture, config, spec, tmp_path)
     assert torch.equal(tied, before)
 
 
-def test_a_shared_weight_adapted_in_one_module_is_refused():
-    model = tiny_models.model("bert")
-    first, second = (layer.attention.self for layer in model.base_model.encoder.layer)
-    second.query.weight = first.query.weight
-    with_adapter(model, "lora(layers='first 1')")
-    with pytest.raises(MergeError, match=r"0\.attention\.self\.query\.weight: other modules share"):
-        ah.merge(model)
-
-
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "gpt_neox", "llama", "modernbert", "t5"])
 def test_different_methods_merge_at_the_same_sites(architecture):
     """Their order matters, and methods that read weights read those of the backbone."""
@@ -162,14 +149,6 @@ def test_a_difference_above_the_tolerance_changes_nothing():
     assert all(torch.equal(v, base[k]) for k, v in model.state_dict().items())
 
 
-def test_a_merge_without_effect_is_an_error(monkeypatch):
-    model = tiny_models.model("bert")
-    with_adapter(model, "lora")
-    monkeypatch.setattr("adapterhub.merging.merge._swaps", lambda adapters: ())
-    with pytest.raises(MergeError, match="does not compute"):
-        ah.merge(model)
-
-
 class Params4bit(nn.Parameter):
     """The parameter class of bitsandbytes for 4-bit weights."""
 
@@ -178,21 +157,21 @@ class Packed(torch.Tensor):
     """Like torchao's quantized weights: a tensor subclass with a floating-point dtype."""
 
 
-@pytest.mark.parametrize(
-    ("quantized", "why"),
-    [
-        (lambda w: Params4bit(w.detach().to(torch.uint8), requires_grad=False), "Params4bit"),
-        (lambda w: nn.Parameter(w.detach().as_subclass(Packed)), "Packed"),
-        (lambda w: nn.Parameter(w.detach().char(), requires_grad=False), "int8"),
-        (lambda w: nn.Parameter(w.detach().to(torch.float8_e4m3fn)), "float8_e4m3fn"),
-    ],
-)
-def test_quantized_weights_are_refused_with_a_hint(quantized, why):
+STORED = {
+    "Params4bit": lambda w: Params4bit(w.detach().to(torch.uint8), requires_grad=False),
+    "Packed": lambda w: nn.Parameter(w.detach().as_subclass(Packed)),
+    "int8": lambda w: nn.Parameter(w.detach().char(), requires_grad=False),
+    "float8_e4m3fn": lambda w: nn.Parameter(w.detach().to(torch.float8_e4m3fn)),
+}
+
+
+@pytest.mark.parametrize("why", STORED)
+def test_quantized_weights_are_refused_with_a_hint(why):
     model = tiny_models.model("llama")
     with_adapter(model, "lora")
     keys = list(model.state_dict())
     query = model.model.layers[0].self_attn.q_proj
-    query.weight = quantized(query.weight)
+    query.weight = STORED[why](query.weight)
     with pytest.raises(MergeError, match=rf"0\.self_attn\.q_proj\.weight: .*{why}") as error:
         ah.merge(model)
     assert len(error.value.offenders) == 1
@@ -201,9 +180,14 @@ def test_quantized_weights_are_refused_with_a_hint(quantized, why):
     assert list(model.state_dict()) == keys
 
 
-def test_a_projection_without_bias_cannot_receive_one():
-    model = tiny_models.model("llama")
-    adapter = with_adapter(model, "lora(sites=['attn.q'])")
+def test_a_shared_weight_adapted_in_one_module_is_refused(monkeypatch):
+    """So is a bias where a projection has none, and a merge that would compute something else."""
+    model = tiny_models.model("bert")
+    first, second = (layer.attention.self for layer in model.base_model.encoder.layer)
+    second.query.weight = first.query.weight
+    with_adapter(model, "lora(layers='first 1')")
+    with pytest.raises(MergeError, match=r"0\.attention\.self\.query\.weight: other modules share"):
+        ah.merge(model)
 
     class Shifted(OutputModule):
         affine = True
@@ -211,23 +195,38 @@ def test_a_projection_without_bias_cannot_receive_one():
         def forward(self, x, y):
             return y + 1
 
+    model = tiny_models.model("llama")
+    adapter = with_adapter(model, "lora(sites=['attn.q'])")
     placed = adapter.placed[0]
     model.get_submodule(placed.site.host).adapterhub._modules[placed.key] = Shifted()
     with pytest.raises(MergeError, match="adds a bias to a projection"):
         ah.merge(model)
     assert adapter.active
+    adapter.detach()
+    with_adapter(model, "lora")
+    monkeypatch.setattr("adapterhub.merging.merge._swaps", lambda adapters: ())
+    with pytest.raises(MergeError, match="does not compute"):
+        ah.merge(model)
 
 
 def test_several_adapters_merge_in_the_given_order():
+    """Those that are inactive, by name only."""
     model = tiny_models.model("gpt2")
     for name, method in [("a", "ia3"), ("b", "lora(sites=['attn.k'])")]:
         with_adapter(model, method, std=0.3, name=name)
+    ah.activate(model)
+    with pytest.raises(AttachError, match="no adapter is active") as error:
+        ah.merge(model)
+    assert "'a'" in error.value.hint
+    with pytest.raises(AttachError, match="no adapter named 'c'"):
+        ah.merge(model, "c")
     ah.activate(model, "b", "a")
     live = logits(model)
     ah.activate(model, "a", "b")
     assert not torch.allclose(logits(model), live, atol=1e-3), "their order matters"
     with pytest.raises(AttachError, match="other adapters are attached"):
         ah.merge(model, "a")
+    ah.activate(model)
     made = ah.merge(model, "b", "a")
     assert [adapter.name for adapter in made.adapters] == ["b", "a"]
     assert_within_tolerance(logits(model), live)
@@ -261,26 +260,16 @@ def test_merges_are_undone_in_reverse_order():
         ah.merge(model)
 
 
-def test_inactive_adapters_merge_only_by_name():
-    model = tiny_models.model("bert")
-    with_adapter(model, "lora", name="polite")
-    ah.activate(model)
-    with pytest.raises(AttachError, match="no adapter is active") as error:
-        ah.merge(model)
-    assert "'polite'" in error.value.hint
-    with pytest.raises(AttachError, match="did you mean 'polite'"):
-        ah.merge(model, "polit")
-    ah.merge(model, "polite")
-
-
 def test_a_merged_model_has_its_own_fingerprint(tmp_path):
-    model = tiny_models.model("bert")
+    """And the labels of the adapter's head."""
+    model = tiny_models.model("bert", id2label=dict(enumerate("abc")))
     adapter = with_adapter(model, "lora")
     base = adapter.manifest().backbone
     adapter.save(tmp_path / "adapter")
     ah.merge(model)
     with pytest.raises(MismatchError, match="trained on a different backbone"):
         ah.load(model, tmp_path / "adapter")
+    assert model.config.id2label == dict(enumerate("abc"))
     ours = with_adapter(model, "norms", name="ours").manifest().backbone
     assert ours.fingerprint != base.fingerprint
     assert ours.id != base.id
@@ -289,36 +278,16 @@ def test_a_merged_model_has_its_own_fingerprint(tmp_path):
     assert adapter.manifest().backbone == base
 
 
-def test_merging_moves_the_head_into_the_model():
-    labels = {"id2label": dict(enumerate("abcde"))}
-    model = tiny_models.model("bert", num_labels=5, **labels)
-    with_adapter(model, "head")
-    live = logits(model)
-    ah.merge(model)
-    assert torch.equal(logits(model), live)
-    assert model.config.id2label == dict(enumerate("abcde"))
+PROBED = [(a, kind) for a in tiny_models.CORE for kind in ("classification", "features")]
 
 
-@pytest.mark.parametrize("architecture", tiny_models.CORE)
-@pytest.mark.parametrize("kind", ["usual", "features"])
-def test_every_model_accepts_its_probe(architecture, kind):
-    model = (
-        tiny_models.usual_model(architecture)
-        if kind == "usual"
-        else tiny_models.model(architecture, kind)
-    )
+@pytest.mark.parametrize(("architecture", "task"), [*PROBED, ("bert", "multiple-choice")])
+def test_every_model_accepts_its_probe(architecture, task):
+    model = tiny_models.model(architecture, task)
     first, again = probe(model), probe(model)
     assert first
     for name, value in first.items():
         assert value.isfinite().all()
         assert torch.equal(value, again[name])
-        rows = value[0].flatten(), value[1].flatten()
-        assert not torch.equal(*rows), "the rows of a probe differ"
-
-
-def test_a_probe_fits_a_multiple_choice_model():
-    from transformers import AutoConfig, AutoModelForMultipleChoice
-
-    options = tiny_models.SIZES["bert"] | {"vocab_size": tiny_models.VOCAB}
-    model = AutoModelForMultipleChoice.from_config(AutoConfig.for_model("bert", **options))
-    assert probe(model)["logits"].shape == (1, 4)
+        assert task == "multiple-choice" or not torch.equal(value[0], value[1]), "equal rows"
+    assert task != "multiple-choice" or first["logits"].shape == (1, 4)

@@ -1,4 +1,4 @@
-"""Routing: beams, mixed methods, heads of several sizes, precisions, gradients, nesting, refusals.
+"""Routes, and stacks and averages of adapters: what they compute, and what is refused.
 
 That each row of a batch equals a run with its adapter alone holds for every cell of the matrix:
 test_cells.py.
@@ -14,24 +14,9 @@ import adapterhub as ah
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
-from tests.kit.matrix import attach_smaller, example
+from tests.kit.matrix import alone, attach_two
 from tests.kit.tiny_adapters import with_adapters
 from tests.kit.tiny_models import logits
-
-
-def attach_two(model, method):
-    """Attach two adapters of one method, of different size if the method has one."""
-    first = ah.attach(model, example(method), name="a")
-    tiny_models.scramble(first, seed=1)
-    second = attach_smaller(model, method, name="b")
-    tiny_models.scramble(second, seed=2)
-    return first, second
-
-
-def alone(model, name, run):
-    """Call `run` with one adapter active for all rows; None is the bare backbone."""
-    ah.activate(model, *([name] if name else []))
-    return run()
 
 
 def generated(model, ids, beams=1, **options):
@@ -163,7 +148,6 @@ def test_routed_gradients_equal_those_of_solo_runs(method, checkpointing):
     gradients = []
     for together in (True, False):
         model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
-        torch.manual_seed(0)
         adapters = attach_two(model, method)
         if checkpointing:
             tiny_models.enable_gradient_checkpointing(model)
@@ -180,17 +164,6 @@ def test_routed_gradients_equal_those_of_solo_runs(method, checkpointing):
         gradients.append([p.grad for a in adapters for p in a.parameters()])
     for routed, solo in zip(*gradients, strict=True):
         torch.testing.assert_close(routed, solo, atol=2e-6, rtol=1e-4)
-
-
-def test_nan_in_one_adapter_does_not_reach_other_rows():
-    model = tiny_models.model("gpt2")
-    for seed, (name, method) in enumerate({"a": "lora", "b": "lora(rank=2)", "nan": "mam"}.items()):
-        tiny_models.scramble(ah.attach(model, method, name=name), seed=seed)
-    for parameter in model._adapterhub.adapters["nan"].parameters():
-        torch.nn.init.constant_(parameter, float("nan"))
-    with ah.route(model, ["b", None, "nan", "a", "b"]):
-        together = logits(model, **tiny_models.batch(5))
-    assert together.isnan().any(1).tolist() == [False, False, True, False, False]
 
 
 def test_a_route_refuses_adapters_that_cannot_be_routed():
@@ -216,6 +189,15 @@ def test_a_route_refuses_adapters_that_cannot_be_routed():
     assert torch.equal(together, logits(model))
 
 
+def raise_in_nested_routes(model):
+    with ah.route(model, ["a", "b", None]):
+        inner = logits(model)
+        with ah.route(model, ["b", "b", "a"]):
+            assert not torch.allclose(logits(model), inner)
+        assert torch.equal(logits(model), inner)
+        raise KeyError
+
+
 @pytest.mark.parametrize("before", [(), ("a",), ("b", "a"), (ah.Average(["a", "b"]),)])
 def test_leaving_a_route_restores_the_activation(before):
     names_only = all(isinstance(part, str) for part in before)
@@ -223,40 +205,9 @@ def test_leaving_a_route_restores_the_activation(before):
     ah.activate(model, *before)
     expected, keys = logits(model), set(model.state_dict())
     with pytest.raises(KeyError):
-        fail_inside_nested_routes(model)
+        raise_in_nested_routes(model)
     assert torch.equal(logits(model), expected)
     assert set(model.state_dict()) == keys
-
-
-def fail_inside_nested_routes(model):
-    """Nest two routes, try forbidden changes, and raise KeyError."""
-    with ah.route(model, ["a", "b", None]):
-        inner = logits(model)
-        with ah.route(model, ["b", "b", "a"]):
-            assert not torch.allclose(logits(model), inner)
-        assert torch.equal(logits(model), inner)
-        for change in (
-            lambda: ah.activate(model, "a"),
-            lambda: ah.attach(model, "lora", name="c"),
-            lambda: ah.detach(model, "a"),
-            lambda: ah.detach(model),
-        ):
-            with pytest.raises(AttachError, match="inside route"):
-                change()
-        assert torch.equal(logits(model), inner)
-        raise KeyError
-
-
-def test_an_error_inside_a_forward_pass_leaves_nothing_behind():
-    model = with_adapters({"a": "prompt", "b": "scalar-mix", "c": "parallel"})
-    bare = (ah.activate(model), logits(model))[1]
-    with (
-        pytest.raises(AttachError, match="the batch at"),
-        ah.route(model, ["a", "b", "c", None]),
-    ):
-        logits(model)
-    ah.activate(model)
-    assert torch.equal(logits(model), bare)
 
 
 def test_a_new_pooler_follows_its_row(tmp_path):
@@ -269,11 +220,8 @@ def test_a_new_pooler_follows_its_row(tmp_path):
         adapter = ah.attach(model, "lora", name=name)
         assert {c.name.rpartition(".")[2] for c in adapter.changed} == {"weight", "bias"}
         tiny_models.scramble(adapter, seed=seed, std=1.0)
-    each = {}
-    for name in ("a", "b", None):
-        ah.activate(model, *([name] if name else []))
-        each[name] = logits(model)
     rows = ["b", None, "a"]
+    each = {name: alone(model, name, lambda: logits(model)) for name in rows}
     with ah.route(model, rows):
         together = logits(model)
     expected = torch.stack([each[name][i] for i, name in enumerate(rows)])
@@ -281,3 +229,97 @@ def test_a_new_pooler_follows_its_row(tmp_path):
     assert not torch.allclose(each["a"], each["b"])
     ah.activate(model, ah.Average(["a", "b"]))
     assert torch.isfinite(logits(model)).all()
+
+
+def test_two_active_adapters_form_a_stack():
+    model = tiny_models.model("bert", "features")
+    hidden = lambda: model(**tiny_models.batch()).last_hidden_state.detach()  # noqa: E731
+    for name in "ab":
+        tiny_models.scramble(ah.attach(model, "lora(sites=['attn.q'])", name=name), seed=ord(name))
+    alone = hidden()
+    ah.activate(model, "a", "b")
+    both = hidden()
+    assert not torch.allclose(both, alone)
+    query = model.encoder.layer[0].attention.self.query
+    x = torch.randn(1, 2, 32)
+    modules = [m for _, m in query.adapterhub.named_children()]
+    y = torch.nn.functional.linear(x, query.weight, query.bias)
+    expected = y + sum(2.0 * x @ m.A.T @ m.B.T for m in modules)
+    torch.testing.assert_close(query(x), expected)
+
+
+def test_an_average_is_the_mean_of_the_outputs_at_a_site():
+    model = with_adapters({"a": "lora", "b": "lora(rank=2)", "c": "pfeiffer"})
+    ah.activate(model, ah.Average(["a", "b", "c"], weights=[0.5, 0.3, 0.2]))
+    query = model.bert.encoder.layer[0].attention.self.query
+    x = torch.randn(1, 2, 32)
+    a, b = (m for _, m in query.adapterhub.named_children())
+    y = torch.nn.functional.linear(x, query.weight, query.bias)
+    updates = [m.scale * x @ m.A.T @ m.B.T for m in (a, b)]
+    expected = y + 0.5 * updates[0] + 0.3 * updates[1]  # c has no module here, so it returns y
+    torch.testing.assert_close(query(x), expected)
+
+
+def test_the_head_of_an_average_is_the_mean_of_the_heads():
+    model = with_adapters({"a": "head", "b": "head"})
+    each = [(ah.activate(model, name), logits(model))[1] for name in "ab"]
+    ah.activate(model, ah.Average(["a", "b"], weights=[0.25, 0.75]))
+    torch.testing.assert_close(logits(model), 0.25 * each[0] + 0.75 * each[1])
+    ah.activate(model, ah.Average(["a", "a"]))
+    torch.testing.assert_close(logits(model), each[0])
+
+
+def test_compositions_nest():
+    """An average of a stack, and a stack on an average."""
+    model = with_adapters({"a": "pfeiffer", "b": "houlsby", "c": "lora"})
+    layer = model.bert.encoder.layer[0].output.dense
+    x, y = torch.randn(1, 2, 48), None
+    y = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    a, b = (m for _, m in layer.adapterhub.named_children())
+    ah.activate(model, ah.Average([("a", "b"), "b"]), "a")
+    middle = 0.5 * b(x, a(x, y)) + 0.5 * b(x, y)
+    torch.testing.assert_close(layer(x), a(x, middle))
+
+
+def test_an_impossible_average_changes_nothing():
+    model = with_adapters({"a": "lora", "p": "prefix", "v": "prompt", "full": "full", "n": "norms"})
+    ah.activate(model, "a")
+    expected = logits(model)
+    with pytest.raises(AttachError, match="virtual tokens cannot be averaged") as error:
+        ah.activate(model, ah.Average(["a", "p", "v"]))
+    assert error.value.offenders == ("'p': prefix", "'v': prompt")
+    with pytest.raises(AttachError, match="shared by the whole batch") as error:
+        ah.activate(model, ah.Average(["full", "n", "a"]))
+    assert error.value.offenders == ("'full': full", "'n': norms")
+    assert "lora" in error.value.expected
+    assert "norms" not in error.value.expected
+    with pytest.raises(AttachError, match="sum to 1"):
+        ah.Average(["a", "b"], weights=[1, 1])
+    with pytest.raises(AttachError, match="is not the name of an adapter"):
+        ah.activate(model, 3)
+    assert torch.equal(logits(model), expected)
+
+
+def test_an_average_of_different_labels_is_refused(tmp_path):
+    other = tiny_models.model("bert", num_labels=2)
+    ah.attach(other, "lora").save(tmp_path / "two")
+    model = with_adapters({"three": "lora"})
+    ah.load(model, tmp_path / "two", name="two", any_backbone=True)
+    with pytest.raises(AttachError, match="different labels") as error:
+        ah.activate(model, ah.Average(["two", "three"]))
+    assert len(error.value.offenders) == 2
+
+
+def test_a_member_of_the_active_average_cannot_be_detached():
+    model = with_adapters({"a": "lora", "b": "lora"})
+    keys = set(model.state_dict())
+    ah.activate(model, ah.Average(["a", "b"]))
+    with pytest.raises(AttachError, match="part of the active average"):
+        ah.detach(model, "a")
+    ah.activate(model, "a", "b")
+    assert set(model.state_dict()) == keys
+    ah.detach(model, "a")
+    ah.activate(model, ah.Average(["b"]))
+    ah.detach(model)
+    assert not hasattr(model, "_adapterhub")
+    assert not [n for n, m in model.named_modules() if n.endswith("adapterhub")]

@@ -1,17 +1,19 @@
-"""Several adapters on one backbone do not affect each other."""
+"""Several adapters on one backbone do not affect each other, whatever their names."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import example as case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adapterhub as ah
-from adapterhub.errors import AttachError
+from adapterhub.errors import AttachError, SiteError
+from adapterhub.files.schema import name_problems
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
-from tests.kit.matrix import example
+from tests.kit.matrix import example, one_of_each_signature
 from tests.kit.tiny_models import logits
 
 ACTIONS = st.lists(
@@ -20,7 +22,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(actions=ACTIONS, methods=st.lists(st.sampled_from(sorted(METHODS)), min_size=3, max_size=3))
 def test_no_sequence_of_actions_affects_another_adapter(actions, methods):
     """Attaching, activating or detaching an adapter keeps the others' values and outputs."""
@@ -54,10 +56,74 @@ def test_no_sequence_of_actions_affects_another_adapter(actions, methods):
     assert torch.equal(logits(model), bare)
 
 
+NAMES = [
+    "lora", "mlp", "default", "head", "attn.q", "bert/encoder", "classifier", "adapterhub",
+    "weight", "active", "hf:someone/polite@v2", "naïve 名前 🙂", "x" * 200, "../up", "a.b", "a/b",
+    "a b", "forward", "None", "0", "", "größe", "training", "default-0",
+]  # fmt: skip
+ANY_NAME = st.one_of(
+    st.sampled_from(NAMES), st.text(min_size=1, max_size=30),
+    st.from_regex(r"[a-z]{1,8}[./][a-z.]{1,8}", fullmatch=True),
+)  # fmt: skip
+
+
+@settings(max_examples=60 if tiny_models.FULL_MATRIX else 8)
+@given(names=st.lists(ANY_NAME, min_size=2, max_size=3, unique=True))
+@case(names=["a.b", "a/b", "a_b"])
+@case(names=["a b", "a-b", "adapterhub"])
+@case(names=["mlp", "lora", "training"])
+@case(names=["default-0", "größe", "../up"])
+def test_a_name_works_everywhere_or_is_refused(names, tmp_path_factory):
+    """A name that files accept works everywhere; any other name is refused before training."""
+    model = tiny_models.model("bert")
+    keys = list(model.state_dict())
+    for name in [n for n in names if name_problems(n)]:
+        with pytest.raises(AttachError, match="invalid adapter name"):
+            ah.attach(model, "lora", name=name)
+        names.remove(name)
+    if not names:
+        return
+    each, adapters = {}, []
+    for seed, name in enumerate(names):
+        adapter = ah.attach(model, ("lora", "pfeiffer", "prefix(length=2)")[seed], name=name)
+        tiny_models.scramble(adapter, seed=seed)
+        each[name] = logits(model)
+        adapters.append(adapter)
+    for name, expected in each.items():
+        ah.activate(model, name)
+        assert torch.equal(logits(model), expected)
+    rows = (names * 3)[:3]
+    with ah.route(model, rows):
+        routed = logits(model)
+    torch.testing.assert_close(routed, torch.stack([each[n][i] for i, n in enumerate(rows)]))
+    folder = tmp_path_factory.mktemp("names") / "adapter"
+    adapters[0].save(folder)
+    ah.detach(model, names[0])
+    assert ah.load(model, folder).name == names[0]
+    assert torch.equal(logits(model), each[names[0]])
+    ah.detach(model)
+    assert list(model.state_dict()) == keys
+
+
+def test_duplicate_and_unknown_names_are_refused():
+    """The bare backbone never answers in place of an unknown adapter."""
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora", name="polite")
+    with pytest.raises(AttachError, match="already attached"):
+        ah.attach(model, "lora", name="polite")
+    with pytest.raises(AttachError, match="did you mean 'polite'"):
+        ah.activate(model, "polit")
+    with pytest.raises(AttachError, match="'polite'"):
+        ah.detach(model, "rude")
+    ah.detach(model)
+    with pytest.raises(AttachError, match="no adapter"):
+        ah.detach(model)
+
+
 def test_each_model_keeps_its_number_of_labels():
     model = tiny_models.model("bert", num_labels=2)
     ah.attach(model, "lora", name="two")
-    labels = {"id2label": {i: c for i, c in enumerate("abcde")}}
+    labels = {"id2label": dict(enumerate("abcde"))}
     five = ah.attach(tiny_models.model("bert", num_labels=5, **labels), "lora", name="five")
     assert five.labels == tuple("abcde")
     assert logits(model).shape[-1] == 2
@@ -69,3 +135,46 @@ def test_two_adapters_that_change_one_parameter_cannot_both_be_active():
     ah.attach(model, "freeze", name="b")
     with pytest.raises(AttachError, match="both train"):
         ah.activate(model, "a", "b")
+
+
+def test_an_unsupported_attention_implementation_is_refused():
+    model = tiny_models.model("llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    keys = list(model.state_dict())
+    with pytest.raises(SiteError, match="flash_attention_2") as error:
+        ah.attach(model, "prefix")
+    assert "sdpa" in error.value.hint
+    assert list(model.state_dict()) == keys
+    assert not hasattr(model, "_adapterhub")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_a_compiled_model_is_refused():
+    with pytest.raises(AttachError, match=r"torch\.compile"):
+        ah.attach(torch.compile(tiny_models.model("bert")), "lora")
+    model = tiny_models.model("bert")
+    model.compile()
+    with pytest.raises(AttachError, match=r"torch\.compile"):
+        ah.attach(model, "lora")
+
+
+def test_a_printed_model_shows_its_adapters():
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora")
+    assert "adapterhub" in repr(model)
+
+
+FROZEN = [name for name in one_of_each_signature() if not METHODS[name].trains_backbone]
+
+
+@pytest.mark.parametrize("method", FROZEN)
+def test_a_frozen_backbone_has_no_dropout_in_training(method):
+    """`train_mode` keeps the backbone's dropout off unless `dropout=True`."""
+    model = tiny_models.model("roberta", classifier_dropout=0.0)
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    expected = logits(model)
+    adapter.train_mode()
+    assert torch.equal(logits(model), expected)
+    adapter.train_mode(dropout=True)
+    assert not torch.equal(logits(model), expected)

@@ -45,8 +45,8 @@ def frequent_switches():
     sys.setswitchinterval(before)
 
 
-def batch(rows=3):
-    return tiny_models.batch(rows, 7, seed=5)
+def batch():
+    return tiny_models.batch(3, 7, seed=5)
 
 
 def run_threads(target, count=THREADS):
@@ -68,39 +68,45 @@ def run_threads(target, count=THREADS):
     return errors
 
 
-def attached(model, method, count=THREADS):
-    for number in range(count):
-        tiny_models.scramble(ah.attach(model, example(method), name=f"a{number}"), seed=number)
-    ah.activate(model)
+class Served:
+    """A model with the adapters a0, a1, ... and, by name, what each computes alone for a batch."""
 
+    def __init__(self, model, method, count=THREADS):
+        self.model = model
+        names = [f"a{number}" for number in range(count)]
+        for number, name in enumerate(names):
+            tiny_models.scramble(ah.attach(model, example(method), name=name), seed=number)
+        self.alone = {}
+        for name in (None, *names):
+            ah.activate(model, *([name] if name else []))
+            self.alone[name] = self.computed()
+        ah.activate(model)
 
-def solo_outputs(model, inputs, count=THREADS):
-    outputs = {}
-    for name in (None, *(f"a{number}" for number in range(count))):
-        ah.activate(model, *([name] if name else []))
-        outputs[name] = logits(model, **inputs)
-    ah.activate(model)
-    return outputs
+    def computed(self, model=None):
+        return logits(self.model if model is None else model, **batch())
+
+    def check(self, found, *rows):
+        """Check outputs against what the adapters of the rows compute alone."""
+        own = torch.stack([self.alone[name][row] for row, name in enumerate(rows)])
+        assert torch.allclose(found, own, atol=1e-5, rtol=1e-5), rows
+
+    def check_route(self, *rows):
+        """Check the outputs of a route."""
+        with ah.route(self.model, rows):
+            found = self.computed()
+        self.check(found, *rows)
 
 
 @selection.long_table(("method", "architecture"), ROUTED, parts=3)
 def test_each_thread_computes_with_its_own_route(method, architecture):
-    model, inputs, wrong = tiny_models.usual_model(architecture), batch(), []
-    attached(model, method)
-    expected = solo_outputs(model, inputs)
+    served = Served(tiny_models.usual_model(architecture), method)
 
     def serve(number):
-        rows = [f"a{number}", None, f"a{(number + 1) % THREADS}"]
-        own = torch.stack([expected[name][row] for row, name in enumerate(rows)])
         for _ in range(FORWARDS // THREADS):
-            with ah.route(model, rows):
-                found = logits(model, **inputs)
-            if not torch.allclose(found, own, atol=1e-5, rtol=1e-5):
-                wrong.append((number, float((found - own).abs().max())))
+            served.check_route(f"a{number}", None, f"a{(number + 1) % THREADS}")
 
     assert run_threads(serve) == []
-    assert wrong == []
-    assert torch.equal(logits(model, **inputs), expected[None])
+    assert torch.equal(served.computed(), served.alone[None])
 
 
 def test_threads_cover_the_methods():
@@ -108,25 +114,22 @@ def test_threads_cover_the_methods():
     assert {method for method, _ in SHARED} >= set(one_of_each_signature())
 
 
-def threads_that_differ(model):
-    """List the threads whose output is not that of one thread alone."""
-    inputs, wrong = batch(), []
-    expected = logits(model, **inputs)
+def check_threads_agree(model):
+    """Check that the output of each thread is that of one alone."""
+    expected = logits(model, **batch())
 
     def serve(number):
         for _ in range(FORWARDS // THREADS):
-            if not torch.equal(logits(model, **inputs), expected):
-                wrong.append(number)
+            assert torch.equal(logits(model, **batch()), expected)
 
     assert run_threads(serve) == []
-    return wrong
 
 
 @selection.long_table(("method", "architecture"), SHARED, parts=6)
 def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
     model = tiny_models.usual_model(architecture)
     tiny_models.scramble(ah.attach(model, example(method), name="a"))
-    assert threads_that_differ(model) == []
+    check_threads_agree(model)
 
 
 @pytest.mark.parametrize("method", ["bitfit", "norms", "full", "lora"])
@@ -135,136 +138,91 @@ def test_parameters_in_fp32_serve_threads_of_a_bf16_backbone(method):
     model = tiny_models.model("bert", dtype=torch.bfloat16)
     adapter = ah.attach(model, example(method))
     tiny_models.scramble(adapter)
-    assert threads_that_differ(model) == []
+    check_threads_agree(model)
     assert all(p.dtype == torch.float32 for p in adapter.parameters())
     model(**batch(), labels=torch.zeros(3, dtype=torch.long)).loss.backward()
     assert all(p.grad is not None for p in adapter.parameters())
 
 
 def test_threads_without_a_route_compute_with_what_is_active():
-    model, inputs, wrong = tiny_models.language_model("llama"), batch(), []
-    attached(model, "lora")
-    expected = solo_outputs(model, inputs)
-    ah.activate(model, "a0")
+    served = Served(tiny_models.language_model("llama"), "lora")
+    ah.activate(served.model, "a0")
 
     def serve(number):
         for _ in range(40):
             if number % 2:
-                with ah.route(model, [f"a{number}"] * 3):
-                    found, own = logits(model, **inputs), expected[f"a{number}"]
+                served.check_route(*[f"a{number}"] * 3)
             else:
-                found, own = logits(model, **inputs), expected["a0"]
-            if not torch.allclose(found, own, atol=1e-5):
-                wrong.append(number)
+                served.check(served.computed(), "a0", "a0", "a0")
 
     assert run_threads(serve) == []
-    assert wrong == []
 
 
 @pytest.mark.parametrize("method", ["lora", "mam", "prompt"])
 def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
-    model, inputs = tiny_models.language_model("gpt2"), batch()
-    attached(model, method, 2)
-    expected = list(solo_outputs(model, inputs, 2).values())
-    mixed, done = [], threading.Event()
+    served, done = Served(tiny_models.language_model("gpt2"), method, 2), threading.Event()
 
     def serve(number):
         if number == 0:
             for turn in range(60):
-                ah.activate(model, *[[], ["a0"], ["a1"]][turn % 3])
+                ah.activate(served.model, *[[], ["a0"], ["a1"]][turn % 3])
             done.set()
         while not done.is_set():
-            found = logits(model, **inputs)
-            if not any(torch.allclose(found, own, atol=1e-5) for own in expected):
-                mixed.append(number)
+            found = served.computed()
+            assert any(torch.allclose(found, own, atol=1e-5) for own in served.alone.values())
 
     assert run_threads(serve, 4) == []
-    assert mixed == []
 
 
 def test_adapters_are_attached_and_detached_while_other_threads_have_routes():
-    model, inputs, wrong = tiny_models.usual_model("bert"), batch(), []
-    attached(model, "lora", 4)
-    expected = solo_outputs(model, inputs, 4)
-    done = threading.Event()
+    served, done = Served(tiny_models.usual_model("bert"), "lora", 4), threading.Event()
 
     def serve(number):
         if number == 0:
             for turn in range(12):
                 name = f"new{turn}"
-                tiny_models.scramble(ah.attach(model, "mam", name=name))
-                ah.detach(model, name)
+                tiny_models.scramble(ah.attach(served.model, "mam", name=name))
+                ah.detach(served.model, name)
             done.set()
-            return
         while not done.is_set():
-            with ah.route(model, [f"a{number}", None, "a0"]):
-                found = logits(model, **inputs)
-            names = (f"a{number}", None, "a0")
-            own = torch.stack([expected[name][row] for row, name in enumerate(names)])
-            if not torch.allclose(found, own, atol=1e-5):
-                wrong.append(number)
+            served.check_route(f"a{number}", None, "a0")
 
     assert run_threads(serve, 4) == []
-    assert wrong == []
 
 
-def test_an_adapter_in_a_route_is_not_detached_by_another_thread():
-    model = tiny_models.model("bert")
-    attached(model, "lora", 2)
-    with ah.route(model, ["a0"]):
-        (error,) = run_threads(lambda _: ah.detach(model, "a0"), 1)
-        assert run_threads(lambda _: ah.detach(model, "a1"), 1) == []
-    assert isinstance(error, AttachError)
-    assert "another thread has a route open" in str(error)
-    assert list(get_state(model).adapters) == ["a0"]
+def test_what_another_thread_has_in_a_route_stays():
+    """Its adapters and weights; its head, which a thread without a route would take away."""
+    served = Served(tiny_models.model("bert"), "lora", 2)
+    model = served.model
+    ah.activate(model, "a0")
+    merge = lambda: ah.merge(model, "a0", "a1")  # noqa: E731
+    for refused in (lambda: ah.detach(model, "a1"), merge, served.computed):
+        with ah.route(model, ["a1"] * 3):
+            (error,) = run_threads(lambda _, refused=refused: refused(), 1)
+        assert isinstance(error, AttachError)
+        assert "another thread has a route open" in str(error)
+    served.check(served.computed(), "a0", "a0", "a0")
+    with ah.route(model, ["a1"] * 3):
+        assert run_threads(lambda _: ah.detach(model, "a0"), 1) == []
+    assert list(get_state(model).adapters) == ["a1"]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: ah.merge(model),
-        lambda model: ah.combine(model, ["a0", "a1"]),
-        lambda model: ah.attach(model, "lora"),
-        lambda model: ah.activate(model),
-        lambda model: ah.detach(model),
-    ],
-    ids=["merge", "combine", "attach", "activate", "detach"],
-)
-def test_a_route_of_this_thread_refuses_changes(change):
-    model = tiny_models.model("bert")
-    attached(model, "lora", 2)
-    expected = logits(model, **batch())
-    with (
-        ah.route(model, ["a0", None, "a1"]),
-        pytest.raises(AttachError, match=r"inside route\(...\)"),
-    ):
-        change(model)
-    assert torch.equal(logits(model, **batch()), expected)
-
-
-def test_a_merge_is_refused_while_another_thread_has_a_route():
-    model = tiny_models.model("bert")
-    attached(model, "lora", 1)
-    with ah.route(model, ["a0"]):
-        (error,) = run_threads(lambda _: ah.merge(model, "a0"), 1)
-    assert "another thread has a route open" in str(error)
-
-
-def test_what_replaces_parts_of_the_model_is_not_computed_beside_a_route():
-    """A thread without a route needs the active adapter's head, and the route the model's own."""
-    model, inputs = tiny_models.model("bert"), batch()
-    attached(model, "lora", 2)
-    ah.activate(model, "a0")
-    expected = logits(model, **inputs)
-    with ah.route(model, ["a1"] * 3):
-        (error,) = run_threads(lambda _: logits(model, **inputs), 1)
-    assert "while another thread has a route open" in str(error)
-    assert torch.equal(logits(model, **inputs), expected)
+    ("change", "arguments"),
+    [(ah.merge, ()), (ah.combine, (["a0", "a1"],)), (ah.attach, ("lora",)), (ah.activate, ()),
+     (ah.activate, ("a0",)), (ah.detach, ()), (ah.detach, ("a0",))],
+)  # fmt: skip
+def test_a_route_of_this_thread_refuses_changes(change, arguments):
+    served = Served(tiny_models.model("bert"), "lora", 2)
+    with ah.route(served.model, ["a0", None, "a1"]):
+        with pytest.raises(AttachError, match=r"inside route\(...\)"):
+            change(served.model, *arguments)
+        served.check(served.computed(), "a0", None, "a1")
+    assert torch.equal(served.computed(), served.alone[None])
 
 
 def test_a_route_that_replaces_parameters_is_alone():
-    model = tiny_models.model("bert")
-    attached(model, "bitfit", 1)
+    model = Served(tiny_models.model("bert"), "bitfit", 1).model
     tiny_models.scramble(ah.attach(model, "lora", name="b"))
 
     def other(_):
@@ -272,10 +230,8 @@ def test_a_route_that_replaces_parameters_is_alone():
             pass
 
     with ah.route(model, ["a0"]):
-        (error,) = run_threads(other, 1)
-        (activated,) = run_threads(lambda _: ah.activate(model), 1)
-    assert "replaces parts of the model" in str(error)
-    assert "replaces parts of the model" in str(activated)
+        for errors in (run_threads(other, 1), run_threads(lambda _: ah.activate(model), 1)):
+            assert "replaces parts of the model" in str(*errors)
     assert run_threads(other, 1) == []
 
 
@@ -290,7 +246,7 @@ def test_gradients_are_recomputed_with_the_route_of_the_forward_pass(method, ree
     for elsewhere in (False, True):
         model = tiny_models.language_model("llama")
         torch.manual_seed(0)
-        attached(model, method, 2)
+        Served(model, method, 2)
         model.train()
         tiny_models.enable_gradient_checkpointing(model, use_reentrant=reentrant)
         model.enable_input_require_grads()
@@ -313,33 +269,33 @@ def test_gradients_are_recomputed_with_the_route_of_the_forward_pass(method, ree
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_route_follows_its_coroutine():
     """asyncio interleaves coroutines in one thread, and hands calls to others; none is left."""
-    model, inputs = tiny_models.usual_model("llama"), batch()
-    attached(model, "lora", 4)
-    expected = solo_outputs(model, inputs, 4)
+    served = Served(tiny_models.usual_model("llama"), "lora", 4)
+    model = served.model
 
     async def request(name):
         with ah.route(model, [name] * 3):
             await asyncio.sleep(0)
-            inside = await asyncio.to_thread(logits, model, **inputs)
+            inside = await asyncio.to_thread(served.computed)
             await asyncio.sleep(0)
-            return inside, logits(model, **inputs)
+            return inside, served.computed()
 
     async def serve():
         return await asyncio.gather(*(request(f"a{number}") for number in range(4)))
 
     for number, outputs in enumerate(asyncio.run(serve())):
         for output in outputs:
-            torch.testing.assert_close(output, expected[f"a{number}"], atol=1e-5, rtol=1e-5)
+            served.check(output, *[f"a{number}"] * 3)
     assert get_state(model).routes == []
     ah.activate(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(logits(compiled, **inputs), expected[None], atol=1e-5, rtol=1e-5)
+    served.check(served.computed(compiled), None, None, None)
     torch._dynamo.reset()
 
 
 def test_an_interrupted_pass_leaves_nothing_behind():
     model, inputs = tiny_models.language_model("t5"), batch()
-    attached(model, "lora", 2)
+    for number in range(2):
+        tiny_models.scramble(ah.attach(model, "lora", name=f"a{number}"), seed=number)
     targets = {"decoder_input_ids": inputs["input_ids"][:, :4]}
     ah.activate(model, "a1")
     expected = model(**inputs, **targets).logits
@@ -361,25 +317,20 @@ def test_an_interrupted_pass_leaves_nothing_behind():
 def test_a_compiled_model_follows_the_route_of_its_thread():
     """Its calls alternate: torch does not check the guards of several threads at once."""
     torch._dynamo.reset()
-    calls = threading.Lock()
-    model, inputs, wrong = tiny_models.usual_model("llama"), batch(), []
-    attached(model, "lora", 2)
-    expected = solo_outputs(model, inputs, 2)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    for name in expected:
-        with ah.route(model, [name] * 3):
-            logits(compiled, **inputs)
+    calls, served = threading.Lock(), Served(tiny_models.usual_model("llama"), "lora", 2)
+    compiled = torch.compile(served.model, backend="eager", fullgraph=True)
+    for name in served.alone:
+        with ah.route(served.model, [name] * 3):
+            served.computed(compiled)
 
     def serve(number):
         for turn in range(6):
             name = (None, "a0", "a1")[(turn + number) % 3]
-            with ah.route(model, [name] * 3), calls:
-                found = logits(compiled, **inputs)
-            if not torch.allclose(found, expected[name], atol=1e-5):
-                wrong.append(name)
+            with ah.route(served.model, [name] * 3), calls:
+                found = served.computed(compiled)
+            served.check(found, name, name, name)
 
     assert run_threads(serve, 3) == []
-    assert wrong == []
     torch._dynamo.reset()
 
 
@@ -426,7 +377,7 @@ def test_continuous_batching_is_refused_where_its_thread_computes_something_else
 def test_continuous_batching_and_streams_compute_with_the_adapter():
     """The first with what is active; the second in a copy of the route's context."""
     model, tokenizer = tiny_models.language_model("llama"), word_tokenizer()
-    attached(model, "lora", 2)
+    Served(model, "lora", 2)
     prompt, options = [7, 8, 9], {"max_new_tokens": 4, "do_sample": False}
     inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, 3).long()}
     expected = {}

@@ -1,4 +1,4 @@
-"""New tokens, the tokenizer's identity and the chat template are saved with an adapter."""
+"""New tokens and the chat template are saved with an adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from tokenizers import AddedToken
 
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone
@@ -16,7 +15,7 @@ from adapterhub.backbones.processor import TokenizerSnapshot
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import Saved, write_adapter
 from tests.kit import tiny_models
-from tests.kit.data import WORDS, word_tokenizer
+from tests.kit.data import word_tokenizer
 
 NEW = ["<a>", "<b>"]
 BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the embedding's unused rows
@@ -59,10 +58,14 @@ def test_only_new_tokens_are_trained_saved_and_loaded(folder, tokens, tmp_path):
         out = model(**batch(model, tokenizer))
         losses.append(out.loss.item())
         out.loss.backward()
+        assert adapter.tensors()["tokens.input"].grad[-2].any()
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < losses[0]
     expected = scores(model, tokenizer)
+    copied = copy.deepcopy(model)
+    assert Backbone.of(copied).tokenizer.tokenizer is tokenizer
+    assert torch.equal(scores(copied, tokenizer).logits, expected.logits)
     assert expected.logits.shape[-1] >= max(ids) + 1
     adapter.save(tmp_path / "a")
     manifest, tensors = Saved.at(tmp_path / "a").read()
@@ -127,16 +130,6 @@ def test_a_resized_model_keeps_its_original_fingerprint(tmp_path, backbones):
     assert torch.equal(scores(base, tokenizer).logits, expected)
 
 
-def test_only_the_rows_of_new_tokens_train(backbones):
-    model, tokenizer = ah.load_backbone(str(backbones("gpt2")), task="causal-lm", new_tokens=NEW)
-    adapter = ah.attach(model, "lora")
-    rows = adapter.tensors()["tokens.input"]
-    model(**batch(model, tokenizer)).loss.backward()
-    assert rows.grad.abs().sum(1).gt(0).all()
-    assert not model.get_input_embeddings().weight.requires_grad
-    assert torch.equal(rows[0], model.get_input_embeddings().weight.mean(0))
-
-
 def test_the_vocabulary_size_follows_the_active_adapter(backbones, tmp_path):
     model, tokenizer = ah.load_backbone(str(backbones("bart")), task="seq2seq")
     ah.attach(model, "lora", name="plain")
@@ -153,68 +146,53 @@ def test_the_vocabulary_size_follows_the_active_adapter(backbones, tmp_path):
     assert made.shape[0] == 1
 
 
-def test_a_copied_model_keeps_its_new_tokens(backbones):
-    model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
-    tiny_models.scramble(ah.attach(model, "lora"))
-    copied = copy.deepcopy(model)
-    assert Backbone.of(copied).tokenizer.tokenizer is tokenizer
-    assert torch.equal(scores(copied, tokenizer).logits, scores(model, tokenizer).logits)
+@pytest.fixture(scope="module")
+def saved(backbones, tmp_path_factory):
+    """Save an adapter with new tokens; return its folder and that of the backbone."""
+    folder = tmp_path_factory.mktemp("tokens") / "a"
+    model, _ = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
+    ah.attach(model, "lora").save(folder)
+    return folder, str(backbones("llama"))
 
 
 def test_another_tokenizer_is_refused(backbones, tmp_path):
     """The error names both tokenizers; `any_tokenizer` overrides it."""
-    folder = backbones("llama")
-    model, _ = ah.load_backbone(str(folder), task="causal-lm")
-    ah.attach(model, "lora").save(tmp_path / "a")
+    folder, backbone = tmp_path / "a", str(backbones("llama"))
+    ah.attach(ah.load_backbone(backbone, task="causal-lm")[0], "lora").save(folder)
     other = word_tokenizer("<s>", "")
     other.add_tokens(["<x>"])
-    plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(backbone)
     other.eos_token = "<unk>"
     with pytest.raises(MismatchError, match="a different tokenizer") as error:
-        ah.load(plain, tmp_path / "a", tokenizer=other)
-    assert Saved.at(tmp_path / "a").manifest.tokenizer in str(error.value)
+        ah.load(plain, folder, tokenizer=other)
+    assert Saved.at(folder).manifest.tokenizer in str(error.value)
     assert TokenizerSnapshot(other, 64).identity() in str(error.value)
     assert Backbone.of(plain).tokenizer is None, "a refused load leaves nothing"
     assert not any("adapterhub" in name for name in plain.state_dict())
-    ah.load(plain, tmp_path / "a", any_tokenizer=True)
+    ah.load(plain, folder, any_tokenizer=True)
 
 
-def test_different_tokens_with_the_same_ids_are_refused(backbones, tmp_path):
-    folder = str(backbones("llama"))
-    model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
-    ah.attach(model, "lora").save(tmp_path / "a")
-    other, tokenizer = ah.load_backbone(folder, task="causal-lm", new_tokens=["<b>", "<c>"])
+def test_a_refused_adapter_leaves_the_tokenizer_unchanged(saved, tmp_path):
+    folder, backbone = saved
+    other, tokenizer = ah.load_backbone(backbone, task="causal-lm", new_tokens=["<b>", "<c>"])
     before = len(tokenizer)
     with pytest.raises(MismatchError, match="different ids") as error:
-        ah.load(other, tmp_path / "a")
+        ah.load(other, folder)
     assert len(error.value.offenders) == 2
     assert len(tokenizer) == before
-
-
-def test_a_huge_token_id_is_refused(backbones, tmp_path):
-    """Logits are as wide as the highest id, so a forged id far above the vocabulary is refused."""
-    model, _ = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
-    ah.attach(model, "lora").save(tmp_path / "a")
-    manifest, tensors = Saved.at(tmp_path / "a").read()
+    plain, tokenizer = ah.load_backbone(backbone, task="causal-lm")
+    # Logits are as wide as the highest id.
+    manifest, tensors = Saved.at(folder).read()
     far = replace(manifest.tokens[1], id=2**31 - 1)
     write_adapter(tmp_path / "b", replace(manifest, tokens=(manifest.tokens[0], far)), tensors)
-    plain = transformers.AutoModelForCausalLM.from_pretrained(backbones("llama"))
     with pytest.raises(AttachError, match="far above"):
         ah.load(plain, tmp_path / "b")
-    assert not any("adapterhub" in name for name in plain.state_dict())
-
-
-def test_a_refused_adapter_leaves_the_tokenizer_unchanged(backbones, tmp_path):
-    """A refused load does not add its tokens to the tokenizer."""
-    folder = str(backbones("llama"))
-    model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
-    ah.attach(model, "lora").save(tmp_path / "a")
-    fresh, tokenizer = ah.load_backbone(folder, task="causal-lm")
     with torch.no_grad():
-        fresh.model.layers[0].mlp.up_proj.weight.add_(1)
+        plain.model.layers[0].mlp.up_proj.weight.add_(1)
     with pytest.raises(MismatchError, match="a different backbone"):
-        ah.load(fresh, tmp_path / "a")
+        ah.load(plain, folder)
     assert tokenizer.convert_tokens_to_ids("<a>") == tokenizer.unk_token_id
+    assert not any("adapterhub" in name for name in plain.state_dict())
 
 
 def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
@@ -233,36 +211,3 @@ def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
     assert adapter.manifest().chat_template == template
     adapter.detach()
     assert plain.chat_template == original
-
-
-def identity(tokenizer):
-    return TokenizerSnapshot(tokenizer, len(tokenizer)).identity()
-
-
-def test_a_tokenizer_identity_depends_on_its_content(backbone, tmp_path):
-    """It depends on the vocabulary, not on padding, truncation, template, name or folder."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(backbone)
-    expected = identity(tokenizer)
-    tokenizer("the movie", padding="max_length", truncation=True, max_length=8)
-    tokenizer.chat_template = "x"
-    tokenizer.pad_token = "[UNK]"
-    tokenizer.save_pretrained(tmp_path)
-    assert identity(tokenizer) == expected
-    assert identity(transformers.AutoTokenizer.from_pretrained(tmp_path)) == expected
-    cased = tmp_path / "cased"
-    cased.mkdir()
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    others = [
-        transformers.BertTokenizerFast(vocab={w: i for i, w in enumerate(ws)}, do_lower_case=low)
-        for ws, low in ((words[:-1], True), ([*words[:-2], words[-1], words[-2]], True))
-    ]
-    tokenizer.eos_token = "the"
-    assert len({expected, identity(tokenizer), *map(identity, others)}) == 4
-
-
-def test_tokens_added_later_do_not_change_the_identity(backbones):
-    model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm")
-    expected = Backbone.of(model).tokenizer.identity()
-    tokenizer.add_tokens([AddedToken("don", single_word=False), "<a>"])
-    assert Backbone.of(model).tokenizer.identity() == expected
-    assert len(ah.attach(model, "lora").new_tokens.tokens) == 2

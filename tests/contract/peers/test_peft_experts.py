@@ -70,6 +70,17 @@ def peft_model(model, name="default", wrapped=None, **options):
     return wrapped.eval()
 
 
+@torch.no_grad()
+def assert_same(model, theirs):
+    found, expected = expert_logits(model), expert_logits(theirs)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def from_peft(model, folder):
+    """Load a checkpoint by peft, on a copy of a model."""
+    return peft.PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+
+
 def numbers(file: Path) -> int:
     return sum(tensor.numel() for tensor in load_file(file).values())
 
@@ -112,8 +123,7 @@ def test_a_peft_adapter_of_experts_stays_low_rank(model_type, variant, tmp_path)
     if variant != "alphas":  # peft may divide by another alpha, with the same products
         assert all(torch.equal(files[1][name], tensor) for name, tensor in files[0].items())
     ah.detach(model)
-    back = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "back").eval()
-    torch.testing.assert_close(expert_logits(back), theirs_out, atol=2e-5, rtol=1e-4)
+    assert_same(from_peft(model, tmp_path / "back"), theirs)
     ah.load(model, tmp_path / "ours")
     with torch.no_grad():
         assert torch.equal(expert_logits(model), ours_out)
@@ -134,10 +144,7 @@ def test_two_adapters_at_once(tmp_path):
     for name in ("one", "second"):
         ah.load(model, tmp_path / name, name=name)
     ah.activate(model, "one", "second")
-    with torch.no_grad():
-        torch.testing.assert_close(
-            expert_logits(model), expert_logits(theirs), atol=2e-5, rtol=1e-4
-        )
+    assert_same(model, theirs)
     ah.detach(model)
 
 
@@ -160,12 +167,9 @@ def test_files_from_before_transformers_stacked_experts(tmp_path):
     names = [*sizes, "gate", "q_proj"]
     lora = peft.LoraConfig(r=rank, lora_alpha=6, target_modules=names, inference_mode=True)
     lora.save_pretrained(tmp_path)
-    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()
+    theirs = from_peft(model, tmp_path)
     adapter = ah.load(model, tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            expert_logits(model), expert_logits(theirs), atol=2e-5, rtol=1e-4
-        )
+    assert_same(model, theirs)
     adapter.save(tmp_path / "ours")
     stored = numbers(tmp_path / "ours" / "adapter.safetensors")
     # Gate and up become one projection of twice the rank, whose B has zeros.
@@ -186,10 +190,7 @@ def test_a_parameter_that_is_no_site_is_stored_whole(tmp_path):
     theirs.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="bias is not a site: its update is stored as a whole"):
         adapter = ah.load(model, tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            expert_logits(model), expert_logits(theirs), atol=2e-5, rtol=1e-4
-        )
+    assert_same(model, theirs)
     stored = {path: t.numel() for path, t in adapter.tensors().items() if "bias" in path}
     assert sum(stored.values()) == sum(
         p.numel() for n, p in model.named_parameters() if n.endswith("gate_up_proj_bias")
@@ -228,12 +229,10 @@ def test_what_is_trained_here_is_exported(case, tmp_path):
     model = expert_model("gpt_oss")
     adapter = ah.attach(model, EXPORTED[case])
     redraw(adapter)
-    with torch.no_grad():
-        expected = expert_logits(model)
-        adapter.export(tmp_path / "peft")
-        adapter.detach()
-        theirs = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "peft").eval()
-        torch.testing.assert_close(expert_logits(theirs), expected, atol=2e-5, rtol=1e-4)
+    adapter.export(tmp_path / "peft")
+    ours = copy.deepcopy(model)
+    adapter.detach()
+    assert_same(from_peft(model, tmp_path / "peft"), ours)
 
 
 def test_other_updates_of_held_weights_are_not_exported(tmp_path):
@@ -248,18 +247,12 @@ def test_other_updates_of_held_weights_are_not_exported(tmp_path):
     adapter.detach()
 
 
-REFUSED = {
-    "alora_invocation_tokens": [7],
-    "init_lora_weights": "pissa",
-}
-
-
-@pytest.mark.parametrize("option", REFUSED)
-def test_variants_that_peft_has_at_modules_only_are_refused(option, tmp_path):
+def test_variants_that_peft_has_at_modules_only_are_refused(tmp_path):
     model = expert_model("mixtral")
     peft_model(model, task_type="CAUSAL_LM").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {option: REFUSED[option]}))
-    with pytest.raises(MismatchError, match=option) as error:
-        ah.load(model, tmp_path)
-    assert any("experts" in line for line in error.value.offenders)
+    for option, value in {"alora_invocation_tokens": [7], "init_lora_weights": "pissa"}.items():
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config | {option: value}))
+        with pytest.raises(MismatchError, match=option) as error:
+            ah.load(model, tmp_path)
+        assert any("experts" in line for line in error.value.offenders)

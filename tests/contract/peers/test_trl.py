@@ -84,45 +84,33 @@ def test_sft_trains_only_the_adapter(method, loaded, tmp_path):
     torch.testing.assert_close(logits(model), trained, atol=1e-5, rtol=1e-5)
 
 
-def preferences(folder, model, tokenizer, **more):
-    rows = [{"prompt": p, "chosen": good, "rejected": bad} for p, good, bad in pairs()]
-    arguments = trl.DPOConfig(folder, **OPTIONS)
-    return trl.DPOTrainer(
-        model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
-        **more,
-    )  # fmt: skip
-
-
+@pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("method", DPO)
-def test_dpo_uses_the_bare_backbone_as_reference(method, loaded, tmp_path):
-    """trl loads its reference model from the backbone's folder, and training does not change it."""
+def test_dpo_leaves_its_reference_as_it_was(method, copied, loaded, tmp_path):
+    """It is the bare backbone, which trl loads from its folder; after SFT, a copy with the adapter.
+
+    With a loss of log 2, policy and reference agree.
+    """
     model, tokenizer = loaded
     bare = logits(model)
     adapter = ah.attach(model, example(method))
-    trainer = preferences(tmp_path, model, tokenizer)
+    reference = None
+    if copied:
+        tiny_models.scramble(adapter)
+        reference = copy.deepcopy(model)
+    start = logits(model) if copied else bare
+    rows = [{"prompt": p, "chosen": good, "rejected": bad} for p, good, bad in pairs()]
+    trainer = trl.DPOTrainer(
+        model, args=trl.DPOConfig(tmp_path, **OPTIONS), train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer, ref_model=reference,
+    )  # fmt: skip
     reference = trainer.ref_model
     assert reference is not model
-    assert find_state(reference) is None
-    assert torch.equal(logits(reference), bare)
-    losses = train(trainer, model, adapter)
-    if METHODS[method].start == "identity":
-        assert losses[0] == pytest.approx(0.6931, abs=1e-4)  # log 2: policy and reference agree
-    assert losses[-1] < losses[0]
-    assert torch.equal(logits(reference), bare)
-    assert not torch.allclose(logits(model), bare, atol=1e-3)
-
-
-@pytest.mark.parametrize("method", DPO)
-def test_dpo_uses_a_copy_with_the_adapter_as_reference(method, loaded, tmp_path):
-    """After SFT, the reference is a copy of the model with its adapter."""
-    model, tokenizer = loaded
-    adapter = ah.attach(model, example(method))
-    tiny_models.scramble(adapter)
-    start, reference = logits(model), copy.deepcopy(model)
-    trainer = preferences(tmp_path, model, tokenizer, ref_model=reference)
+    assert (find_state(reference) is not None) == copied
     assert torch.equal(logits(reference), start)
     losses = train(trainer, model, adapter)
-    assert losses[0] == pytest.approx(0.6931, abs=1e-4)
+    if copied or METHODS[method].start == "identity":
+        assert losses[0] == pytest.approx(0.6931, abs=1e-4)
     assert losses[-1] < losses[0]
     assert torch.equal(logits(reference), start)
     assert not torch.allclose(logits(model), start, atol=1e-3)
