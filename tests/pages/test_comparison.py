@@ -7,14 +7,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError
 from adapterhub.pages.comparison import (
     RUNS_PAGE,
     check_comparable,
     overlay_chart,
     pairwise,
     runs_page,
-    summary,
     write_runs_page,
 )
 from adapterhub.pages.page import read_run
@@ -37,12 +36,6 @@ def test_the_same_data_compare_and_others_do_not(tmp_path):
     with pytest.raises(ConfigError, match="evaluated on different data") as error:
         check_comparable(runs[:3], ["a", "b", "c"])
     assert len(error.value.offenders) == 3
-
-
-def test_a_summary_has_what_the_files_have(tmp_path):
-    found = summary(read_run(run_folder(tmp_path)), "a")
-    assert (found.seconds, found.memory) == (6.0, 10**9)
-    assert (found.trained, found.size, found.rows) == (None, None, None)
 
 
 def test_runs_are_named_by_their_folders_and_overlaid(tmp_path):
@@ -82,8 +75,3 @@ def test_lines_have_their_names_at_their_ends():
     texts = set(ElementTree.fromstring(svg).itertext())
     assert set(lines) <= texts
     assert "none" not in texts
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(FileError, match="no run"):
-        write_runs_page([run_folder(tmp_path / "a"), tmp_path / "b"])

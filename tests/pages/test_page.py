@@ -1,4 +1,4 @@
-"""report.html: one file without network and scripts, for every kind of run."""
+"""report.html: one file without network and scripts, and the files of a run that it shows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import html.parser
 
 import pytest
 
+from adapterhub.errors import FileError
 from adapterhub.files.shown_table import ShownTable, TableCell
 from adapterhub.pages.figures import ChartGroup
-from adapterhub.pages.page import PAGE, framed_page, number_text, page_html, read_run, write_page
+from adapterhub.pages.page import (
+    framed_page,
+    lower_is_better,
+    number_text,
+    page_html,
+    read_run,
+    submapping,
+    write_page,
+)
 from adapterhub.pages.row_scores import KINDS
 from tests.kit.runs import predictions, run_folder
 from tests.kit.selection import cases_of
@@ -84,12 +93,6 @@ def test_a_page_of_a_run_that_goes_on_reloads_itself(tmp_path):
     assert 'http-equiv="refresh"' not in page_html(run)
 
 
-def test_the_page_can_be_written_elsewhere(tmp_path):
-    folder = run_folder(tmp_path / "run")
-    assert write_page(folder, tmp_path / "other.html") == tmp_path / "other.html"
-    assert not (folder / PAGE).exists()
-
-
 def test_the_most_frequent_class_is_shown_beside_the_accuracy(tmp_path):
     page = page_html(read_run(run_folder(tmp_path, predictions("classes"))))
     assert "always &#39;neg&#39;: 0.500" in page
@@ -120,3 +123,56 @@ def test_a_group_without_charts_is_only_a_title():
                        groups=[group], facts=[])  # fmt: skip
     assert "Speed" in page
     assert "<figure>" not in page
+
+
+def test_a_run_without_an_adapter_is_read(tmp_path):
+    run = read_run(run_folder(tmp_path / "mine", predictions("classes")))
+    assert (run.name, run.manifest, run.trained, run.size) == ("mine", None, 0, 0)
+    assert run.metrics == pytest.approx({"accuracy": 0.4, "loss": 0.25})
+    assert run.best == run.evaluations[-1]
+    assert run.main_metric == "accuracy"
+    assert run.predictions == predictions("classes")
+
+
+def test_the_main_metric_is_that_of_the_recipe(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "recipe.yaml").write_text("task: regression\n")
+    assert read_run(folder).main_metric == "pearson"
+    (folder / "recipe.yaml").write_text("task: regression\ntrain: {best_metric: mse}\n")
+    assert read_run(folder).main_metric == "mse"
+    (folder / "recipe.yaml").write_text("{}\n")
+    assert read_run(run_folder(tmp_path, predictions("losses"))).main_metric == "loss"
+    (folder / "predictions.jsonl").unlink()
+    (folder / "recipe.yaml").write_text("task: of the future\n")
+    assert read_run(folder).main_metric == "accuracy"
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(FileError, match="no run in"):
+        read_run(tmp_path)
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path):
+    folder = run_folder(tmp_path)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')
+    assert len(read_run(folder).training) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{", '{"event": "train"}', '{"event": "x", "step": 1}',
+     '{"event": "train", "step": "1"}', '{"event": "eval", "step": 1, "metrics": {"a": "b"}}',
+     '{"event": "eval", "step": 1, "metrics": [1]}'],
+)  # fmt: skip
+def test_a_broken_line_is_named(line, tmp_path):
+    path = run_folder(tmp_path) / "metrics.jsonl"
+    path.write_text(f"{line}\n{path.read_text()}")
+    with pytest.raises(FileError, match=r"metrics\.jsonl, line 1 is broken"):
+        read_run(tmp_path)
+
+
+def test_small_helpers():
+    for name, lower in (("loss", True), ("eval_mse", True), ("accuracy", False)):
+        assert lower_is_better(name) is lower
+    assert [submapping({"a": {"b": 1}, "c": 2}, key) for key in "ac"] == [{"b": 1}, {}]

@@ -1,87 +1,187 @@
-"""Scores of summed columns, against the metrics that tasks compute of whole predictions."""
+"""predictions.jsonl, and the scores of its rows: against other metrics, and by hand."""
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from sklearn.metrics import precision_recall_fscore_support
 
-from adapterhub.errors import ConfigError
-from adapterhub.pages.row_scores import KINDS, row_score
-from adapterhub.tasks import TASKS
+from adapterhub.data.examples import Example, data_hash
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.pages.row_scores import (
+    KINDS,
+    PREDICTIONS,
+    calibration,
+    class_scores,
+    confusions,
+    difference,
+    is_right,
+    outcomes_of,
+    read_predictions,
+    row_score,
+    span_scores,
+)
+from adapterhub.tasks import TASKS, parse_task
+from adapterhub.tasks.classification import Number, Scored
 from adapterhub.tasks.common.metrics import (
     classification_metrics,
     generation_metrics,
     multi_label_metrics,
     regression_metrics,
 )
-from tests.kit.runs import ROWS
-
-TEXTS = ["the cat sat on the mat", "a dog", "it rains here every day", "x y z"]
-GIVEN = ["the cat sat on a mat", "a dog", "it rains every day here", ""]
+from tests.kit.runs import ROWS, predictions
 
 
-def total(kind, metric, rows):
-    score = row_score(kind, metric)
-    return float(score.summarize(score.columns(rows).sum(0)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_read_back(kind, tmp_path):
+    assert read_predictions(tmp_path) is None, "no file"
+    file = predictions(kind)
+    (tmp_path / PREDICTIONS).write_bytes(file.to_bytes())
+    assert read_predictions(tmp_path) == file
 
 
-def pairs(labels, predictions, **more):
-    rows = zip(labels, predictions, strict=True)
-    return [{"label": a, "prediction": b, **more} for a, b in rows]
+def test_every_task_has_a_kind_of_outcome():
+    assert len(TASKS) > 8
+    assert {cls().outcomes for cls in TASKS.values()} == set(KINDS) == set(ROWS)
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("metric", ["accuracy", "matthews", "macro_f1"])
-def test_scores_of_classes_are_those_of_the_task(metric, classes):
-    random = np.random.default_rng(classes)
-    labels, other = (random.integers(classes, size=100) for _ in range(2))
+def test_outcomes_hold_texts_label_prediction_and_score():
+    task, examples = (
+        parse_task("classification"),
+        [Example("a", label="pos"), Example("b", "c", "neg")],
+    )
+    given = [Scored("pos", {"pos": 0.8, "neg": 0.2}), Scored("pos", {"pos": 0.6, "neg": 0.4})]
+    file = outcomes_of(task, examples, given, ("neg", "pos"), 7)
+    assert file is not None
+    assert (file.kind, file.step, file.data) == ("classes", 7, data_hash(examples))
+    assert file.rows[1] == {
+        "id": 1, "texts": ["b", "c"], "label": "neg", "prediction": "pos", "score": 0.6
+    }  # fmt: skip
+    assert outcomes_of(task, examples, given[:1], (), 1) is None, "not one for each example"
+
+
+def test_long_texts_are_cut_and_numbers_are_json():
+    examples = [Example("x" * 10_000, label=1.0)]
+    file = outcomes_of(parse_task("regression"), examples, [Number(math.nan)], (), 1)
+    assert file is not None
+    assert len(file.rows[0]["texts"][0]) < 5000
+    assert file.rows[0]["prediction"] == 1e308
+    for line in file.to_bytes().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+
+
+def spans(span):
+    return predictions("spans", [{"label": [span], "prediction": []}]).to_bytes()
+
+
+BROKEN = {
+    "a cut file": lambda data: data[:-20],
+    "fewer rows": lambda data: data[: data.rindex(b"\n", 0, -1) + 1],
+    "no rows": lambda data: data.splitlines()[0].replace(b'"rows": 4', b'"rows": 0') + b"\n",
+    "a newer format": lambda data: data.replace(b'"format": 1', b'"format": 2'),
+    "an unknown kind": lambda data: data.replace(b'"classes"', b'"pictures"'),
+    "another type": lambda data: data.replace(b'"score": 0.6', b'"score": "0.6"'),
+    "a missing field": lambda data: data.replace(b'"prediction"', b'"predicted"'),
+    "texts that are none": lambda data: data.replace(b'["a good movie"]', b"[1]"),
+    "no JSON": lambda data: b"\xff" + data,
+    "a list": lambda data: b"[]\n" + data,
+    "deep nesting": lambda data: b"[" * 100_000 + data,
+    "a span that ends before it begins": lambda data: spans(["per", 3, 1]),
+    "a span before the text": lambda data: spans(["per", -1, 2]),
+    "a span of a number": lambda data: spans([1, 0, 1]),
+    "a span from a text": lambda data: spans(["per", "0", 1]),
+    "a short span": lambda data: spans(["per"]),
+    "a number as a span": lambda data: spans(3),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused(name, tmp_path):
+    path = tmp_path / PREDICTIONS
+    path.write_bytes(BROKEN[name](predictions("classes").to_bytes()))
+    with pytest.raises(FileError, match="is broken"):
+        read_predictions(tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "other").write_bytes(predictions("texts").to_bytes())
+    (tmp_path / PREDICTIONS).symlink_to(tmp_path / "other")
+    with pytest.raises(FileError, match="is broken"):
+        read_predictions(tmp_path)
+
+
+def test_one_class_for_rows_of_several_classes():
+    file = predictions("classes")
+    assert len({row["label"] for row in file.rows}) > 1
+    assert file.only_class is None
+    same = [row | {"prediction": "x"} for row in file.rows]
+    assert replace(file, rows=same).only_class == "x"
+    assert replace(file, rows=[row | {"label": "x"} for row in same]).only_class is None
+    assert replace(file, rows=[]).only_class is None
+    assert predictions("texts").only_class is None
+
+
+# Scores of summed columns
+
+
+def drawn_classes(number):
+    random = np.random.default_rng(number)
+    labels, other = (random.integers(number, size=100) for _ in range(2))
     given = np.where(random.random(100) < 0.5, labels, other)
-    names = [[f"c{number}" for number in numbers] for numbers in (labels, given)]
-    expected = classification_metrics(*names)[metric]
-    assert total("classes", metric, pairs(*names)) == pytest.approx(expected)
+    return [f"c{i}" for i in labels], [f"c{i}" for i in given]
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "matthews", "macro_f1"])
-@pytest.mark.parametrize("given", ["ab", "aa"])
-def test_scores_of_a_single_class_are_those_of_the_task(metric, given):
-    expected = classification_metrics(list("aa"), list(given))[metric]
-    assert total("classes", metric, pairs("aa", given)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("metric", ["pearson", "mse"])
-def test_scores_of_numbers_are_those_of_the_task(metric):
+def drawn_numbers():
     random = np.random.default_rng(0)
     true = 1e6 + random.normal(size=50)
-    given = true + random.normal(size=50)
-    expected = regression_metrics(list(true), list(given))[metric]
-    rows = pairs(map(float, true), map(float, given))
-    assert total("numbers", metric, rows) == pytest.approx(expected)
+    return list(map(float, true)), list(map(float, true + random.normal(size=50)))
+
+
+def of_sets(expected, given):
+    return multi_label_metrics(["a", "b"], expected, given)
+
+
+TEXTS = (
+    ["the cat sat on the mat", "a dog", "it rains here every day", "x y z"],
+    ["the cat sat on a mat", "a dog", "it rains every day here", ""],
+)
+NO_SHARED = ["a b c d e"], ["v w x y z"]
+SETS = tuple([row[name] for row in ROWS["sets"]] for name in ("label", "prediction"))
+OF_CLASSES = ("accuracy", "matthews", "macro_f1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "pairs", "metrics"),
+    [
+        ("classes", OF_CLASSES, drawn_classes(2), classification_metrics),
+        ("classes", OF_CLASSES, drawn_classes(4), classification_metrics),
+        ("classes", OF_CLASSES, (list("aa"), list("ab")), classification_metrics),
+        ("classes", OF_CLASSES, (list("aa"), list("aa")), classification_metrics),
+        ("numbers", ("pearson", "mse"), drawn_numbers(), regression_metrics),
+        ("sets", ("micro_f1", "exact_match"), SETS, of_sets),
+        ("texts", ("bleu",), TEXTS, lambda *pair: generation_metrics("bleu", *pair)),
+        ("texts", ("bleu",), NO_SHARED, lambda *pair: generation_metrics("bleu", *pair)),
+        ("texts", ("rouge1", "rouge2", "rougeL", "rougeLsum"), TEXTS,
+         lambda *pair: generation_metrics("rouge", *pair)),
+    ],
+)  # fmt: skip
+def test_scores_are_those_of_the_task(kind, names, pairs, metrics):
+    rows = [{"label": a, "prediction": b, "score": 0.0} for a, b in zip(*pairs, strict=True)]
+    expected = metrics(*pairs)
+    for name in names:
+        score = row_score(kind, name)
+        found = float(score.summarize(score.columns(rows).sum(0)))
+        assert found == pytest.approx(expected[name]), name
 
 
 def test_the_correlation_with_a_constant_is_zero():
-    assert total("numbers", "pearson", pairs([1.0, 2.0, 4.0], [0.1, 0.1, 0.1])) == 0.0
-
-
-@pytest.mark.parametrize("metric", ["micro_f1", "exact_match"])
-def test_scores_of_sets_are_those_of_the_task(metric):
-    rows = ROWS["sets"]
-    expected, given = ([row[name] for row in rows] for name in ("label", "prediction"))
-    found = multi_label_metrics(["a", "b"], expected, given)[metric]
-    assert total("sets", metric, rows) == pytest.approx(found)
-
-
-@pytest.mark.parametrize("metric", ["bleu", "rouge1", "rouge2", "rougeL", "rougeLsum"])
-def test_scores_of_texts_are_those_of_the_task(metric):
-    kind = "bleu" if metric == "bleu" else "rouge"
-    expected = generation_metrics(kind, TEXTS, GIVEN)[metric]
-    assert total("texts", metric, pairs(TEXTS, GIVEN, score=0.0)) == pytest.approx(expected)
-
-
-def test_bleu_without_a_shared_word_is_zero():
-    rows = pairs(["a b c d e"], ["v w x y z"], score=0.0)
-    assert total("texts", "bleu", rows) == pytest.approx(
-        generation_metrics("bleu", ["a b c d e"], ["v w x y z"])["bleu"]
-    )
+    score = row_score("numbers", "pearson")
+    rows = [{"label": value, "prediction": 0.1} for value in (1.0, 2.0, 4.0)]
+    assert score.summarize(score.columns(rows).sum(0)) == 0.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,17 +211,116 @@ def test_every_main_metric_of_a_task_is_computed_from_rows():
                 assert score.lower_is_better == (variant.main_metric in ("loss", "wer"))
                 found.add(score.name)
     assert found == {
-        "accuracy", "pearson", "micro_f1", "f1", "loss", "bleu", "rougeL", "exact_match",
-        "wer",
+        "accuracy", "pearson", "micro_f1", "f1", "loss", "bleu", "rougeL", "exact_match", "wer",
     }  # fmt: skip
 
 
 def test_points_are_hundredths_of_shares_and_correlations():
     assert row_score("classes", "matthews").points == 100
-    assert row_score("texts", "bleu").points == 1
-    assert row_score("losses").points == 1
-
-
-def test_an_unknown_score_is_refused():
+    assert row_score("texts", "bleu").points == row_score("losses").points == 1
     with pytest.raises(ConfigError, match="spearman"):
         row_score("numbers", "spearman")
+
+
+# Scores by class, and calibration
+
+
+def random_classes(count, seed, right=0.7):
+    random = np.random.default_rng(seed)
+    labels = np.random.default_rng(99).integers(3, size=count)
+    hit = random.random(count) < right
+    given = np.where(hit, labels, random.integers(3, size=count))
+    drawn = zip(labels, given, random.random(count), strict=True)
+    return [{"label": f"c{a}", "prediction": f"c{b}", "score": float(s)} for a, b, s in drawn]
+
+
+def test_class_scores_are_those_of_scikit_learn():
+    rows, names = random_classes(200, 1), ["c0", "c1", "c2"]
+    pairs = ([row[field] for row in rows] for field in ("label", "prediction"))
+    expected = precision_recall_fscore_support(*pairs, labels=names)
+    found = [[s.precision, s.recall, s.f1, s.support] for s in class_scores(rows, names)]
+    assert np.allclose(found, np.array(expected).T)
+    assert sum(confusions(rows).values()) == 200
+    (never,) = class_scores([], ["x"])
+    assert (never.precision, never.recall, never.f1) == (0, 0, 0)
+
+
+def test_span_scores_count_kind_and_both_ends():
+    scores = {s.name: (s.right, s.predicted, s.support) for s in span_scores(ROWS["spans"])}
+    assert scores == {"loc": (1, 2, 1), "per": (0, 0, 2)}
+
+
+def test_calibration_by_hand():
+    bins, error = calibration(ROWS["classes"])
+    assert [(b.low, b.count, b.accuracy) for b in bins] == [
+        (0.5, 1, 1.0), (0.7, 1, 0.0), (0.8, 1, 1.0), (0.9, 1, 1.0)
+    ]  # fmt: skip
+    assert error == pytest.approx((0.4 + 0.8 + 0.1 + 0.0) / 4)
+    bins, _ = calibration([{"label": "a", "prediction": "a", "score": 0.0}])
+    assert bins[0].low == 0.0
+
+
+# Two runs on the same rows
+
+
+def test_mcnemar_counts_the_disagreements():
+    first, second = random_classes(500, 1, right=0.5), random_classes(500, 2, right=0.8)
+    found = difference(predictions("classes", first), predictions("classes", second))
+    pairs = [(is_right(a), is_right(b)) for a, b in zip(first, second, strict=True)]
+    assert found.better == pairs.count((False, True))
+    assert found.worse == pairs.count((True, False))
+    assert found.value == pytest.approx((found.better - found.worse) / 500)
+    assert found.low < found.value < found.high
+    assert found.is_significant
+    back = difference(predictions("classes", second), predictions("classes", first))
+    assert back.value == pytest.approx(-found.value)
+    assert back.p == found.p
+    assert not is_right({"label": "a", "prediction": "a", "right": False}), "said, not compared"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_equal_runs_do_not_differ(kind):
+    found = difference(predictions(kind), predictions(kind))
+    assert (found.value, found.low, found.high) == (0, 0, 0)
+    assert not found.is_significant
+
+
+def test_no_significance_where_there_is_no_difference():
+    """At 5 %, about one of 20 pairs of equally good runs differs."""
+    pairs = [(random_classes(200, s), random_classes(200, s + 1000)) for s in range(20)]
+    found = [difference(predictions("classes", a), predictions("classes", b)) for a, b in pairs]
+    assert sum(d.is_significant for d in found) <= 3
+
+
+def test_the_correlation_of_numbers_is_pearson():
+    random = np.random.default_rng(0)
+    true = random.normal(size=300)
+    files, expected = [], []
+    for spread in (2, 1):
+        given = true + spread * random.normal(size=300)
+        rows = [
+            {"label": float(t), "prediction": float(p)} for t, p in zip(true, given, strict=True)
+        ]
+        files.append(predictions("numbers", rows))
+        expected.append(np.corrcoef(true, given)[0, 1])
+    found = difference(*files)
+    assert found.score == "pearson"
+    assert found.value == pytest.approx(expected[1] - expected[0])
+    assert found.is_significant
+
+
+def test_the_loss_is_weighted_by_tokens():
+    first, second = (
+        predictions("losses", [{"loss": 1.0, "tokens": 1}, {"loss": loss, "tokens": 3}])
+        for loss in (3.0, 1.0)
+    )
+    assert difference(first, second).value == pytest.approx(1.0 - 2.5)
+
+
+@pytest.mark.parametrize(("kind", "field"), [("losses", "loss"), ("numbers", "prediction")])
+def test_a_run_that_diverged_differs_by_a_finite_number(kind, field):
+    rows = [dict(row) for row in ROWS[kind]]
+    rows[1][field] = rows[2][field] = 1e308  # infinity, in a predictions file
+    found = difference(predictions(kind), predictions(kind, rows))
+    assert np.isfinite([found.value, found.low, found.high]).all()
+    assert found.value > 1e50 if kind == "losses" else -2 <= found.value < 0

@@ -155,54 +155,26 @@ def test_an_interval_covers_nine_of_ten_truths(name, population, rows):
     assert found > 30
 
 
-@pytest.mark.parametrize("rows", [10, 30, 100])
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
-def test_the_interval_of_a_correlation_covers_nine_of_ten(rows, correlation):
-    random, own, right = np.random.default_rng(3), row_scores("numbers")["pearson"], 0
-    for _ in range(400):
-        x, y = random.normal(size=(2, rows))
-        y = correlation * x + np.sqrt(1 - correlation**2) * y
-        drawn = [{"label": a, "prediction": b} for a, b in zip(x, y, strict=True)]
-        error = score_error(own, own.columns(drawn))
-        right += error.low <= correlation <= error.high
-    assert right >= 0.88 * 400
+def numbers(random, rows, correlation):
+    x, y = random.normal(size=(2, rows))
+    y = correlation * x + np.sqrt(1 - correlation**2) * y
+    return [{"label": a, "prediction": b} for a, b in zip(x, y, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["exact_match", "micro_f1"])
-@pytest.mark.parametrize("rows", [10, 30, 100])
-def test_the_interval_of_sets_covers_nine_of_ten(name, rows):
-    random, own = np.random.default_rng(5), row_scores("sets")[name]
-
-    def drawn(count):
-        for _ in range(count):
-            true = random.random(4) < [0.5, 0.3, 0.1, 0.05]
-            given = np.where(random.random(4) < 0.8, true, random.random(4) < 0.2)
-            yield {"label": [*np.flatnonzero(true)], "prediction": [*np.flatnonzero(given)]}
-
-    expected = float(own.summarize(own.columns([*drawn(20_000)]).sum(0)))
-    errors = [score_error(own, own.columns([*drawn(rows)])) for _ in range(200)]
-    assert sum(e.low <= expected <= e.high for e in errors) >= 180
+def sets(random, rows):
+    true = random.random((rows, 4)) < [0.5, 0.3, 0.1, 0.05]
+    given = np.where(random.random((rows, 4)) < 0.8, true, random.random((rows, 4)) < 0.2)
+    pairs = zip(true, given, strict=True)
+    return [{"label": [*a.nonzero()[0]], "prediction": [*b.nonzero()[0]]} for a, b in pairs]
 
 
-def skewed(random, kind, rows):
-    """Return (rows of a score without a bound, what it is of all)."""
-    if kind == "mse":
-        return [{"label": 0.0, "prediction": x} for x in random.normal(size=rows)], 1.0
-    tokens, losses = random.integers(1, 60, rows), random.lognormal(0, 1, rows)
-    drawn = [{"loss": a, "tokens": int(n)} for a, n in zip(losses, tokens, strict=True)]
-    return drawn, float(np.exp(0.5))
+def squares(random, rows):
+    return [{"label": 0.0, "prediction": x} for x in random.normal(size=rows)]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("mse", 10), ("mse", 30), ("loss", 30), ("loss", 100)])
-def test_the_interval_of_a_skewed_mean_covers_nine_of_ten(name, rows):
-    """Of the symmetric one, 85 % did for ten squared errors, and 87 % for thirty losses."""
-    kind = {"mse": "numbers", "loss": "losses"}[name]
-    random, own, right = np.random.default_rng(2), row_scores(kind)[name], 0
-    for _ in range(1500):
-        drawn, expected = skewed(random, name, rows)
-        error = score_error(own, own.columns(drawn))
-        right += error.low <= expected <= error.high
-    assert right >= 0.89 * 1500
+def losses(random, rows):
+    tokens, found = random.integers(1, 60, rows), random.lognormal(0, 1, rows)
+    return [{"loss": a, "tokens": int(n)} for a, n in zip(found, tokens, strict=True)]
 
 
 def entities(random, rows, rate, share):
@@ -211,22 +183,41 @@ def entities(random, rows, rate, share):
     for _ in range(rows):
         true = [("A", k, k) for k in range(random.poisson(rate))]
         wrong = [("A", 9 + k, 9 + k) for k in range(random.poisson(rate * (1 - share)))]
-        found.append(
-            {"label": true, "prediction": [s for s in true if random.random() < share] + wrong}
-        )
+        given = [s for s in true if random.random() < share] + wrong
+        found.append({"label": true, "prediction": given})
     return found
 
 
-@pytest.mark.parametrize("name", ["f1", "precision", "recall"])
-@pytest.mark.parametrize(("rows", "rate", "share"), [(30, 0.1, 0.8), (30, 0.3, 0.95), (10, 1, 0.9)])
-def test_the_interval_of_few_entities_covers_nine_of_ten(name, rows, rate, share):
-    """Three entities that are all found say little: of the jackknife's, 40 to 85 % did."""
-    random, own = np.random.default_rng(4), row_scores("spans")[name]
-    expected = float(own.summarize(own.columns(entities(random, 20_000, rate, share)).sum(0)))
-    drawn = (own.columns(entities(random, rows, rate, share)) for _ in range(200))
-    errors = [error for columns in drawn if (error := score_error(own, columns)).low is not None]
-    assert len(errors) > 150
-    assert sum(e.low <= expected <= e.high for e in errors) >= 0.9 * len(errors)
+@pytest.mark.parametrize(
+    ("kind", "names", "draw", "options", "sizes", "least"),
+    [
+        ("numbers", ["pearson"], numbers, (0.0,), (10, 30, 100), 0.88),
+        ("numbers", ["pearson"], numbers, (0.5,), (10, 30, 100), 0.88),
+        ("numbers", ["pearson"], numbers, (0.95,), (10, 30, 100), 0.88),
+        ("sets", ["exact_match", "micro_f1"], sets, (), (10, 30, 100), 0.9),
+        # Of the symmetric one, 85 % did for ten squared errors, and 87 % for thirty losses.
+        ("numbers", ["mse"], squares, (), (10, 30), 0.88),
+        ("losses", ["loss"], losses, (), (30, 100), 0.88),
+        # Three entities that are all found say little: of the jackknife's, 40 to 85 % did.
+        ("spans", ["f1", "precision", "recall"], entities, (0.1, 0.8), (30,), 0.9),
+        ("spans", ["f1", "precision", "recall"], entities, (0.3, 0.95), (30,), 0.9),
+        ("spans", ["f1", "precision", "recall"], entities, (1, 0.9), (10,), 0.9),
+    ],
+)
+def test_an_interval_of_other_scores_covers_nine_of_ten(kind, names, draw, options, sizes, least):
+    """The truth is the score of 20,000 rows."""
+    random = np.random.default_rng(5)
+    every = draw(random, 20_000, *options)
+    for rows in sizes:
+        samples = [draw(random, rows, *options) for _ in range(300)]
+        for name in names:
+            own = row_scores(kind)[name]
+            expected = float(own.summarize(own.columns(every).sum(0)))
+            errors = [score_error(own, own.columns(each)) for each in samples]
+            found = [error for error in errors if error.low is not None]
+            assert len(found) > 200
+            right = sum(error.low <= expected <= error.high for error in found)
+            assert right >= least * len(found), (name, rows, right / len(found))
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6, 0.9])
@@ -237,12 +228,9 @@ def test_a_correlation_of_ranks_has_an_interval_that_covers_nine_of_ten(rows, co
     random, right = np.random.default_rng(6), 0
     expected = 6 / np.pi * np.arcsin(correlation / 2)
     for _ in range(400):
-        x, y = random.normal(size=(2, rows))
-        y = correlation * x + np.sqrt(1 - correlation**2) * y
-        file = predictions(
-            "numbers", [{"label": a, "prediction": b} for a, b in zip(x, y, strict=True)]
-        )
-        value = float(spearmanr(x, y).statistic)
+        file = predictions("numbers", numbers(random, rows, correlation))
+        pairs = [(row["label"], row["prediction"]) for row in file.rows]
+        value = float(spearmanr(pairs).statistic)
         (error,) = score_errors({"spearman": value}, {"": EvaluatedRows(rows, file)}).values()
         assert error.interval or abs(value) == pytest.approx(1)
         right += error.low is None or error.low <= expected <= error.high
