@@ -15,7 +15,6 @@ from adapterhub.bench.study import (
     read_study,
     start_of,
 )
-from adapterhub.config.yaml import seconds_of
 from adapterhub.errors import ConfigError, OutputError
 
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}
@@ -75,15 +74,6 @@ def test_mistakes_say_what_to_type(words, bench, expected):
     with pytest.raises(ConfigError) as error:
         read_study(None, words, FLAGS, bench)
     assert expected in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30m", 1800), ("1.5h", 5400), ("90 s", 90), ("1d", 86400), ("20min", 1200),
-     ("0m", None), ("m", None), ("10", None), ("-5m", None)],
-)  # fmt: skip
-def test_durations(text, seconds):
-    assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("spec", ["from sst2-lora", " from  sst2-lora ", {"from": "sst2-lora"}])

@@ -1,4 +1,4 @@
-"""Defaults that follow from the data."""
+"""Training options: their ranges, and the defaults that follow from the data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapterhub.config.options import options_of
+from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import batch_order
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import TABLE, RunOptions, TrainOptions, run_options, steps_per_epoch
@@ -72,11 +74,7 @@ def test_a_run_is_evaluated_a_few_times_and_not_often(rows, epochs, batch):
 def test_what_the_user_sets_stays(chosen):
     options = run_options(TrainOptions(**chosen), LORA, 4_000)
     assert {name: getattr(options, name) for name in chosen} == chosen
-
-
-def test_what_is_chosen_is_chosen_again():
-    once = run_options(TrainOptions(), LORA, 400)
-    assert run_options(once, LORA, 400) == once
+    assert run_options(options, LORA, 4_000) == options
 
 
 def test_stages_of_a_method_are_reached():
@@ -87,3 +85,15 @@ def test_stages_of_a_method_are_reached():
 @pytest.mark.parametrize(("method", "schedule"), [("lora", "linear"), ("unfreeze", "slanted")])
 def test_the_schedule_is_the_methods(method, schedule):
     assert run_options(TrainOptions(), parse_methods(method), 9).schedule == schedule
+
+
+def test_options_out_of_range_are_listed_together():
+    with pytest.raises(ConfigError) as error:
+        TrainOptions(epochs=0, learning_rate=-1.0, beta2=1.0, eval_every=0, patience=0)
+    names = [line.split(":")[0] for line in error.value.offenders]
+    assert names == ["epochs", "patience", "learning_rate", "beta2", "eval_every"]
+    for name in ("beta1", "beta2"):
+        TrainOptions(**{name: 0.0})
+        with pytest.raises(ConfigError, match=rf"{name}: 1.0 \(at least 0, below 1\)"):
+            TrainOptions(**{name: 1.0})
+    assert all(option.help for option in options_of(TrainOptions))

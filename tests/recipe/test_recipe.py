@@ -1,7 +1,8 @@
-"""Recipes: file, flags and overrides become one recipe, or one error."""
+"""Recipes: file, flags and overrides become one recipe, or one error; the tables of other names."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from adapterhub.errors import ConfigError
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.other_names import ALIASES, MEANINGS
-from adapterhub.recipe.recipe import NAMES, Recipe, read
+from adapterhub.recipe.recipe import NAMES, Recipe, read, read_draft
 
 REQUIRED: dict[str, Any] = {"backbone": "a/b", "output": "out", "data": {"train": "t.tsv"}}
 
@@ -49,26 +50,12 @@ def test_every_missing_option_is_listed():
     assert error.value.offenders == missing
 
 
-def test_an_unknown_option_suggests_the_nearest():
-    with pytest.raises(ConfigError, match=r"did you mean '?(train\.)?epochs"):
-        read(None, ["train.epoch=3"], REQUIRED)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train.lr=1e-3"],
-        ["lr=1e-3"],
-        ["learning_rate=1e-3"],
-        ["{train: {lr: 1e-3}}"],
-        ["{lr: 1e-3}"],
-    ],
-)
-def test_an_alias_is_read_as_its_option(words, tmp_path):
-    path = None
-    if words[0].startswith("{"):
-        path, words = recipe(words[0], tmp_path), []
-    assert read(path, words, REQUIRED) == read(None, ["train.learning_rate=1e-3"], REQUIRED)
+@pytest.mark.parametrize("word", ["train.lr=1e-3", "lr=1e-3", "learning_rate=1e-3"])
+def test_an_alias_is_read_as_its_option(word, tmp_path):
+    expected = read(None, ["train.learning_rate=1e-3"], REQUIRED)
+    assert read(None, [word], REQUIRED) == expected
+    for text in ("{train: {lr: 1e-3}}", "{lr: 1e-3}"):
+        assert read(recipe(text, tmp_path), [], REQUIRED) == expected
 
 
 @pytest.mark.parametrize(("alias", "path"), ALIASES.items())
@@ -103,6 +90,7 @@ def test_options_are_accepted_above_their_group():
         ("train.lora_r=4", "train.lora_r is not an option; try method='lora(rank=8)'"),
         ("warmup_ratio=0.1", "; try train.warmup=0.1"),
         ("train.LR_scheduler_type=linear", "; try train.schedule=cosine"),
+        ("train.epoch=3", "did you mean 'epochs'"),
         ("epohcs=3", "epohcs is not an option; did you mean 'train.epochs'"),
         ("data.epochs=3", "data.epochs is not an option; try train.epochs"),
         ("train.text=body", "; try data.text"),
@@ -125,6 +113,7 @@ def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins():
     assert error.value.offenders == ("train.learning_rate: as lr and train.learning_rate",)
     flags = REQUIRED | {"train": {"learning_rate": 2.0}}
     assert read(None, ["lr=1"], flags).train.learning_rate == 1.0
+    assert read(None, ["train={}", "lr=1"], REQUIRED).train.learning_rate == 1.0
 
 
 @pytest.mark.parametrize(
@@ -133,10 +122,6 @@ def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins():
 def test_data_of_other_shapes_is_a_config_error(text, tmp_path):
     with pytest.raises(ConfigError):
         read(recipe(text, tmp_path), flags=REQUIRED)
-
-
-def test_an_empty_group_is_read():
-    assert read(None, ["train={}", "lr=1"], REQUIRED).train.learning_rate == 1.0
 
 
 def test_specs_need_no_quotes_inside_of_lists_and_words(tmp_path):
@@ -158,7 +143,7 @@ def several(**options: object) -> dict[str, object]:
     return {"backbone": "x/y", "output": "run", "tasks": tasks, **options}
 
 
-def test_several_tasks_have_their_own_data_and_share_its_other_options():
+def test_several_tasks_have_their_own_data_and_share_its_other_options(tmp_path):
     recipe = read(None, ["tasks.b.weight=2"], several(data={"rows": 7, "text": "t"}))
     assert {name: own.data.train for name, own in recipe.tasks.items()} == {"a": "a.tsv", "b": "b"}
     assert {own.data.rows for own in recipe.tasks.values()} == {7}
@@ -167,14 +152,10 @@ def test_several_tasks_have_their_own_data_and_share_its_other_options():
     assert recipe.of_task("a").task is None
     assert recipe.of_task("a").data.text == "t"
     assert not recipe.of_task("a").tasks
-
-
-def test_several_tasks_round_trip(tmp_path):
-    recipe = read(None, ["mixing=temperature(t=3)"], several(data={"rows": 7}))
-    file = tmp_path / "recipe.yaml"
-    file.write_text(recipe.to_yaml(), encoding="utf-8")
-    assert read(file) == recipe
-    assert read(file, ["mixing=equal"]).mixing == "equal"
+    mixed = read(None, ["mixing=temperature(t=3)"], several(data={"rows": 7}))
+    (tmp_path / "recipe.yaml").write_text(mixed.to_yaml(), encoding="utf-8")
+    assert read(tmp_path / "recipe.yaml") == mixed
+    assert read(tmp_path / "recipe.yaml", ["mixing=equal"]).mixing == "equal"
 
 
 @pytest.mark.parametrize(
@@ -189,3 +170,38 @@ def test_wrong_tasks_are_refused(options, match):
     with pytest.raises(ConfigError) as error:
         read(None, (), several(**options))
     assert match in str(error.value)
+
+
+def test_the_page_has_every_alias():
+    page = (Path(__file__).parents[2] / "docs/guides/options.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- aliases:")[2].partition("<!-- /aliases")[0]
+    listed = {
+        name: path
+        for names, path in re.findall(r"^\| (.*) \| `([\w.]+)` \|$", table, re.MULTILINE)
+        for name in re.findall(r"\w+", names)
+    }
+    assert listed == ALIASES
+
+
+def test_the_tables_do_not_overlap():
+    assert ALIASES.keys().isdisjoint(MEANINGS)
+    assert all(name == name.lower() and "-" not in name for name in MEANINGS)
+
+
+@pytest.mark.parametrize(
+    "meaning", [text for text in MEANINGS.values() if "=" in text.split(" ")[0]], ids=str
+)
+def test_what_a_meaning_says_to_type_is_accepted(meaning):
+    """Up to the first comma or colon outside of a value in quotes."""
+    if "'" in meaning:
+        key, _, value = meaning.partition("='")
+        word = f"{key}={value.partition(chr(39))[0]}"
+    else:
+        word = meaning.partition(",")[0].partition(":")[0]
+    key = word.partition("=")[0]
+    if key.isupper():
+        return  # a variable of the environment
+    assert NAMES.own_name(key) == key
+    recipe = read_draft(None, [word])
+    if key == "method":
+        assert parse_methods(recipe.method)  # type: ignore[arg-type]

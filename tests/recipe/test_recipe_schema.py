@@ -33,11 +33,6 @@ def fits(data: Any) -> bool:
     return not found
 
 
-def test_the_committed_schema_is_this_one():
-    """recipes/schema.json is written by `adapterhub train --schema`."""
-    assert json.loads((RECIPES / "schema.json").read_text(encoding="utf-8")) == SCHEMA_OF_RECIPES
-
-
 def test_the_recipes_of_the_repository_fit():
     files = sorted(RECIPES.glob("*.yaml"))
     assert len(files) > 10
@@ -108,9 +103,6 @@ def test_editors_show_help_texts_and_defaults():
         assert list(properties) == [option.name for option in options_of(cls)]
         assert all(option["description"] for option in properties.values())
     assert objects["properties"]["lora"]["properties"]["rank"]["default"] == 8
-
-
-def test_the_file_beside_a_recipe_is_the_schema():
     assert json.loads(schema_bytes()) == SCHEMA_OF_RECIPES
     assert f"$schema={SCHEMA}\n" in SCHEMA_LINE
 
