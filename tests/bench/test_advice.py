@@ -1,7 +1,5 @@
 """Recommendations: the cheapest of the ties, failed seeds, and what is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

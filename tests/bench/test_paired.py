@@ -1,7 +1,5 @@
 """Paired comparisons: equations by hand, mirror images, failed seeds and few rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ By default a few studies, 200 repetitions each; with ADAPTERHUB_MATRIX=full a gr
 spreads and levels with 2,000.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Records of cells: read as written, whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

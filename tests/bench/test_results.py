@@ -1,7 +1,5 @@
 """From records to results: scores, verdicts, rates, costs, failures, and what is left out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Estimates and intervals: equations by hand, invariance, and coverage with a known truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

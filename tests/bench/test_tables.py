@@ -1,7 +1,5 @@
 """The tables of a study: what their cells say, and what they are sorted by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from adapterhub.bench.tables import (

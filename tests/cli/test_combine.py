@@ -1,7 +1,5 @@
 """`adapterhub combine`: two runs become one adapter, which predicts, merges and combines again."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -82,10 +82,6 @@ def test_runs_of_the_same_name_are_told_apart(adapterhub, tmp_path):
     succeeded(adapterhub("compare", "--list", *folders), "one/run", "two/run")
 
 
-def test_one_run_is_refused(adapterhub, runs):
-    refused(adapterhub("compare", runs["head"]), "nothing to compare")
-
-
 def test_difference_lines_without_disagreements():
     assert difference_lines("b", "a", Difference("f1", 0.0, 0.0, 0.0)) == [
         "b - a: +0.000 f1 (95 % +0.000 to +0.000)",

@@ -1,7 +1,5 @@
 """`adapterhub convert` and `adapterhub resize`."""
 
-from __future__ import annotations
-
 import json
 import re
 

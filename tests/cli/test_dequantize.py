@@ -1,7 +1,5 @@
 """Checkpoints in FP8 on the command line: decoded, trained on, merged into."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,7 +7,7 @@ from transformers import AutoModelForCausalLM
 import adapterhub as ah
 from tests.kit import own_models, tiny_models
 from tests.kit.data import sentences, write_tsv
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 
 @pytest.fixture
@@ -34,11 +32,3 @@ def test_train_predict_and_merge(words, adapterhub, checkpoint, tmp_path):
     ah.load(model, run / "adapter")
     inputs = tiny_models.batch()
     torch.testing.assert_close(plain(**inputs).logits, model(**inputs).logits, atol=1e-3, rtol=1e-3)
-
-
-def test_a_plain_checkpoint_is_not_decoded(adapterhub, backbone, tmp_path):
-    data = write_tsv(tmp_path / "a.tsv", sentences(24))
-    refused(adapterhub(
-        "train", "--backbone", backbone, "--method", "lora", "--train", data, "--steps", "2",
-        "--quantize", "dequantize", "--output", tmp_path / "run",
-    ), "is not quantized")  # fmt: skip

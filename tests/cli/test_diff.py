@@ -1,7 +1,5 @@
 """`adapterhub diff`."""
 
-from __future__ import annotations
-
 import json
 
 from tests.kit import registries

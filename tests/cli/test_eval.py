@@ -1,7 +1,5 @@
 """`adapterhub eval`: labelled data for an adapter, and baselines without one."""
 
-from __future__ import annotations
-
 import json
 
 from tests.kit.data import sentences, write_tsv

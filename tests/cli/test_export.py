@@ -1,7 +1,5 @@
 """`adapterhub export`."""
 
-from __future__ import annotations
-
 import pytest
 
 from adapterhub.adapters import export
@@ -94,7 +92,3 @@ def test_check_of_a_recipe(adapterhub, config_only, tmp_path):
     code, out, _ = adapterhub("export", recipe, "--check", "peft")
     assert code == 1
     assert "prefix(positions=true)" in out
-
-
-def test_neither_an_adapter_nor_a_check(adapterhub):
-    refused(adapterhub("export"), "adapterhub export ADAPTER --output DIR")

@@ -57,16 +57,11 @@ def test_a_pipe_gets_every_column_without_frames(capsys):
     assert "\u2502" not in text
 
 
-def test_a_sparkline_goes_from_the_least_to_the_greatest():
+def test_a_sparkline_goes_from_the_least_to_the_greatest_and_averages_many_values():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([3.0, 3.0]) == "▁▁"
-    assert sparkline([2.0]) == "▁"
-
-
-def test_a_sparkline_averages_many_values():
+    assert [sparkline(values) for values in ([3.0, 3.0], [2.0])] == ["▁▁", "▁"]
     line = sparkline([float(i // 100) for i in range(1000)], width=10)
-    assert len(line) == 10
-    assert (line[0], line[-1]) == ("▁", "█")
+    assert (len(line), line[0], line[-1]) == (10, "▁", "█")
     assert list(line) == sorted(line)
 
 

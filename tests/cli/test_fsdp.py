@@ -1,7 +1,5 @@
 """`adapterhub train` with FSDP2, in two processes: what one process trains, saves and resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Commands on an adapter with several heads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

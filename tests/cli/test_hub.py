@@ -1,7 +1,5 @@
 """`adapterhub hub`: the commands that an operator types."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`adapterhub import`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The command line itself: help texts, start-up time, words of other programs."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -137,11 +135,6 @@ def test_an_os_error_is_one_line_without_a_traceback(adapterhub, monkeypatch):
 
     monkeypatch.setattr(cli, "group", full)
     assert adapterhub("train") == (2, "", "error: run/adapter: No space left on device\n")
-
-
-@pytest.mark.parametrize(("flag", "own"), [("--LR", "--lr"), ("--Epochs", "--epochs")])
-def test_a_flag_in_another_case_has_a_hint(flag, own, adapterhub, data):
-    refused(adapterhub("train", data[0], flag, "1"), own)
 
 
 def test_words_of_other_programs_name_a_command_or_its_absence(adapterhub, subtests):

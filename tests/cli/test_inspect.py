@@ -1,7 +1,5 @@
 """`adapterhub inspect`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

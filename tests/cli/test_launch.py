@@ -1,7 +1,5 @@
 """`adapterhub train` in several processes, started by `accelerate launch` as a user does."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`adapterhub list`, also called `search`."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """`adapterhub login` and `adapterhub logout`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """`adapterhub merge`: a plain checkpoint out of a run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -104,18 +102,3 @@ def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, t
         "scaled-parallel at encoder.ffn",
     )
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("architecture", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq")])
-def test_language_models(architecture, task, adapterhub, backbones, tmp_path):
-    folder = str(backbones(architecture))
-    model, _ = ah.load_backbone(folder, task=task)
-    adapter = ah.attach(model, "lora")
-    tiny_models.scramble(adapter, std=0.1)
-    adapter.metadata.task = task
-    adapter.save(tmp_path / "adapter")
-    where = ("--output", tmp_path / "out", "--backbone", folder)
-    succeeded(
-        adapterhub("merge", tmp_path / "adapter", *where),
-        {"causal-lm": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}[task],
-    )

@@ -1,8 +1,5 @@
 """What is given as a name: long texts, odd characters, and paths with a `=`, in every way in."""
 
-from __future__ import annotations
-
-import ast
 import itertools
 import shutil
 from pathlib import Path
@@ -47,24 +44,6 @@ STRANGE = {
 def test_what_no_file_can_be_called_is_no_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert not any(test(name) for test in (is_file, is_folder, is_there))
-
-
-def test_no_module_looks_for_a_file_by_a_path_of_what_was_given():
-    """`Path(text).is_file()` raises an OSError for a long text; user_folders.py has what does not.
-
-    The server of a hub has no names of users on its disk.
-    """
-    asked = ("exists", "is_file", "is_dir")
-    found = [
-        f"{file.relative_to(PACKAGE)}:{node.lineno}"
-        for file in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in asked and isinstance(node.func.value, ast.Call)
-        if getattr(node.func.value.func, "id", "") == "Path" and node.func.value.args
-        if not isinstance(node.func.value.args[0], ast.Constant | ast.JoinedStr)
-    ]
-    assert not found
 
 
 READERS = {

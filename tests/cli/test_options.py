@@ -1,7 +1,5 @@
 """`adapterhub options`, `methods` and `tasks`, by names in any case."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,7 +11,7 @@ from adapterhub.methods import METHODS
 from adapterhub.methods.common.base import spec_options
 from adapterhub.recipe.recipe import NAMES, TrainOptions
 from adapterhub.tasks import TASKS, parse_task
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 
 def words_of(text):
@@ -103,17 +101,3 @@ def test_json(adapterhub):
         "name": "train.log_every", "type": "int", "default": 10, "help": ""
     }  # fmt: skip
     assert "rank" in [option["name"] for option in lora]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("lorra", "did you mean 'lora'"),
-        ("train.epohcs", "'train.epochs'"),
-        ("target_modules", "sites=[attn.q, attn.v]"),
-        ("warmup_ratio", "train.warmup=0.1"),
-        ("qlora", "--method lora --quantize nf4"),
-    ],
-)
-def test_an_unknown_name(adapterhub, name, expected):
-    refused(adapterhub("options", name), expected)

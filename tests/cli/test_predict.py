@@ -1,7 +1,5 @@
 """`adapterhub predict`: arguments, files, standard input, pairs of texts; damaged adapters."""
 
-from __future__ import annotations
-
 import io
 import shutil
 
@@ -94,7 +92,3 @@ def test_damaged_files(adapterhub, trained, damage):
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     refused(adapterhub("predict", trained, "good"), "adapter.")
-
-
-def test_a_folder_without_an_adapter(adapterhub, tmp_path):
-    refused(adapterhub("predict", tmp_path, "good"), "no adapter")

@@ -1,7 +1,5 @@
 """`adapterhub predict FILE`: all columns and the predictions as a table, in any format."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd
@@ -96,26 +94,3 @@ def test_a_text_file_is_a_text_file(adapterhub, backbone, tmp_path):
         for words in (("--data", tmp_path / "texts.txt"), (tmp_path / "texts.txt",)):
             out = succeeded(adapterhub("predict", tmp_path / name, *words))
             assert [tuple(line.split("\t")[2:]) for line in out.splitlines()] == typed
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("missing.csv",), "no such file: missing.csv"),
-        (("dev.tsv", "train.tsv"), "2 files"),
-        (("a text", "--output", "out.xlsx"), "--output out.xlsx is of an unknown format"),
-        (("a text", "--output", "out.csv", "--json"), "--json with --output"),
-        (("a text", "--stream"), "--stream: classification does not generate"),
-        (
-            ("a text", "--beams", "2", "--temperature", "1"),
-            "--temperature, --beams: ",
-        ),
-        (("a text", "--top-p", "2"), "top_p is 2"),
-        (("--input", "x.parquet", "--all"), "--input with --all"),
-        (("--input", "x.parquet", "--max-new-tokens", "2"), "--input with --max-new-tokens"),
-    ],
-)
-def test_what_cannot_be_is_refused(adapterhub, trained, monkeypatch, tmp_path, words, expected):
-    (tmp_path / "dev.tsv").write_text("text\na\n")
-    monkeypatch.chdir(tmp_path)
-    refused(adapterhub("predict", trained, *words), expected)

@@ -16,7 +16,7 @@ from adapterhub.inference.open import AdapterSource
 from tests.kit.data import sentences
 from tests.kit.processes import fork_command
 from tests.kit.runs import TABLE_ROWS, train_two, write_table
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 
 @pytest.fixture(scope="module")
@@ -89,27 +89,3 @@ def test_killed_and_started_again_it_gives_the_same_rows(adapterhub, trained, tm
     first, second = (pq.read_table(path).to_pylist() for path in (cut, whole))
     assert [row["text"] for row in first] == texts
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ((), ("ADAPTER",)),
-        (("ADAPTER", "--input", "x.parquet"), ("--output",)),
-        (("--input", "x.parquet", "--output", "out"), ("no adapter is named", "--route-column")),
-        (("ADAPTER", "a text", "--input", "x.parquet"), ("--input with", "--data")),
-        (("ADAPTER", "--input", "x.parquet", "--json"), ("--input with --json",)),
-        (("ADAPTER", "--output", "out", "a text"), ("--output out is of", ".parquet")),
-        (("ADAPTER", "--engine", "ray", "a text"), ("--engine without --input",)),
-        (("ADAPTER", "--input", "x.parquet", "--output", "o", "--workers", "2"),
-         ("--workers without Ray", "--engine ray")),
-        (("--input", "x.parquet", "--output", "o", "--route-column", "c"), ("--adapter NAME=",)),
-        (("--input", "x.parquet", "--output", "o", "--route-column", "c", "--adapter", "a"),
-         ("- a", "--adapter NAME=")),
-        (("ADAPTER", "--input", "x.parquet", "--output", "o", "--adapter", "a=b"),
-         ("--adapter without --route-column",)),
-        (("ADAPTER", "--input", "missing.parquet", "--output", "o"), ("no files at",)),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_together_is_told(adapterhub, words, expected):
-    refused(adapterhub("predict", *words), *expected)

@@ -1,7 +1,5 @@
 """`quantize=` on the command line: train, evaluate, merge, plan."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import nullcontext
@@ -143,12 +141,6 @@ def test_bf16_that_is_asked_for_stays_with_a_note(train, word, slow_in_bf16):
     code, _, err = train(word, "train.max_steps=1")
     assert code == 0, err
     assert "90 times as long in bf16 as in fp32" in err
-
-
-def test_nothing_to_quantize_again(trained, adapterhub, tmp_path):
-    words = ("merge", trained, "--output", tmp_path / "m", "--requantize")
-    refused(adapterhub(*words), "not quantized")
-    assert not (tmp_path / "m").exists()
 
 
 def test_a_method_that_trains_whole_weights_is_refused(train, tmp_path):

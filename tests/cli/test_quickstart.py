@@ -1,7 +1,5 @@
 """`adapterhub quickstart`, on a tiny backbone and small data."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import json

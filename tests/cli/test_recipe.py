@@ -1,10 +1,6 @@
 """`adapterhub recipe`: a complete recipe, ready to train."""
 
-from __future__ import annotations
-
 import json
-
-import pytest
 
 from adapterhub.config.yaml import load_yaml
 from adapterhub.recipe.recipe import read
@@ -41,17 +37,3 @@ def test_save_writes_the_schema_beside_the_recipe(adapterhub, tmp_path):
     assert "train" in schema["properties"]
     refused(adapterhub("recipe", "--save", file), "exists", "another --save")
     refused(adapterhub("recipe", "--save", tmp_path / "no" / "my.yaml"), "No such file")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["lora", "prefix"], ["method: lora, prefix", "composes"]),
-        (["seq2seq", "tagging"], ["task: seq2seq, tagging"]),
-        (["lorra"], ["method or task 'lorra'; did you mean 'lora'"]),
-        (["--method", "lorra"], ["did you mean 'lora'"]),
-        (["train.epohcs=3"], ["train.epohcs", "epochs"]),
-    ],
-)
-def test_a_wrong_word(adapterhub, words, expected):
-    refused(adapterhub("recipe", *words), *expected)

@@ -1,7 +1,5 @@
 """Every command that takes an adapter takes it in the same ways."""
 
-from __future__ import annotations
-
 import shutil
 
 import click

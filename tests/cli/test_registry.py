@@ -1,7 +1,5 @@
 """A registry on the command line: its commands that are not in a file of their own."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -12,7 +10,6 @@ from adapterhub.cli import delete
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import Saved
 from tests.kit import registries
-from tests.kit.session import refused
 
 
 @pytest.fixture
@@ -180,25 +177,3 @@ def test_the_default_registry_may_be_missing(typed, tmp_path, monkeypatch):
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         typed("show polite")
     assert not (tmp_path / "none-yet").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("pull some/polite", "hf:some/polite"),
-        ("pull polite", "adapterhub list"),
-        ("delete polite", "does not name one version"),
-        ("lock one two --name ours", "--name takes a single REFERENCE"),
-        ("publish nothing", "no such folder: 'nothing'"),
-        ("push nothing polite", "hf:owner/name"),
-        ("sync", "adapterhub lock"),
-        ("tag polite --remove", "--remove takes a TAG"),
-        ("yank polite --reason x", "polite@v1"),
-        ("trian", "'train'"),
-    ],
-)
-def test_what_a_command_refuses_in_an_empty_folder(
-    adapterhub, tmp_path, monkeypatch, line, expected
-):
-    monkeypatch.chdir(tmp_path)
-    refused(adapterhub(*line.split()), expected)

@@ -1,7 +1,5 @@
 """Every score with its error: at the end of a run, in its files, and of rows that chose nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -10,7 +8,7 @@ import pytest
 from adapterhub.files.native import Saved
 from tests.kit.data import sentences, write_tasks, write_tsv
 from tests.kit.selection import long_table
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 from tests.kit.task_cases import CASES
 
 TO = "\N{EN DASH}"
@@ -117,19 +115,3 @@ def test_each_of_several_tasks_has_test_rows(adapterhub, backbone, tmp_path):
     assert re.search(rf" mood/accuracy {metrics['mood/accuracy']:.4f} {ERROR}", out), out
     shown = adapterhub("show", tmp_path / "run")[1]
     assert "test/mood/accuracy" in " ".join(shown.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("--test", "1.5"), ("data.test is 1.5", "between 0 and 1", "--test 0.1")),
-        (("--test", "-1"), ("data.test is -1", "--test FILE")),
-        (("--test", "nowhere.tsv"), ("no such file", "nowhere.tsv")),
-        (
-            ("--test", "0.1", "data.stream=true", "--steps", "2", "--task", "classification"),
-            ("data.test=0.1", "data.stream=true", "--test FILE"),
-        ),
-    ],
-)
-def test_what_cannot_be_tested_is_refused(words, expected, train):
-    refused(train(*words), *expected)

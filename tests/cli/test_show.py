@@ -1,7 +1,5 @@
 """`adapterhub show`."""
 
-from __future__ import annotations
-
 import json
 
 import adapterhub as ah

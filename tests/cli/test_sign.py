@@ -1,7 +1,5 @@
 """Keys, signatures and whom to trust: `key`, `sign`, `trust`, `verify` and `publish --sign`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -11,7 +9,6 @@ from adapterhub import cli
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.signature import read_private_key, read_public_key
 from tests.kit import registries
-from tests.kit.session import refused
 
 pytest.importorskip("cryptography")
 
@@ -43,14 +40,6 @@ def test_a_passphrase_is_asked_for_and_not_shown(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "secret" not in result.output
     assert read_private_key(tmp_path / "acme.key", lambda: "secret words")
-
-
-def test_what_is_no_key_is_refused(adapterhub, tmp_path):
-    (tmp_path / "x.pub").write_text("none")
-    refused(adapterhub("key", "show", tmp_path / "x.pub"))
-    refused(adapterhub("key", "show", tmp_path / "missing"), "missing")
-    (tmp_path / "a.key").write_text("")
-    refused(adapterhub("key", "new", tmp_path / "a.key"), "never replaced")
 
 
 def test_folders_versions_and_publications_are_signed(typed, key, tmp_path):

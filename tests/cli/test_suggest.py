@@ -1,7 +1,5 @@
 """`adapterhub suggest`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.bench import suggest
 from tests.kit.data import sentences, write_tsv
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 
 @pytest.fixture
@@ -81,10 +79,3 @@ def test_texts_have_room_behind_the_virtual_tokens_of_every_adapter(
 
 def test_an_empty_registry_has_nothing_to_compare(adapterhub, words):
     succeeded(adapterhub("suggest", *words), "No adapter to compare")
-
-
-def test_wrong_lines_say_what_to_type(adapterhub, words, tmp_path):
-    refused(adapterhub("suggest", "--train", "x.tsv"), "no such file: 'x.tsv'")
-    refused(adapterhub("suggest"), "adapterhub suggest FILE")
-    refused(adapterhub("suggest", *words, "--task", "tagging"), "tagging")
-    refused(adapterhub("suggest", "nobody", *words), "nobody")

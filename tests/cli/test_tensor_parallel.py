@@ -1,7 +1,5 @@
 """`adapterhub train` with tensor parallelism, in two processes: what one process trains."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 

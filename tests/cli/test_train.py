@@ -1,7 +1,5 @@
 """`adapterhub train`: recipes, overrides, the dry run, resuming, and reproducible bytes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -20,7 +18,7 @@ from tests.kit.compare import problems
 from tests.kit.data import json_lines, write_tsv
 from tests.kit.processes import fork_command
 from tests.kit.selection import cases_of
-from tests.kit.session import refused, succeeded
+from tests.kit.session import succeeded
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -39,21 +37,6 @@ def test_train_eval_predict(train, adapterhub, data, tmp_path):
     rows = json_lines(out)
     assert [row["label"] for row in rows] == ["pos", "neg"]
     assert all(abs(sum(row["scores"].values()) - 1) < 1e-5 for row in rows)
-
-
-def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        f"backbone: {backbone}\nmethod: {{lora: {{rank: 2}}}}\noutput: {tmp_path / 'run'}\n"
-        f"data: {{train: {data[0]}, eval: {data[1]}}}\n"
-        "train: {epochs: 5, tensorboard: false, report: false}\n"
-    )
-    succeeded(
-        adapterhub("train", recipe, "train.epochs=1", "--method", "pfeiffer(size=3)", "--quiet")
-    )
-    manifest = json.loads((tmp_path / "run/adapter/adapter.json").read_text())
-    assert manifest["methods"][0]["pfeiffer"]["size"] == 3
-    assert manifest["training"]["recipe"]["train"]["epochs"] == 1
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
@@ -185,22 +168,6 @@ def test_other_names_are_recorded_in_normal_form(train, tmp_path):
     assert (method["lora"]["rank"], method["lora"]["alpha"]) == (2, 4.0)
     own = ("train.learning_rate=1e-3", "train.batch_size=8", "train.epochs=1")
     succeeded(train(*own, "--method", "lora(rank=2, alpha=4)", "--resume"))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--learning-rate", "1"], "no such flag: --learning-rate; type --lr VALUE"),
-        (["--train.lr=1"], "no such flag: --train.lr; type --lr VALUE"),
-        (["--num-train-epochs", "1"], "type --epochs VALUE"),
-        (["--schedule", "cosine"], "type train.schedule=VALUE"),
-        (["--lora-r", "8"], "try method='lora(rank=8)'"),
-        (["--bach-size", "8"], "Did you mean '--batch-size'?"),
-        (["--epochs", "many"], "'many' is not a valid integer"),
-    ],
-)
-def test_an_unknown_flag_says_what_to_type(train, words, expected):
-    refused(train(*words), expected)
 
 
 def test_each_flag_is_an_option():

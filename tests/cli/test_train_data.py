@@ -1,7 +1,5 @@
 """From a user's file without any option on its form, to predictions on other files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -13,39 +13,6 @@ from tests.kit.data import write_tsv
 from tests.kit.session import refused, succeeded
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["train.epohcs=2"], ["train.epohcs", "epochs"]),
-        (["trian.epochs=2"], ["trian", "train"]),
-        (["train.epochs=two"], ["train.epochs", "int"]),
-        (["--method", "lroa"], ["'lroa'", "'lora'", "adapterhub methods"]),
-        (["--method", "lora(rnak=4)"], ["lora.rnak", "rank"]),
-        (["--method", "lora(rank=)"], ["invalid method spec", "lora(rank=16)"]),
-        (["--method", "{lora: {sites: [attn.qq]}}"], ["attn.qq", "attn.q"]),
-        (["--method", "{lora: {sites: [cross.q]}}"], ["cross.q", "inspect"]),
-        (["--method", "lora(layers='top four')"], ["top four", "top 4"]),
-        (["--method", "freeze(top=9)"], ["top 9", "between 1 and 2"]),
-        (["--task", "clasification"], ["'clasification'", "'classification'"]),
-        (["--text", "txet"], ["'txet'", "'text'"]),
-        (["--label", "lable"], ["'lable'", "'label'"]),
-        (["--train", "nowhere.tsv"], ["nowhere.tsv"]),
-        (["--backbone", "./nowhere"], ["./nowhere", "a folder, or a Hub id"]),
-        (["--task", "regression"], ["not a number"]),
-        (["dtype=fp8"], ["fp8", "bf16"]),
-        (["--quantize", "nf3"], ["did you mean 'nf4'"]),
-    ],
-)
-def test_an_invalid_option(train, tmp_path, words, expected):
-    refused(train(*words), *expected)
-    assert not (tmp_path / "run").exists()
-
-
-def test_flags_are_all_listed_when_missing(adapterhub):
-    missing = ("data.train is missing", "output is missing", "adapterhub train FILE")
-    refused(adapterhub("train"), *missing)
-
-
 def test_an_unknown_recipe_key_in_a_file(adapterhub, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("backbon: x\n")
@@ -72,22 +39,11 @@ def test_a_label_that_training_lacks(train, tmp_path):
     refused(train("--eval", file), "'mixed'", "training data lacks")
 
 
-def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(train, tmp_path):
-    words = ("train.learning_rate=1e20", "train.max_grad_norm=0", "train.save_every=1")
-    refused(train("--method", "full", *words), "train.learning_rate", "training stopped")
-    assert not (tmp_path / "run/adapter").exists()
-    for folder in (tmp_path / "run/checkpoints").iterdir():
-        assert (folder / "tensors.safetensors").is_file()
-
-
 def test_an_output_folder_that_exists(train, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     refused(train(), "exists", "--resume")
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]
-
-
-def test_an_output_that_cannot_be_written(train, tmp_path):
     (tmp_path / "file").write_text("")
     refused(train(output=tmp_path / "file" / "run"), "cannot be written")
     refused(train(output=tmp_path / "file"), "is a file")
@@ -121,16 +77,6 @@ def test_a_folder_of_files_has_a_task(words, ending, task, adapterhub, backbone,
     assert code == 2
     said = {"image": "is not an image", "audio": "is not audio"}
     assert (f"--task {task}-classification" if words else said[task]) in err
-
-
-@pytest.mark.parametrize("command", ["import", "verify", "publish", "show", "diff"])
-def test_a_missing_folder_is_told_by_its_name(command, adapterhub, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = {"import": ("--output", "x"), "diff": ("./nothing",)}
-    code, _, err = adapterhub(command, "./nothing", *words.get(command, ()))
-    assert code == 2
-    assert "nothing is missing" not in err
-    assert "nothing" in err
 
 
 def test_a_backbone_that_moved_is_told_on_resume(

@@ -1,7 +1,5 @@
 """What is given bare: a file of data, a recipe by its content, both, or something mistyped."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`adapterhub train`: what it says from its first line to what to type next, and longer runs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

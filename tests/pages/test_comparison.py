@@ -1,7 +1,5 @@
 """Comparing runs: different evaluation data are refused."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 

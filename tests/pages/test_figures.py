@@ -1,7 +1,5 @@
 """Charts and sections of a page: valid SVG of the page's colours, and what each kind has."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """predictions.jsonl, and the scores of its rows: against other metrics, and by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The error of one score: the interval of a study with one seed, and what few rows do not tell."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

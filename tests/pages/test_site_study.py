@@ -1,7 +1,5 @@
 """The leaderboards of a study: their numbers are those of its records."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The share of the steps of each of several tasks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Activation memory, extrapolated from small batches, is that of a larger batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,0 +1,154 @@
+"""What commands refuse, and what to type instead: one error, exit code 2, no output."""
+
+import shlex
+
+import pytest
+
+from tests.kit.session import refused
+
+# `run` is the folder of a trained classifier, B a backbone; nothing else is there but data.
+SHORT = {
+    "TRAIN": "train --backbone B --train train.tsv --eval dev.tsv --output new",
+    "BENCH": "bench --backbone B --train train.tsv --output new",
+    "SUGGEST": "suggest --backbone B --train train.tsv",
+    "TABLE": "predict run --input x.parquet",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("trian", "'train'"),
+        ("train", ("data.train is missing", "output is missing", "adapterhub train FILE")),
+        ("TRAIN train.epohcs=2", ("train.epohcs", "epochs")),
+        ("TRAIN trian.epochs=2", ("trian", "train")),
+        ("TRAIN train.epochs=two", ("train.epochs", "int")),
+        ("TRAIN dtype=fp8", ("fp8", "bf16")),
+        ("TRAIN --method lroa", ("'lroa'", "'lora'", "adapterhub methods")),
+        ("TRAIN --method 'lora(rnak=4)'", ("lora.rnak", "rank")),
+        ("TRAIN --method 'lora(rank=)'", ("invalid method spec", "lora(rank=16)")),
+        ("TRAIN --method '{lora: {sites: [attn.qq]}}'", ("attn.qq", "attn.q")),
+        ("TRAIN --method '{lora: {sites: [cross.q]}}'", ("cross.q", "inspect")),
+        ("TRAIN --method 'lora(layers=\"top four\")'", ("top four", "top 4")),
+        ("TRAIN --method 'freeze(top=9)'", ("top 9", "between 1 and 2")),
+        ("TRAIN --method lora --quantize dequantize", "is not quantized"),
+        ("TRAIN --quantize nf3", "did you mean 'nf4'"),
+        ("TRAIN --task clasification", ("'clasification'", "'classification'")),
+        ("TRAIN --task regression", "not a number"),
+        ("TRAIN --text txet", ("'txet'", "'text'")),
+        ("TRAIN --label lable", ("'lable'", "'label'")),
+        ("TRAIN --train nowhere.tsv", "nowhere.tsv"),
+        ("TRAIN --backbone ./nowhere", ("./nowhere", "a folder, or a Hub id")),
+        ("TRAIN --learning-rate 1", "no such flag: --learning-rate; type --lr VALUE"),
+        ("TRAIN --train.lr=1", "no such flag: --train.lr; type --lr VALUE"),
+        ("TRAIN --LR 1", "--lr"),
+        ("TRAIN --num-train-epochs 1", "type --epochs VALUE"),
+        ("TRAIN --Epochs 1", "--epochs"),
+        ("TRAIN --schedule cosine", "type train.schedule=VALUE"),
+        ("TRAIN --lora-r 8", "try method='lora(rank=8)'"),
+        ("TRAIN --bach-size 8", "Did you mean '--batch-size'?"),
+        ("TRAIN --epochs many", "'many' is not a valid integer"),
+        ("TRAIN --test 1.5", ("data.test is 1.5", "between 0 and 1", "--test 0.1")),
+        ("TRAIN --test -1", ("data.test is -1", "--test FILE")),
+        ("TRAIN --test nowhere.tsv", ("no such file", "nowhere.tsv")),
+        ("TRAIN --test 0.1 data.stream=true --steps 2 --task classification",
+         ("data.test=0.1", "data.stream=true", "--test FILE")),
+        ("TRAIN --sweep method=lora,lara --steps 2", ("lara", "lora")),
+        ("TRAIN --sweep metod=lora --steps 2", ("metod", "method")),
+        ("TRAIN --sweep seed=0,1 --show 2", "--show"),
+        ("predict", "ADAPTER"),
+        ("predict data a", "no adapter"),
+        ("predict run missing.csv", "no such file: missing.csv"),
+        ("predict run dev.tsv train.tsv", "2 files"),
+        ("predict run a --output out.xlsx", "--output out.xlsx is of an unknown format"),
+        ("predict run a --output new", ("--output new is of", ".parquet")),
+        ("predict run a --output out.csv --json", "--json with --output"),
+        ("predict run a --stream", "--stream: classification does not generate"),
+        ("predict run a --beams 2 --temperature 1", "--temperature, --beams: "),
+        ("predict run a --top-p 2", "top_p is 2"),
+        ("predict run a --input x.parquet", ("--input with", "--data")),
+        ("predict run a --engine ray", "--engine without --input"),
+        ("predict --input x.parquet --all", "--input with --all"),
+        ("predict --input x.parquet --max-new-tokens 2", "--input with --max-new-tokens"),
+        ("predict --input x.parquet --output new", ("no adapter is named", "--route-column")),
+        ("predict --input x.parquet --output new --route-column c", "--adapter NAME="),
+        ("predict --input x.parquet --output new --route-column c --adapter a",
+         ("- a", "--adapter NAME=")),
+        ("TABLE", "--output"),
+        ("TABLE --json", "--input with --json"),
+        ("TABLE --output new", "no files at"),
+        ("TABLE --output new --workers 2", ("--workers without Ray", "--engine ray")),
+        ("TABLE --output new --adapter a=b", "--adapter without --route-column"),
+        ("eval --data dev.tsv --backbone B", "nothing to evaluate"),
+        ("eval --data dev.tsv --backbone B --task classification", "needs a trained head"),
+        ("export", "adapterhub export ADAPTER --output DIR"),
+        ("export --check tgi --method lora --backbone B", "one of peft, vllm"),
+        ("import data --output new", "no adapter in a known format"),
+        ("merge run --output new --requantize", "not quantized"),
+        ("compare run", "nothing to compare"),
+        ("report data", "no run in"),
+        ("report run --output no/x", "error: "),
+        ("inspect acme/nothing-here", "no backbone 'acme/nothing-here'"),
+        ("bench --backbone x", ("--train is missing", "--output")),
+        ("BENCH --methods lara", ("lara", "lora")),
+        ("BENCH --rows many", ("--rows", "100,500")),
+        ("BENCH --lr 1e-3", "--lr"),
+        ("BENCH train.learning_rate=1", "a study chooses"),
+        ("BENCH --workers 2", ("--workers", "--engine ray")),
+        ("BENCH --shard 3/2", "K/N"),
+        ("BENCH --shard 1/2 --budget 1h", "--steps N"),
+        ("suggest", "adapterhub suggest FILE"),
+        ("suggest --train x.tsv", "no such file: 'x.tsv'"),
+        ("SUGGEST --task tagging", "tagging"),
+        ("SUGGEST nobody", "nobody"),
+        ("options lorra", "did you mean 'lora'"),
+        ("options train.epohcs", "'train.epochs'"),
+        ("options target_modules", "sites=[attn.q, attn.v]"),
+        ("options warmup_ratio", "train.warmup=0.1"),
+        ("options qlora", "--method lora --quantize nf4"),
+        ("recipe lora prefix", ("method: lora, prefix", "composes")),
+        ("recipe seq2seq tagging", "task: seq2seq, tagging"),
+        ("recipe lorra", "method or task 'lorra'; did you mean 'lora'"),
+        ("recipe --method lorra", "did you mean 'lora'"),
+        ("recipe train.epohcs=3", ("train.epohcs", "epochs")),
+        ("serve run --host 0.0.0.0", "no tokens"),
+        ("serve run --device tpu", "unknown device 'tpu'"),
+        ("serve run --deadline soon", "'soon' is not a time"),
+        ("serve run --config missing.yaml", "no such file"),
+        ("serve a/b", "could be a folder"),
+        ("token create shop --expires soon --file new", "'soon' is not a time"),
+        ("token create 'two words' --file new", "a name"),
+        ("token create a --role root --file new", ()),
+        ("pull some/polite", "hf:some/polite"),
+        ("pull polite", "adapterhub list"),
+        ("delete polite", "does not name one version"),
+        ("lock one two --name ours", "--name takes a single REFERENCE"),
+        ("publish nothing", "no such folder: 'nothing'"),
+        ("push nothing polite", "hf:owner/name"),
+        ("sync", "adapterhub lock"),
+        ("tag polite --remove", "--remove takes a TAG"),
+        ("yank polite --reason x", "polite@v1"),
+        ("key show dev.tsv", "dev.tsv"),
+        ("key show missing", "missing"),
+        ("key new run/recipe.yaml", "never replaced"),
+    ],
+)  # fmt: skip
+def test_a_command_refuses(
+    line, expected, trained, data, backbone, adapterhub, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name, words in SHORT.items():
+        line = line.replace(name, words)
+    words = (backbone if word == "B" else word for word in shlex.split(line))
+    refused(adapterhub(*words), *((expected,) if isinstance(expected, str) else expected))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["import", "verify", "publish", "show", "diff"])
+def test_a_missing_folder_is_told_by_its_name(command, adapterhub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = {"import": ("--output", "x"), "diff": ("./nothing",)}
+    result = adapterhub(command, "./nothing", *words.get(command, ()))
+    refused(result, "nothing")
+    assert "nothing is missing" not in result[2]
