@@ -1,10 +1,11 @@
-"""`adapterhub train` with FSDP2, in two processes: what one process trains, saves and resumes."""
+"""`adapterhub train` with FSDP2 or tensor parallelism, in two processes, as in one."""
 
 import json
 import os
 import re
 import signal
 import time
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -110,31 +111,32 @@ def two(folder):
     return folder / "two"
 
 
+def trained_alike(alone, two, folder, architecture):
+    """Compare adapters, losses and evaluations; the fingerprint is that of the whole backbone."""
+    same_adapters(alone, two)
+    assert losses(two) == pytest.approx(losses(alone), rel=1e-4)
+    for here, there in zip(evaluations(two), evaluations(alone), strict=True):
+        assert here == pytest.approx(there, rel=1e-4)
+    tasks = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}
+    task = tasks.get(architecture, "classification")
+    model, _ = ah.load_backbone(
+        str(backbone_of(folder, architecture)),
+        task=task,
+        labels=list("ab") if task == "classification" else (),
+        quantize="nf4" if architecture == "nf4" else None,
+        dtype="fp32",
+    )
+    ah.load(model, two / "adapter")
+
+
 @pytest.mark.parametrize(("architecture", "method"), CASES)
 def test_two_sharded_processes_train_like_one(architecture, method, folder, one, two):
     alone, sharded = (output_of(each, architecture, method) for each in (one, two))
-    same_adapters(alone, sharded)
     assert has_shards(sharded / "checkpoints" / "last")
     assert not has_shards(alone / "checkpoints" / "last")
-    tasks = {"t5": "seq2seq", "dpo": "causal-lm", "lm": "causal-lm"}
-    task = tasks.get(architecture, "classification")
-    quantize = "nf4" if architecture == "nf4" else None
-    to = str(backbone_of(folder, architecture))
-    model, _ = ah.load_backbone(
-        to,
-        task=task,
-        labels=list("ab") if task == "classification" else (),
-        quantize=quantize,
-        dtype="fp32",
-    )
-    ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
-    expected, found = losses(alone), losses(sharded)
-    assert len(expected) == 9
-    assert found == pytest.approx(expected, rel=1e-4)
-    found, expected = evaluations(sharded), evaluations(alone)
-    assert len(found) == len(expected) == 3
-    for one_here, one_there in zip(found, expected, strict=True):
-        assert one_here == pytest.approx(one_there, rel=1e-4)
+    assert len(losses(alone)) == 9
+    assert len(evaluations(alone)) == 3
+    trained_alike(alone, sharded, folder, architecture)
 
 
 def killed(started, folder):
@@ -185,3 +187,39 @@ def test_accelerate_launches_fsdp2(folder, two):
     launched = output_of(folder / "accelerate", *case)
     assert has_shards(launched / "checkpoints" / "last")
     same_adapters(output_of(two, *case), launched)
+
+
+# Tensor parallelism: site modules at divided projections, a prefix of own heads, copies of divided
+# parameters.
+TOGETHER = [("llama", "lora"), ("llama", "unipelt"), ("llama", "full"), ("dpo", "lora")]
+plans = pytest.mark.skipif(
+    find_spec("transformers.distributed.parallel_utils") is None, reason="no plans that train"
+)
+
+
+@pytest.fixture(scope="module")
+def together(folder):
+    """Train cases in one process, in two together, and a run of each resumed by the other."""
+    on, off = "train.tensor_parallel=true", "train.tensor_parallel=false"
+    run_all([words_of(folder, "alone", *case, 2, 1) for case in TOGETHER])
+    run_all([words_of(folder, "begun-alone", *TOGETHER[0], 1, 1)])
+    commands = [words_of(folder, "together", *case, 2, 1, on) for case in TOGETHER]
+    commands.append(words_of(folder, "begun-alone", *TOGETHER[0], 2, 1, on, "--resume"))
+    commands.append(words_of(folder, "begun-together", *TOGETHER[0], 1, 1, on))
+    assert in_two(folder, commands).count("peak memory") == len(commands)
+    run_all([words_of(folder, "begun-together", *TOGETHER[0], 2, 1, off, "--resume")])
+    return folder
+
+
+@plans
+@pytest.mark.parametrize(("architecture", "method"), TOGETHER)
+def test_processes_together_train_like_one(architecture, method, together):
+    alone, two = (output_of(together / o, architecture, method) for o in ("alone", "together"))
+    trained_alike(alone, two, together, architecture)
+
+
+@plans
+def test_a_run_is_resumed_by_processes_together_and_by_one(together):
+    for resumed in ("begun-alone", "begun-together"):
+        same_adapters(output_of(together / "alone", *TOGETHER[0]),
+                      output_of(together / resumed, *TOGETHER[0]))  # fmt: skip

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,9 @@ from adapterhub.inference.table_job import TableJob
 from adapterhub.loop import checkpoint
 from adapterhub.loop.engine import Engine, LazyBatches, batch_order
 from adapterhub.loop.loop import TrainingResult, TrainingSession, train
-from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.loop.report import Reporter, TrainingLine, reporter_for
 from adapterhub.pages.row_scores import PREDICTIONS, PredictionFile
-from adapterhub.recipe.recipe import RunOptions, read
+from adapterhub.recipe.recipe import Recipe, RunOptions, read
 from adapterhub.tasks.common.batches import Division, dividing
 from adapterhub.training.run import run
 from tests.kit.data import sentences, write_tsv
@@ -351,3 +352,33 @@ def in_processes(count, compute, *, in_step=False):
 
     with ThreadPoolExecutor(count) as threads:
         return [*threads.map(of, range(count))]
+
+
+class Notes(Reporter):
+    """Keeps the notes and losses of a run, and may stop it after a step."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.notes: list[str] = []
+        self.losses: list[float] = []
+        self.stop_after = stop_after
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def trained(self, line: TrainingLine, timing: Any) -> None:
+        self.losses.append(line.loss)
+
+    def advance(self, step: int) -> None:
+        if step - 1 == self.stop_after:
+            raise KeyboardInterrupt
+
+    def about(self, *texts: str) -> list[str]:
+        """Return the notes with any of the texts."""
+        return [note for note in self.notes if any(text in note for text in texts)]
+
+
+def changed(recipe: Recipe, output: str, method: str = "head", **train: Any) -> Recipe:
+    """Return a recipe with another folder beside its own, method and training options."""
+    folder = Path(recipe.output).with_name(output)
+    options = replace(recipe.train, **train)
+    return replace(recipe, output=str(folder), method=method, train=options)

@@ -1,47 +1,32 @@
-"""Frozen layers are computed once in a run, with equal results."""
+"""Frozen layers are computed once in a run, with equal results, and found in any batch."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from adapterhub.loop.report import Reporter, TrainingLine
-from adapterhub.recipe.recipe import Recipe, read
+from adapterhub.recipe.recipe import read
 from adapterhub.speed import frozen_cache
-from adapterhub.speed.frozen_cache import StackReplay
+from adapterhub.speed.frozen_cache import (
+    KeptActivations,
+    LayerCall,
+    RecordedStates,
+    StackReplay,
+    StackRows,
+    StateRecorder,
+    memory_limit,
+)
 from adapterhub.training.run import run
-from tests.kit.runs import adapter_bytes
+from tests.kit.runs import Notes, adapter_bytes, changed
 from tests.kit.task_cases import CASES
 from tests.kit.tiny_models import FULL_MATRIX
 
+LAYERS = ("frozen layer", "frozen_cache")
 FEW_TASKS = ("causal-lm", "multiple-choice", "question-answering")
-
-
-class Notes(Reporter):
-    """Keeps the notes and losses of a run, and may stop it after a step."""
-
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.notes: list[str] = []
-        self.losses: list[float] = []
-        self.stop_after = stop_after
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def trained(self, line: TrainingLine, timing: Any) -> None:
-        self.losses.append(line.loss)
-
-    def advance(self, step: int) -> None:
-        if step - 1 == self.stop_after:
-            raise KeyboardInterrupt
-
-    def about_layers(self) -> list[str]:
-        return [note for note in self.notes if "frozen layer" in note or "frozen_cache" in note]
 
 
 @pytest.fixture
@@ -49,13 +34,6 @@ def recipe(recipe_with):
     """Three epochs of a head, on 64 rows."""
     words = ["method=head", "train.epochs=3", "train.batch_size=8", "train.eval_every=epoch"]
     return recipe_with(*words, "train.tensorboard=false", "train.report=false", "train.log_every=1")
-
-
-def changed(recipe: Recipe, output: str, method: str = "head", **train: Any) -> Recipe:
-    """Return the recipe with another folder, method and training options."""
-    folder = Path(recipe.output).with_name(output)
-    train_options = replace(recipe.train, **train)
-    return replace(recipe, output=str(folder), method=method, train=train_options)
 
 
 def calls_of_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -81,9 +59,9 @@ def test_the_results_are_those_without_a_cache(recipe, method, monkeypatch):
     plain, cached = Notes(), Notes()
     expected = run(off, plain).result
     assert not computed  # without a cache nothing enters the forward pass
-    assert not plain.about_layers()
+    assert not plain.about(*LAYERS)
     result = run(on, cached).result
-    (note,) = cached.about_layers()
+    (note,) = cached.about(*LAYERS)
     assert "computed once for 86 rows, and kept in bf16" in note
     assert "in memory; train.frozen_cache=off" in note
     assert torch.allclose(torch.tensor(cached.losses), torch.tensor(plain.losses), atol=0.02)
@@ -100,7 +78,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(recipe, method, stop_after):
     cut = changed(recipe, "cut", method, save_every=stop_after)
     notes = Notes()
     run(whole, notes)
-    assert notes.about_layers()
+    assert notes.about(*LAYERS)
     with pytest.raises(KeyboardInterrupt):
         run(cut, Notes(stop_after))
     run(cut, Notes(), resume=True)
@@ -110,7 +88,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(recipe, method, stop_after):
 def test_a_stage_that_reaches_lower_layers_uses_what_was_recorded(recipe):
     notes = Notes()
     run(changed(recipe, "run", "unfreeze", epochs=4), notes)
-    assert len(notes.about_layers()) == 1  # the second stage needs layer 0, which is recorded
+    assert len(notes.about(*LAYERS)) == 1  # the second stage needs layer 0, which is recorded
 
 
 def test_what_is_too_large_is_computed_at_each_step(recipe):
@@ -119,7 +97,7 @@ def test_what_is_too_large_is_computed_at_each_step(recipe):
     notes = Notes()
     run(off, Notes())
     run(small, notes)
-    (note,) = notes.about_layers()
+    (note,) = notes.about(*LAYERS)
     assert "their outputs take" in note
     assert "train.frozen_cache_gb" in note
     assert adapter_bytes(off.output) == adapter_bytes(small.output)
@@ -133,20 +111,20 @@ def test_options_that_exclude_it_are_named(recipe, train, reason):
     silent, asked = Notes(), Notes()
     run(changed(recipe, "silent", **train), silent)
     run(changed(recipe, "asked", frozen_cache="memory", **train), asked)
-    assert not silent.about_layers()
-    assert reason in asked.about_layers()[0]
+    assert not silent.about(*LAYERS)
+    assert reason in asked.about(*LAYERS)[0]
 
 
 def test_nothing_is_said_or_recorded_where_every_layer_trains(recipe):
     notes = Notes()
     run(changed(recipe, "run", "lora"), notes)
-    assert not notes.about_layers()
+    assert not notes.about(*LAYERS)
 
 
 def test_steps_that_do_not_reach_every_row_record_the_evaluation_alone(recipe):
     notes = Notes()
     run(changed(recipe, "run", epochs=None, max_steps=3), notes)
-    assert "for 22 rows" in notes.about_layers()[0]
+    assert "for 22 rows" in notes.about(*LAYERS)[0]
 
 
 def test_outputs_that_differ_turn_it_off(recipe, monkeypatch):
@@ -156,14 +134,7 @@ def test_outputs_that_differ_turn_it_off(recipe, monkeypatch):
     monkeypatch.setattr(frozen_cache, "find_plan", refuse)
     notes = Notes()
     run(changed(recipe, "run"), notes)
-    assert notes.about_layers() == ["frozen layers are computed at each step: they differ"]
-
-
-def test_the_manifest_names_the_option(recipe):
-    on = changed(recipe, "run", frozen_cache="memory")
-    run(on, Reporter())
-    manifest = json.loads((Path(on.output) / "adapter" / "adapter.json").read_text("utf-8"))
-    assert manifest["training"]["recipe"]["train"]["frozen_cache"] == "memory"
+    assert notes.about(*LAYERS) == ["frozen layers are computed at each step: they differ"]
 
 
 # Why a task's case is not cached.
@@ -193,6 +164,87 @@ def test_every_task_has_the_results_without_a_cache(name, backbones, tmp_path):
         notes = Notes()
         run(read(None, [*words, f"train.frozen_cache={where}"], flags | data), notes)
         losses.append(notes.losses)
-    assert NOT_CACHED.get(name, "computed once") in notes.about_layers()[0]
+    assert NOT_CACHED.get(name, "computed once") in notes.about(*LAYERS)[0]
     assert (losses[0] == losses[1]) == (name in NOT_CACHED)
     assert torch.allclose(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=0.02, atol=0.02)
+
+
+LENGTHS = {b"a": 3, b"b": 1, b"c": 4}
+
+
+def states(key: bytes, layer: int) -> torch.Tensor:
+    """Return the states of a row: (tokens, 2), unlike those of any other row and layer."""
+    count = LENGTHS[key]
+    return (torch.arange(count * 2).view(count, 2) + 1 + 10 * key[0] + 1000 * layer).bfloat16()
+
+
+def batch(keys: list[bytes], side: str, layer: int = 0) -> tuple[StackRows, torch.Tensor]:
+    """Return padded rows and the states of a layer, -1 at padding."""
+    width = max(LENGTHS[key] for key in keys) + 1
+    mask, values = (
+        torch.zeros(len(keys), width, dtype=torch.bool),
+        torch.full((len(keys), width, 2), -1.0),
+    )
+    for n, key in enumerate(keys):
+        count = LENGTHS[key]
+        where = slice(0, count) if side == "right" else slice(width - count, width)
+        mask[n, where], values[n, where] = True, states(key, layer).float()
+    return StackRows(keys, mask, {}), values
+
+
+def recorded(layers: tuple[int, ...], *batches: list[bytes]) -> Any:
+    """Record batches of two layers that are padded on the right."""
+    replay: Any = SimpleNamespace(states=lambda call: call.hidden)
+    recorder = StateRecorder(replay, layers, 50)
+    for keys in batches:
+        rows = batch(keys, "right")[0]
+        calls = [LayerCall(n, None, batch(keys, "right", n)[1]) for n in (0, 1)]
+        recorder.add(calls, rows)
+    return recorder.recorded()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("keys", [[b"c", b"a"], [b"b"], [b"a", b"a", b"b", b"c"]])
+def test_a_batch_is_assembled_from_rows_by_its_own_mask(side, keys):
+    store = recorded((0, 1), [b"a", b"b"], [b"c"])
+    for layer in (0, 1):
+        rows, values = batch(keys, side, layer)
+        found = store.read(rows, (layer,))[layer]
+        assert torch.equal(found[rows.mask].float(), values[rows.mask])
+        assert not found[~rows.mask].any()
+
+
+def test_what_is_not_recorded_is_not_returned():
+    store = recorded((1,), [b"a"])
+    assert store.read(batch([b"a", b"b"], "right")[0], (1,)) is None
+    assert store.read(batch([b"a"], "right")[0], (0,)) is None
+    assert set(store.read(batch([b"a"], "right")[0], (1,))) == {1}
+
+
+def test_a_row_is_recorded_once():
+    assert recorded((0,), [b"a", b"a"], [b"a", b"b"]).states.shape == (4, 1, 2)
+
+
+def test_the_last_call_of_a_shared_layer_counts():
+    replay: Any = SimpleNamespace(states=lambda call: call.hidden)
+    recorder = StateRecorder(replay, (0,), 3)
+    rows = StackRows([b"a"], torch.ones(1, 3, dtype=torch.bool), {})
+    recorder.add(
+        [LayerCall(0, None, torch.zeros(1, 3, 2)), LayerCall(0, None, torch.ones(1, 3, 2))], rows
+    )
+    assert recorder.recorded().states.eq(1).all()
+
+
+def test_the_limit_is_a_part_of_the_machine():
+    assert 0 < memory_limit() < 1 << 50
+
+
+def test_the_latest_outputs_that_fit_are_kept():
+    kept = KeptActivations(limit=30)
+    for key in "abc":
+        kept.keep(key, [], RecordedStates((0,), torch.zeros(5, 1, 1, dtype=torch.bfloat16), {}))
+    assert kept.get("c") is not None
+    kept.keep("d", [], RecordedStates((0,), torch.zeros(10, 1, 1, dtype=torch.bfloat16), {}))
+    assert [key for key in "abcd" if kept.get(key)] == ["c", "d"]
+    kept.keep("e", [], RecordedStates((0,), torch.zeros(16, 1, 1, dtype=torch.bfloat16), {}))
+    assert not kept.states

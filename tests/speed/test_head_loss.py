@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, Gemma2Confi
 
 import adapterhub as ah
 from adapterhub.loop.engine import Engine
-from adapterhub.loop.report import Reporter
 from adapterhub.loop.speedups import Speedups
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.recipe.recipe import RunOptions, read
@@ -24,6 +23,7 @@ from adapterhub.tasks import parse_task
 from adapterhub.tasks.common import language_models
 from adapterhub.training.run import run
 from tests.kit import tiny_models
+from tests.kit.runs import Notes
 from tests.kit.task_cases import CASES
 
 WRITERS = (*tiny_models.DECODERS, *tiny_models.ENCODER_DECODERS)
@@ -126,19 +126,6 @@ def test_bounded_logits_are_those_of_the_model(bound):
     assert (chosen(model, "causal-lm")[1] is None) == (bound is not None)
 
 
-class Kept(Reporter):
-    """Keeps the notes and losses of a run."""
-
-    def __init__(self) -> None:
-        self.notes, self.losses = "", []
-
-    def note(self, text: str) -> None:
-        self.notes += text
-
-    def trained(self, line: Any, timing: Any) -> None:
-        self.losses.append(line.loss)
-
-
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("task", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
 def test_a_run_is_the_same(task, backbones, tmp_path, monkeypatch):
@@ -154,9 +141,9 @@ def test_a_run_is_the_same(task, backbones, tmp_path, monkeypatch):
         words = ["method=lora", f"task={case.task}", *case.words, "train.max_steps=6"]
         words += ["train.log_every=1", "train.tensorboard=false", "train.learning_rate=1e-2"]
         words.append("train.report=false")
-        outcome = run(read(None, words, flags | {"data": {"train": str(data)}}), kept := Kept())
+        outcome = run(read(None, words, flags | {"data": {"train": str(data)}}), kept := Notes())
         losses[least], metrics[least] = kept.losses, outcome.metrics["loss"]
-        assert ("tokens at a time" in kept.notes) == (least == 0)
+        assert bool(kept.about("tokens at a time")) == (least == 0)
     assert len(losses[0]) == 6
     assert losses[0] == pytest.approx(losses[1 << 60], rel=1e-3)
     assert metrics[0] == pytest.approx(metrics[1 << 60], rel=1e-3)

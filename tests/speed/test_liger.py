@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.loop.engine import Engine
-from adapterhub.loop.report import Reporter
 from adapterhub.loop.speedups import Speedups, Trial, with_and_without_padding
 from adapterhub.loop.trainee import AdapterTrainee
 from adapterhub.methods import METHODS
@@ -28,6 +27,7 @@ from adapterhub.speed.compiled_layers import check_installed, liger_kernels
 from adapterhub.training.run import run
 from tests.kit import tiny_models
 from tests.kit.matrix import ALL_CELLS, REFUSED, example
+from tests.kit.runs import Notes
 from tests.kit.tiny_adapters import loss_and_gradients
 
 ON = RunOptions(liger=True)
@@ -182,14 +182,13 @@ def test_what_a_run_changes_is_kept(liger):
     assert {*ah.adapters(adapter.model)} == {adapter.name, "another"}
 
 
-def test_kernels_that_compute_something_else_are_not_used(liger):
-    liger(wrong_norm)
-    unchanged(attached("lora"), "Liger's kernels are not used: the loss would be different")
-
-
-def test_kernels_that_cannot_run_are_not_used(liger):
-    liger(failing_norm)
-    unchanged(attached("lora"), "not used: RuntimeError: 0 active drivers")
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [(wrong_norm, "the loss would be different"), (failing_norm, "RuntimeError: 0 active drivers")],
+)
+def test_kernels_that_cannot_run_are_not_used(liger, kernel, reason):
+    liger(kernel)
+    unchanged(attached("lora"), f"Liger's kernels are not used: {reason}")
 
 
 def test_a_gradient_that_a_kernel_overwrites_is_noticed(liger):
@@ -229,14 +228,6 @@ def test_it_must_be_installed(monkeypatch):
     with pytest.raises(ConfigError, match=r"needs liger-kernel.*not installed") as raised:
         check_installed(ON)
     assert "adapterhub[liger]" in str(raised.value)
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture
