@@ -20,7 +20,6 @@ from adapterhub.backbones.load import meta_model
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import run_study
 from adapterhub.bench.plan import PlannedStudy
-from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, keep_study, read_study
 from adapterhub.errors import ConfigError
@@ -169,17 +168,6 @@ def test_the_command_names_its_methods_and_tasks(study):
     assert list(script.of_tasks(two, ["b"]).bench.tasks) == ["b"]
     with pytest.raises(SystemExit, match="--tasks c: one of a, b"):
         script.of_tasks(two, ["c"])
-
-
-def test_the_study_of_the_folder_keeps_all_its_tasks(study, tmp_path):
-    tasks: dict[str, object] = {"a": {}, "b": {}}
-    whole = replace(study, bench=replace(study.bench, tasks=tasks))
-    part = script.of_tasks(whole, ["b"])
-    script.keep(replace(part, recipe=replace(part.recipe, dtype="bf16")), whole, LORA, tmp_path)
-    kept = read_study(tmp_path / "study.yaml")
-    assert list(kept.bench.tasks) == ["a", "b"]
-    assert (kept.recipe.dtype, kept.bench.recorded) == ("bf16", ("peft lora",))
-    assert RecordFolder(tmp_path).read("0") is None
 
 
 def test_the_table_of_the_guide_is_that_of_the_report():

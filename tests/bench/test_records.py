@@ -9,13 +9,7 @@ import pytest
 from pack import packed
 
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.records import (
-    CellRecord,
-    Costs,
-    PredictedRows,
-    RecordFolder,
-    predicted_rows,
-)
+from adapterhub.bench.records import CellRecord, Costs, PredictedRows, RecordFolder, predicted_rows
 from adapterhub.errors import FileError
 from adapterhub.pages.row_scores import is_right
 

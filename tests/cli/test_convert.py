@@ -74,10 +74,7 @@ def test_without_a_folder_it_prints_what_each_rank_keeps(saved, adapterhub, back
     code, out, err = adapterhub("resize", saved["lora"], "--backbone", backbone)
     assert (code, err) == (0, "")
     assert out.split()[-2:] == ["4", "100.0%"]
-    for words, says in (
-        (("lora", "--rank", 2), "--output DIR"),
-        (("oft",), "--energy 0.99"),
-    ):
+    for words, says in ((("lora", "--rank", 2), "--output DIR"), (("oft",), "--energy 0.99")):
         name, *more = words
         refused(adapterhub("resize", saved[name], *more, "--backbone", backbone), says)
 

@@ -8,12 +8,7 @@ import pytest
 from rich.console import Console
 
 from adapterhub.cli import _format
-from adapterhub.cli._format import (
-    bytes_text,
-    print_table,
-    seconds_text,
-    sparkline,
-)
+from adapterhub.cli._format import bytes_text, print_table, seconds_text, sparkline
 from adapterhub.files.shown_table import ShownTable
 
 

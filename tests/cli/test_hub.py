@@ -41,9 +41,7 @@ def test_users_organisations_and_tokens(adapterhub, folder):
     assert adapterhub("hub", "org", folder)[1] == "acme\n"
     refused(adapterhub("hub", "org", folder, "acme", "--member", "ada=king"), "USER=read")
     refused(
-        adapterhub("hub", "org", folder, "acme", "--allow", "all"),
-        "no such rule: 'all'",
-        "pickle",
+        adapterhub("hub", "org", folder, "acme", "--allow", "all"), "no such rule: 'all'", "pickle"
     )
     refused(
         adapterhub("hub", "org", folder, "acme", "--quota", "much"), "--quota 'much' is not a size"

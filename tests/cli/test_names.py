@@ -9,12 +9,7 @@ import pytest
 import adapterhub as ah
 from adapterhub.cli.train import recipe_words
 from adapterhub.config.user_folders import is_file, is_folder, is_there
-from adapterhub.data.options import DataOptions
-from adapterhub.data.row_stream import open_source
-from adapterhub.data.tables import read_table
 from adapterhub.errors import AdapterhubError
-from adapterhub.recipe.output_folder import check_output
-from adapterhub.recipe.recipe import read
 from adapterhub.registry.pull import named_reference
 from tests.kit.data import json_lines, sentences, write_tsv
 from tests.kit.selection import long_table
@@ -44,30 +39,6 @@ STRANGE = {
 def test_what_no_file_can_be_called_is_no_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert not any(test(name) for test in (is_file, is_folder, is_there))
-
-
-READERS = {
-    "open": ah.open,
-    "pull": ah.pull,
-    "publish": ah.publish,
-    "load_backbone": lambda name: ah.load_backbone(name, task="features"),
-    "recipe": lambda name: read(name, [], {}),
-    "backbone of a recipe": lambda name: read(None, [], {"backbone": name, "output": "out"}),
-    "table": lambda name: read_table(name, DataOptions(), "train"),
-    "stream": lambda name: open_source(name, DataOptions(), "train"),
-    "output": lambda name: check_output(Path(name), False),
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_functions_refuse_strange_names(reader, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in STRANGE.values():
-        try:
-            READERS[reader](name)
-        except AdapterhubError:
-            continue
-        assert reader in ("output", "backbone of a recipe"), name
 
 
 COMMANDS = (

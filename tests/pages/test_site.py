@@ -202,8 +202,7 @@ def test_only_scores_on_the_same_rows_are_ranked_together(site):
 
 def board(*scores, lower=False):
     found = best_first(
-        (RankedScore(name, value, "", parameters=size) for name, value, size in scores),
-        lower=lower,
+        (RankedScore(name, value, "", parameters=size) for name, value, size in scores), lower=lower
     )
     return Leaderboard("rows", "", "accuracy", found, lower_is_better=lower)
 

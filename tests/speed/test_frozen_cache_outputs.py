@@ -132,8 +132,5 @@ def test_dropout_in_front_of_the_layers_is_noticed():
     adapter = ah.attach(model, "freeze(top=1)", name="mine")
     adapter.train_mode()
     batch = tiny_models.batch()
-    with (
-        replayable(adapter.anatomy, "decoder") as replay,
-        pytest.raises(NotUsed, match="dropout"),
-    ):
+    with replayable(adapter.anatomy, "decoder") as replay, pytest.raises(NotUsed, match="dropout"):
         find_plan(model, replay, partial(model, **batch), runs(model, batch))
