@@ -238,7 +238,6 @@ ABSENT: dict[str, Attempts] = {
     "glow": [method("madx(kind=glow)"), of_adapters("inv_adapter", "glow")],
     "int4": [(lambda: check_quantization("int4-weight"), "int4")],
     "intruder-dimensions": [exported("reduce_intruder_dimension")],
-    "kto": [task("kto"), task("preference(loss_type=kto)")],
     "language-model-of-ctc": [task("speech-recognition(language_model=kenlm)")],
     "layer-replication": [method("lora(layer_replication=[[0, 1]])")],
     "magnitude-pruning": [

@@ -25,6 +25,7 @@ from adapterhub.anatomy.projections import (
     is_projection,
     multiplies_otherwise,
     out_features,
+    reads_token_ids,
     returns_tuple,
     reversible_stack,
     router_path,
@@ -219,6 +220,23 @@ def test_an_annotation_or_else_the_return_statements_show_a_tuple():
     assert not returns_tuple(One())
     assert not returns_tuple(nn.Linear(2, 2))
     assert not returns_tuple(nn.ModuleList())
+
+
+class Embeds(nn.Module):
+    """A stack that reads ids at places of tokens alone, which virtual tokens have too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens, self.positions = nn.Embedding(4, 2), nn.Embedding(4, 2)
+
+    def forward(self, input_ids=None, inputs_embeds=None, position_ids=None):
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        return inputs_embeds + self.positions(input_ids, position_ids)
+
+
+def test_a_stack_that_computes_positions_needs_no_token_ids():
+    assert not reads_token_ids(Embeds(), nn.Linear(2, 2))
 
 
 class Stacked(nn.Module):

@@ -9,7 +9,7 @@ import json
 import pytest
 import transformers
 from PIL import Image
-from tokenizers import AddedToken, NormalizedString, PreTokenizedString
+from tokenizers import AddedToken, NormalizedString, PreTokenizedString, normalizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from adapterhub.anatomy.backbone import Backbone
@@ -220,6 +220,12 @@ def test_tokens_are_added_and_listed_with_their_ids():
     names = ["<one>", "<two>"]
     assert value.tokenizer.convert_tokens_to_ids(names) == [value.size, value.size + 1]
     assert [(i, str(t)) for i, t in value.new_tokens()] == [(i, str(t)) for i, t in tokens]
+
+
+def test_the_identity_of_a_tokenizer_depends_on_its_encoding():
+    lower = word_tokenizer()
+    lower.backend_tokenizer.normalizer = normalizers.Replace("d", "the ")
+    assert snapshot(lower).identity() != snapshot().identity(), "with an equal vocabulary"
 
 
 def test_a_model_has_one_snapshot_per_tokenizer():
