@@ -57,7 +57,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from adapterhub.anatomy.backbone import is_sharded, local
+from adapterhub.anatomy.backbone import Backbone, is_sharded, local
 from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.processes import (
@@ -142,6 +142,50 @@ def recompute(
     finally:
         if layers is not None:
             layers.undo()
+
+
+@contextmanager
+def noisy_embeddings(model: torch.nn.Module, alpha: float) -> Iterator[None]:
+    """Add noise to the embeddings of tokens inside the block, wherever gradients are computed.
+
+    Each value is uniform in +-alpha / sqrt(tokens x width), where padding counts as tokens. With
+    alpha 0, nothing changes. Jain et al. 2023, "NEFTune: Noisy Embeddings Improve Instruction
+    Finetuning", https://arxiv.org/abs/2310.05914.
+
+    Raises:
+        ConfigError: the model has no table of tokens.
+    """
+    if not alpha:
+        yield
+        return
+    backbone = Backbone.of(model)
+    weight = backbone.token_embedding
+    # The encoder and the decoder may have modules of their own, with the same weight.
+    tables = {
+        module
+        for module in (backbone.input_embedding, *model.modules())
+        if module is backbone.input_embedding
+        or (isinstance(module, nn.Embedding) and module.weight is weight)
+    }
+    if weight is None:
+        raise ConfigError(
+            f"train.neftune_alpha={alpha:g} adds noise to token embeddings, and the backbone has "
+            "no table of tokens",
+            hint="leave out train.neftune_alpha",
+        )
+
+    def add_noise(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return output
+        most = alpha / math.sqrt(output.size(-2) * output.size(-1))
+        return output + torch.empty_like(output).uniform_(-most, most)
+
+    handles = [table.register_forward_hook(add_noise) for table in tables if table is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _checkpoint_in_mode(layer: torch.nn.Module, mode: bool, offload: bool) -> Callable[..., Any]:

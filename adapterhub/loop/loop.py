@@ -46,7 +46,14 @@ from adapterhub.errors import ConfigError, FileError, OutputError, TrainingError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.loop import checkpoint
 from adapterhub.loop.checkpoint import differing_settings
-from adapterhub.loop.engine import BatchList, CheckpointedLayers, Engine, StatefulBatches, recompute
+from adapterhub.loop.engine import (
+    BatchList,
+    CheckpointedLayers,
+    Engine,
+    StatefulBatches,
+    noisy_embeddings,
+    recompute,
+)
 from adapterhub.loop.processes import (
     Stopped,
     StopRequest,
@@ -494,7 +501,8 @@ class TrainingSession:
         self.stop = stop
         options, model = self.options, self.trainee.model
         layers = recompute(model, options.gradient_checkpointing, options.offload_activations)
-        with self.speedups, layers as self.layers:
+        noise = noisy_embeddings(model, options.neftune_alpha)
+        with self.speedups, noise, layers as self.layers:
             epoch = self.batches(self.progress.epoch)
             self.stream = epoch if isinstance(epoch, StatefulBatches) else None
             self._begin(epoch, self.saved)

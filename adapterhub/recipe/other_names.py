@@ -20,6 +20,8 @@ ALIASES = {
     "save_steps": "train.save_every",
     "eval_steps": "train.eval_every",
     "early_stopping_patience": "train.patience",
+    "neftune_noise_alpha": "train.neftune_alpha",
+    "noisy_embedding_alpha": "train.neftune_alpha",
     "torch_compile": "train.compile",
     "use_liger_kernel": "train.liger",
     "train_file": "data.train",

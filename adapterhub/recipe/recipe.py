@@ -409,6 +409,11 @@ class TrainOptions:
         "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ...",
         resumed="same",
     )
+    neftune_alpha: float = option(
+        0.0,
+        "noise on the token embeddings while training: uniform up to alpha / sqrt(tokens x width)",
+        resumed="recorded",
+    )
     dropout: bool = option(
         False, "train with the dropout of the frozen backbone", resumed="recorded"
     )
@@ -466,6 +471,8 @@ class TrainOptions:
             ("beta1", 0 <= self.beta1 < 1, "at least 0, below 1"),
             ("beta2", 0 <= self.beta2 < 1, "at least 0, below 1"),
             ("eps", self.eps > 0, "more than 0"),
+            ("neftune_alpha", math.isfinite(self.neftune_alpha) and self.neftune_alpha >= 0,
+             "at least 0"),
             ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
             ("frozen_cache_gb", self.frozen_cache_gb is None or self.frozen_cache_gb > 0,
              "more than 0"),
