@@ -35,6 +35,13 @@ def new_hub(request, tmp_path):
 
 
 @pytest.fixture
+def ada(new_hub):
+    """The client of an administrator of acme."""
+    with new_hub.client("ada") as client:
+        yield client
+
+
+@pytest.fixture
 def online(monkeypatch, tmp_path):
     """Let huggingface_hub ask a server, with a cache of its own."""
     from huggingface_hub import constants

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.kit import real_hub
-from tests.kit.real_hub import commit, create, head
+from tests.kit.real_hub import batch, commit, create, digest, head
 
 
 @pytest.fixture(scope="module")
 def client(hub):
     with hub.client("ada") as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def wrong(client):
+    """The name of a repository that takes no commit of the tests."""
+    return create(client, "acme/wrong")
+
+
+def with_file(fields):
+    """Return a body with a line of a file."""
+    line = '{"key":"file","value":{' + fields + ',"encoding":"base64"}}\n'
+    return real_hub.commit_lines({}) + line.encode()
 
 
 def files_of(client, name, revision="main"):
@@ -67,6 +78,9 @@ def test_files_and_folders_are_removed(client):
     answer = commit(client, name, deleted=["a.md"])
     assert (answer.status_code, answer.headers["x-error-code"]) == (404, "EntryNotFound")
     assert "A file with this name doesn't exist" in answer.json()["error"]
+    url, body = f"/api/models/{name}/commit/main", real_hub.commit_lines({"a.md": b"x"})
+    answer = client.post(f"{url}?create_pr=1", content=body)
+    assert (answer.status_code, "pull requests" in answer.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +89,11 @@ def test_files_and_folders_are_removed(client):
      "\ud800.md", "e\u0301.md", "x" * 256 + ".md", "/".join(["y" * 200] * 6) + ".md", ".git/a.md",
      ".GIT/config", ".cache/a.md", "con.md", "a/NUL", "dot./a.md", "end.md.", "end ", ""],
 )  # fmt: skip
-def test_a_path_that_could_harm_is_refused(client, path):
-    name = "acme/paths"
-    if client.get(f"/api/models/{name}").status_code == 404:
-        create(client, name)
-    before = head(client, name)
-    answer = commit(client, name, {path: b"x"})
+def test_a_path_that_could_harm_is_refused(client, wrong, path):
+    before = head(client, wrong)
+    answer = commit(client, wrong, {path: b"x"})
     assert answer.status_code == 400, answer.text
-    assert head(client, name) == before
+    assert head(client, wrong) == before
 
 
 def test_names_that_would_be_one_on_some_disks_are_refused(client):
@@ -95,39 +106,29 @@ def test_names_that_would_be_one_on_some_disks_are_refused(client):
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "status", "words"),
     [
-        (b"", "no header"),
-        (b"not json\n", "not JSON"),
-        (b'{"key": "header"}\n', "no value"),
-        (b'{"key": "what", "value": {}}\n', "unknown key"),
-        (b"[" * 20_000, "nested"),
-        (real_hub.commit_lines({"a.md": b"x"})[:-30], "ends within|not JSON"),
-        (real_hub.commit_lines({}) + b'{"key":"file","value":{"content":"?","path":"a.md",'
-         b'"encoding":"base64"}}\n', "base64"),
-        (real_hub.commit_lines({}) + b'{"key":"file","value":{"content":"YQ==","path":3,'
-         b'"encoding":"base64"}}\n', "no path"),
-        (real_hub.commit_lines(large={"a.md": ("x", 3)}), "sha256"),
-        (real_hub.commit_lines(large={"a.md": ("0" * 64, 3)}), "no file with sha256"),
-        (b"\xff\xfe\n", "not JSON"),
+        (b"", 400, "no header"),
+        (b"not json\n", 400, "not JSON"),
+        (b'{"key": "header"}\n', 400, "no value"),
+        (b'{"key": "what", "value": {}}\n', 400, "unknown key"),
+        (b"[" * 20_000, 400, "nested"),
+        (real_hub.commit_lines({"a.md": b"x"})[:-30], 400, "ends within|not JSON"),
+        (with_file('"content":"?","path":"a.md"'), 400, "base64"),
+        (with_file('"content":"YQ==","path":3'), 400, "no path"),
+        (real_hub.commit_lines(large={"a.md": ("x", 3)}), 400, "sha256"),
+        (real_hub.commit_lines(large={"a.md": ("0" * 64, 3)}), 400, "no file with sha256"),
+        (b"\xff\xfe\n", 400, "not JSON"),
+        (real_hub.commit_lines(title="x" * (1 << 20) + "y"), 413, ""),
     ],
-)  # fmt: skip
-def test_a_malformed_body_is_refused_and_leaves_nothing(hub, client, body, words):
-    name = "acme/malformed"
-    if client.get(f"/api/models/{name}").status_code == 404:
-        create(client, name)
-    before = head(client, name)
-    answer = client.post(f"/api/models/{name}/commit/main", content=body)
-    assert answer.status_code == 400
+)
+def test_a_malformed_body_is_refused_and_leaves_nothing(hub, client, wrong, body, status, words):
+    before = head(client, wrong)
+    answer = client.post(f"/api/models/{wrong}/commit/main", content=body)
+    assert answer.status_code == status
     assert any(word in answer.json()["error"] for word in words.split("|"))
-    assert head(client, name) == before
+    assert head(client, wrong) == before
     assert list(hub.hub.blobs.incoming.iterdir()) == []
-
-
-def test_a_line_that_is_no_file_has_a_limit(client):
-    name = create(client, "acme/long")
-    body = real_hub.commit_lines(title="x" * (1 << 20) + "y")
-    assert client.post(f"/api/models/{name}/commit/main", content=body).status_code == 413
 
 
 def test_a_file_that_another_repository_has_is_not_given(hub, client):
@@ -136,16 +137,13 @@ def test_a_file_that_another_repository_has_is_not_given(hub, client):
     with hub.client("eve") as eve:
         own = create(eve, "eve/own", private=True)
         commit(eve, own, {"a.md": secret})
-        oid = "0" * 64
-        for item in eve.post(f"/api/models/{own}/paths-info/main", data={"paths": ["a.md"]}).json():
-            assert item["size"] == len(secret)
-        oid = hashlib.sha256(secret).hexdigest()
+        (item,) = eve.post(f"/api/models/{own}/paths-info/main", data={"paths": ["a.md"]}).json()
+        assert item["size"] == len(secret)
     name = create(client, "acme/thief")
-    answer = commit(client, name, large={"a.md": (oid, len(secret))})
+    answer = commit(client, name, large={"a.md": (digest(secret), len(secret))})
     assert answer.status_code == 400
-    batch = {"operation": "upload", "objects": [{"oid": oid, "size": len(secret)}]}
-    said = client.post(f"/{name}.git/info/lfs/objects/batch", json=batch).json()
-    assert "actions" in said["objects"][0]  # not "already there"
+    (found,) = batch(client, name, secret).json()["objects"]
+    assert "actions" in found  # not "already there"
 
 
 def test_branches_with_a_slash_are_branches(client):
@@ -161,15 +159,6 @@ def test_branches_with_a_slash_are_branches(client):
     assert client.delete(f"/api/models/{name}/branch/feat%2Fx").status_code == 404
     for bad in ("a..b", "0" * 40, "v7", "7", "x.lock"):
         assert client.post(f"/api/models/{name}/branch/{bad}", json={}).status_code == 400
-
-
-def test_pull_requests_are_refused(client):
-    name = create(client, "acme/pulls")
-    answer = client.post(
-        f"/api/models/{name}/commit/main?create_pr=1", content=real_hub.commit_lines({"a.md": b"x"})
-    )
-    assert answer.status_code == 400
-    assert "pull requests" in answer.json()["error"]
 
 
 def test_writers_queue_and_readers_do_not(tmp_path, online):

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from adapterhub.hub.accounts import change_owner, find_owner
-from adapterhub.hub.gate import NamespaceRules, rules_text
-from tests.kit.real_hub import commit, create
+from tests.kit.real_hub import commit, create, set_rules
 
 TENSORS = save({"a": np.zeros(8, "float32"), "b": np.ones(3, "int8")})
 KEY = "hf_" + "aB3dE6gH9j" * 4
@@ -99,43 +97,33 @@ def test_what_could_harm_is_refused_with_the_file_and_the_rule(hub, client, path
     assert client.get("/acme/taken/resolve/main/ok.md").status_code == 404
 
 
-def test_pickles_are_refused_before_they_are_sent(client):
-    for file in ({"path": "a.pkl", "size": 3}, {"path": "a.md", "size": 3, "sample": "gAJ9"}):
-        body = {"files": [file]}
-        answer = client.post("/api/models/acme/taken/preupload/main", json=body)
-        assert (answer.status_code, "pickle" in answer.json()["error"]) == (400, True)
-
-
 def test_an_administrator_allows_more(hub, client):
-    with hub.hub.database.writing() as connection:
-        owner = find_owner(connection, "ada")
-        rules = NamespaceRules(allowed=("pickle", "kind"))
-        change_owner(connection, owner.id, rules_text(rules), None)
-    name = create(client, "ada/free")
+    set_rules(hub, "ada", allowed=("pickle", "kind"))
+    name, secret = create(client, "ada/free"), f"token {KEY}".encode()
     assert commit(client, name, {"a.bin": pickle.dumps({}), "b.xyz": b"x"}).status_code == 200
     assert commit(client, name, {"a.py": b"x"}).status_code == 400
-    said = commit(client, name, {"a.md": f"token {KEY}".encode()}).json()["error"]
+    said = commit(client, name, {"a.md": secret}).json()["error"]
     code = said.rsplit("--allow-finding ", 1)[1].split()[0]
-    with hub.hub.database.writing() as connection:
-        change_owner(connection, owner.id, rules_text(NamespaceRules(findings=(code,))), None)
-    assert commit(client, name, {"a.md": f"token {KEY}".encode()}).status_code == 200
-    assert commit(client, name, {"b.md": f"token {KEY}".encode()}).status_code == 400
+    set_rules(hub, "ada", findings=(code,))
+    assert commit(client, name, {"a.md": secret}).status_code == 200
+    assert commit(client, name, {"b.md": secret}).status_code == 400
 
 
-def test_what_is_ignored_is_not_asked_for(client):
+def test_what_is_said_before_files_are_sent(client):
     name = create(client, "acme/ignoring")
-    files = [{"path": path, "size": 1} for path in ("a.md", ".env", "in/b.log")]
-    body = {"files": files, "gitIgnore": ".env\n*.log\n"}
-    answer = client.post(f"/api/models/{name}/preupload/main", json=body).json()["files"]
+
+    def preupload(*files, **more):
+        body = {"files": [{"size": 3, **file} for file in files], **more}
+        return client.post(f"/api/models/{name}/preupload/main", json=body)
+
+    for file in ({"path": "a.pkl"}, {"path": "a.md", "sample": "gAJ9"}):
+        answer = preupload(file)
+        assert (answer.status_code, "pickle" in answer.json()["error"]) == (400, True)
+    answer = preupload({"path": "a.PARQUET"}, {"path": "a.md"}).json()["files"]
+    # Dataset.push_to_hub deletes a Parquet file before the commit.
+    assert [each["uploadMode"] for each in answer] == ["lfs", "regular"]
+    files = [{"path": path} for path in ("a.md", ".env", "in/b.log")]
+    answer = preupload(*files, gitIgnore=".env\n*.log\n").json()["files"]
     assert [each["shouldIgnore"] for each in answer] == [False, True, True]
     commit(client, name, {".gitignore": b"a.md\n"})
-    body = {"files": files[:1]}
-    answer = client.post(f"/api/models/{name}/preupload/main", json=body).json()["files"]
-    assert answer[0]["shouldIgnore"]
-
-
-def test_a_parquet_file_is_always_large(client):
-    """Dataset.push_to_hub deletes it before the commit."""
-    body = {"files": [{"path": "a.PARQUET", "size": 9}, {"path": "a.md", "size": 9}]}
-    answer = client.post("/api/models/acme/taken/preupload/main", json=body).json()["files"]
-    assert [each["uploadMode"] for each in answer] == ["lfs", "regular"]
+    assert preupload(files[0]).json()["files"][0]["shouldIgnore"]

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 import adapterhub as ah
 from adapterhub import cli
 from adapterhub.errors import RegistryError
-from adapterhub.hub.accounts import revoke_hub_token
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.tokens import token_for
@@ -63,17 +62,22 @@ def test_the_front_page_finds_adapters(client):
     assert 'href="/acme/polite"' in client.get("/").text
 
 
-def test_each_address_that_a_client_prints_is_a_page(client):
+def test_each_address_that_a_client_prints_is_a_page(client, pages):
     text = words(client.get("/acme/polite"))
     assert "v3 · acme/bert-small" in text
     assert "accuracy" in text
-    assert f"{client.base_url}".rstrip("/") + "/acme/polite@v3" in text
+    assert f"{pages.address}/acme/polite@v3" in text
     for revision in ("main", "v1"):
         assert "adapter.safetensors" in words(client.get(f"/acme/polite/tree/{revision}"))
     oid = head(client, "acme/polite")
     assert "Publish v3" in words(client.get(f"/acme/polite/commit/{oid}"))
     assert oid[:12] in words(client.get("/acme/polite/commits/main"))
     assert "logged in as wil" in words(client.get("/settings/tokens"))
+    for path in ("/", "/acme/polite", "/acme/polite/tree/main"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe-inline'; script" not in policy.partition("script-src")[2]
 
 
 def test_a_repository_without_an_adapter_has_a_page_of_its_files(pages, client):
@@ -104,57 +108,34 @@ def test_a_login_only_reads(pages, client):
         assert other.get("/acme/rude", headers=forged).status_code == 401
         answer = other.post("/settings/login", data={"token": "ah_" + "x" * 43})
         assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
-        headers = {"origin": "https://evil.example"}
-        login = {"token": pages.tokens["wil"]}
-        assert other.post("/settings/login", data=login, headers=headers).status_code == 403
     assert client.post("/settings/logout").status_code == 303
     assert client.get("/acme/rude").status_code == 401
-
-
-def test_a_login_ends_with_its_token(pages):
-    token = pages.token("wil", "write", "short")
-    with pages.client() as client:
-        client.post("/settings/login", data={"token": token})
-        assert client.get("/acme/rude").status_code == 200
-        with pages.hub.database.writing() as connection:
-            revoke_hub_token(connection, "short")
-        assert client.get("/acme/rude").status_code == 401
-
-
-def test_a_page_runs_only_our_script(client):
-    for path in ("/", "/acme/polite", "/acme/polite/tree/main"):
-        policy = client.get(path).headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert "unsafe-inline'; script" not in policy.partition("script-src")[2]
 
 
 def test_what_others_write_is_text_on_a_page(pages, client):
     evil = "<script>alert(1)</script>"
     with pages.client("ada") as ada:
         create(ada, "acme/evil")
-        commit(ada, "acme/evil", {"README.md": f"# {evil}\n".encode()}, title=evil)
+        card = f"# {evil}\n\n## A card\n\n|a|b|\n|-|-|\n|1|2|\n"
+        commit(ada, "acme/evil", {"README.md": card.encode()}, title=evil)
     oid = head(client, "acme/evil")
     for path in ("", "/tree/main", f"/commit/{oid}", "/commits/main"):
         assert evil not in client.get(f"/acme/evil{path}").text
     assert evil not in client.get("/?q=%3Cscript%3Ealert(1)%3C/script%3E").text
+    text = client.get("/acme/evil").text
+    assert re.search("<h[34]>A card</h[34]>", text)
+    assert '<div class="scroll" tabindex="0"><table>' in text
 
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-def test_a_stranger_is_told_what_this_is(pages):
+def test_a_stranger_is_asked_for_a_token_wherever_one_is_needed(pages):
     with pages.client() as client:
         text = words(client.get("/"))
         assert pages.address.removeprefix("http://") in text
         assert "A hub of adapters" in text
         assert "acme/polite" not in text
-        answer = client.post("/settings/login", data={"token": pages.tokens["wil"]})
-        assert "acme/polite" in words(client.get(answer.headers["location"]))
-
-
-def test_a_stranger_is_asked_for_a_token_wherever_one_is_needed(pages):
-    with pages.client() as client:
         for answer in (
             client.get("/acme/polite", headers=BROWSER),
             client.post("/settings/login", data={"token": "ah_wrong"}, headers=BROWSER),
@@ -163,49 +144,30 @@ def test_a_stranger_is_asked_for_a_token_wherever_one_is_needed(pages):
             assert 'action="/settings/login"' in answer.text
             assert 'type="password"' in answer.text
         assert "not a token of this hub" in answer.text
+        answer = client.post("/settings/login", data={"token": pages.tokens["wil"]})
+        assert "acme/polite" in words(client.get(answer.headers["location"]))
 
 
-def test_a_card_is_formatted_on_the_page_of_the_files(pages, client):
-    with pages.client("ada") as ada:
-        create(ada, "acme/carded")
-        body = real_hub.commit_lines({"README.md": b"# A card\n\n|a|b|\n|-|-|\n|1|2|\n"})
-        assert ada.post("/api/models/acme/carded/commit/main", content=body).status_code == 200
-    text = client.get("/acme/carded").text
-    assert "<h3>A card</h3>" in text
-    assert '<div class="scroll" tabindex="0"><table>' in text
+def test_an_empty_hub_shows_how_to_push(new_hub, ada):
+    text = ada.get("/").text
+    assert f"adapterhub push RUN {new_hub.address}/ada/NAME" in text
+    assert 'role="search"' not in text
+    assert "<table" not in text
+    assert "Push the first" not in ada.get("/?q=absent").text
 
 
-def test_an_empty_hub_shows_how_to_push(new_hub):
-    with new_hub.client("ada") as client:
-        text = client.get("/").text
-        assert f"adapterhub push RUN {new_hub.address}/ada/NAME" in text
-        assert 'role="search"' not in text
-        assert "<table" not in text
-        assert "Push the first" not in client.get("/?q=absent").text
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("/no/such/place/here", 404), ("/acme/absent", 404), ("/acme/polite/tree/none", 404)],
-)
-def test_a_wrong_address_is_a_page_in_a_browser(client, path, status):
-    page = client.get(path, headers=BROWSER)
-    assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8")
-    assert "Not found" in page.text
-    assert "HF_ENDPOINT" not in page.text
-    assert 'href="/"' in page.text
-    other = client.get(path)
-    assert other.headers["content-type"] == "application/json"
-    assert other.headers["x-error-message"] == page.headers["x-error-message"]
+def test_a_wrong_address_is_a_page_in_a_browser(client):
+    for path in ("/no/such/place/here", "/acme/absent", "/acme/polite/tree/none"):
+        page, other = client.get(path, headers=BROWSER), client.get(path)
+        assert page.status_code == other.status_code == 404
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert "Not found" in page.text
+        assert "HF_ENDPOINT" not in page.text
+        assert 'href="/"' in page.text
+        assert other.headers["content-type"] == "application/json"
+        assert other.headers["x-error-message"] == page.headers["x-error-message"]
     api = client.get("/api/models/acme/absent", headers=BROWSER)
     assert api.headers["content-type"] == "application/json"
-
-
-def test_an_adapter_shows_how_to_predict_and_serve(client, pages):
-    reference = f"{pages.address}/acme/polite@v3"
-    text = html.unescape(client.get("/acme/polite").text)
-    assert f'adapterhub predict {reference} "a text"\nadapterhub serve {reference}' in text
-    assert f"import adapterhub as ah\nprint(ah.open('{reference}').predict(\"a text\"))" in text
 
 
 def test_what_an_adapters_page_shows_works(
@@ -216,6 +178,9 @@ def test_what_an_adapters_page_shows_works(
     with pages.client("wil") as client:
         shown = html.unescape(re.sub(r"<[^>]*>", "", client.get("/acme/real").text))
     python = re.search(r"import adapterhub as ah\nprint\(.*\)", shown)[0]
+    reference = f"{pages.address}/acme/real@v1"
+    assert f'adapterhub predict {reference} "a text"\nadapterhub serve {reference}' in shown
+    assert f"print(ah.open('{reference}').predict(\"a text\"))" in python
     printed = []
     exec(python, {"print": printed.append})
     predict, serve = re.findall(r"adapterhub (?:predict|serve) http.*", shown)
@@ -227,10 +192,11 @@ def test_what_an_adapters_page_shows_works(
 
 def test_a_token_is_stored_once_the_hub_knows_it(pages, tmp_path, monkeypatch, online):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    wrong = CliRunner().invoke(cli.group, ["login", pages.address], input="ah_" + "x" * 43)
+    wrong, right = (
+        CliRunner().invoke(cli.group, ["login", pages.address], input=token)
+        for token in ("ah_" + "x" * 43, pages.tokens["wil"])
+    )
     assert "does not accept this token" in str(wrong.exception)
-    assert token_for(pages.address) is None
-    right = CliRunner().invoke(cli.group, ["login", pages.address], input=pages.tokens["wil"])
     assert right.output == f"stored a token for {pages.address}\n"
     assert token_for(pages.address) == pages.tokens["wil"]
 

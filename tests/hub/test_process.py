@@ -24,11 +24,6 @@ from tests.kit.selection import ALL, cases_of
 from tests.kit.session import wait_until
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return real_hub.made(tmp_path / "hub").place
-
-
 @pytest.fixture(params=STATES)
 def hub(request, tmp_path):
     return real_hub.made(*place_of(request, tmp_path / "hub"))
@@ -89,27 +84,24 @@ def test_an_acknowledged_commit_survives_being_killed(hub):
         assert verify_hub(opened) == []
 
 
-def test_two_servers_on_one_folder_are_refused(folder):
-    with serving_alone(folder), pytest.raises(ConfigError, match="another server"):
-        serve_hub(folder, "127.0.0.1", 0, HubOptions())
+def test_what_is_not_served(tmp_path):
+    """A folder twice, an address that is taken, a hub without a token, and other files."""
 
+    def refused(place, words, host="127.0.0.1", port=0, **options):
+        with pytest.raises(ConfigError, match=words):
+            serve_hub(place, host, port, HubOptions(**options))
 
-def test_an_address_that_is_taken_is_refused(folder):
+    hub, files = real_hub.made(tmp_path / "hub").place, tmp_path / "files"
+    with serving_alone(hub):
+        refused(hub, "another server")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1, port {port}"):
-            serve_hub(folder, "127.0.0.1", port, HubOptions())
-
-
-def test_a_hub_that_others_reach_has_a_token(tmp_path):
-    with pytest.raises(ConfigError, match="no token"):
-        serve_hub(tmp_path / "hub", "0.0.0.0", 0, HubOptions())
-    with pytest.raises(ConfigError, match="not the address"):
-        serve_hub(tmp_path / "hub", "127.0.0.1", 0, HubOptions("hub.example"))
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files/a").touch()
-    with pytest.raises(ConfigError, match="other files"):
-        serve_hub(tmp_path / "files", "127.0.0.1", 0, HubOptions())
+        refused(hub, f"cannot listen at 127.0.0.1, port {port}", port=port)
+    refused(tmp_path / "new", "no token", "0.0.0.0")
+    refused(tmp_path / "new", "not the address", public_url="hub.example")
+    files.mkdir()
+    (files / "a").touch()
+    refused(files, "other files")
 
 
 KILLED = {

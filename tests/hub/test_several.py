@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -17,11 +17,19 @@ from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.hub import upload_endpoints
 from adapterhub.hub.backups import backup_hub, restore_hub, upgrade_hub
 from adapterhub.hub.database import SCHEMA_REVISION
-from adapterhub.hub.gc import collect, verify_hub
+from adapterhub.hub.gc import verify_hub
 from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
 from tests.kit import real_hub
-from tests.kit.real_hub import commit, create, head
+from tests.kit.real_hub import (
+    batch,
+    commit,
+    create,
+    digest,
+    head,
+    push_during_collections,
+    tag,
+)
 from tests.kit.selection import ALL
 
 pytestmark = pytest.mark.apart
@@ -63,35 +71,25 @@ def test_no_two_writers_win(pair):
     """One parent, eight writers at two servers: one commit; and no version is given twice."""
     _, clients = pair
     create(clients[0], "ada/x")
-    for round in range(3):
-        parent, statuses = head(clients[0], "ada/x"), []
-
-        def write(number, parent=parent, statuses=statuses, round=round):
-            files = {"a.md": f"{round} {number}".encode()}
-            answer = commit(clients[number % 2], "ada/x", files, parent=parent)
-            statuses.append(answer.status_code)
-
-        together([lambda n=n: write(n) for n in range(8)])
-        assert sorted(statuses) == [200] + [412] * 7
     tagged = []
 
-    def tag(number, client):
+    def tag_all(number):
         for version in range(1, 13):
-            body = {"tag": f"v{version}"}
-            answer = client.post("/api/models/ada/x/tag/main", json=body)
-            if answer.status_code == 200:
-                tagged.append((version, number))
+            if tag(clients[number % 2], "ada/x", f"v{version}").status_code == 200:
+                tagged.append(version)
 
-    together([lambda n=n: tag(n, clients[n % 2]) for n in range(4)])
-    assert sorted(version for version, _ in tagged) == [*range(1, 13)]
-
-
-def together(jobs):
-    threads = [threading.Thread(target=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for turn in range(3):
+            parent = head(clients[0], "ada/x")
+            jobs = [
+                pool.submit(
+                    commit, clients[n % 2], "ada/x", {"a.md": b"%d %d" % (turn, n)}, parent=parent
+                )
+                for n in range(8)
+            ]
+            assert sorted(job.result().status_code for job in jobs) == [200] + [412] * 7
+        list(pool.map(tag_all, range(4)))
+    assert sorted(tagged) == [*range(1, 13)]
 
 
 def test_the_parts_of_a_file_may_go_to_any_of_them(pair, monkeypatch):
@@ -100,11 +98,8 @@ def test_the_parts_of_a_file_may_go_to_any_of_them(pair, monkeypatch):
     monkeypatch.setattr(upload_endpoints, "_WHOLE_BYTES", 1500)
     create(clients[0], "ada/x")
     data = os.urandom(1250).hex().encode()
-    oid = hashlib.sha256(data).hexdigest()
-    objects = [{"oid": oid, "size": len(data)}]
-    body = {"operation": "upload", "transfers": ["multipart"], "objects": objects}
-    answer = clients[0].post("/ada/x.git/info/lfs/objects/batch", json=body)
-    action = answer.json()["objects"][0]["actions"]["upload"]
+    answer = batch(clients[0], "ada/x", data, transfers=["multipart"])
+    action, oid = answer.json()["objects"][0]["actions"]["upload"], digest(data)
     paths = [href.split("/lfs/")[1] for n, href in action["header"].items() if n.isdecimal()]
     for number, path in enumerate(paths):
         part = data[1000 * number : 1000 * (number + 1)]
@@ -135,28 +130,9 @@ def test_downloads_come_from_the_bucket_and_the_token_stays_here(pair):
 
 
 def test_nothing_is_lost_to_a_collection_in_another_process(made):
-    stop = threading.Event()
-
-    def keep_collecting():
-        with open_hub(made.place) as hub:
-            while not stop.is_set():
-                collect(hub, grace=3600)
-
-    thread = threading.Thread(target=keep_collecting)
     with real_hub.serving(made.place) as server, made.client(server.address) as client:
-        thread.start()
-        for name in ("ada/x", "ada/y"):
-            create(client, name)
-        for number in range(12):  # the same bytes come and go
-            for name in ("ada/x", "ada/y"):
-                assert commit(client, name, {"a.md": b"%d" % (number % 3)}).status_code == 200
-            client.request("DELETE", "/api/repos/delete", json={"name": "ada/y"})
-            create(client, "ada/y")
-        stop.set()
-        thread.join()
+        push_during_collections(made.place, client)
         assert verify_hub(server.hub) == []
-        for item in client.get("/api/models/ada/x/commits/main").json()[:-1]:
-            assert client.get(f"/ada/x/resolve/{item['id']}/a.md").status_code == 200
 
 
 @pytest.mark.skipif(not ALL, reason="ADAPTERHUB_TESTS=all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 
 import pytest
@@ -13,7 +12,7 @@ from adapterhub.files.native import write_adapter
 from adapterhub.hub import blobs, upload_endpoints
 from adapterhub.hub.bucket_blobs import BlobBucket
 from tests.kit import real_hub
-from tests.kit.real_hub import commit, create
+from tests.kit.real_hub import batch, commit, create, digest
 from tests.kit.registries import FINGERPRINT, IDENTITY, SAMPLE_BACKBONE
 
 
@@ -24,27 +23,22 @@ def client(hub):
         yield client
 
 
-def batch(client, data, transfers=("basic",), name="acme/large", size=None):
-    oid = hashlib.sha256(data).hexdigest()
-    body = {
-        "operation": "upload",
-        "transfers": [*transfers],
-        "objects": [{"oid": oid, "size": len(data) if size is None else size}],
-    }
-    answer = client.post(f"/{name}.git/info/lfs/objects/batch", json=body)
+def address_of(client, data, name="acme/large", **more):
+    """Request where to send a file; return its digest, and what the hub says of it."""
+    answer = batch(client, name, data, **more)
     assert answer.status_code == 200, answer.text
     (found,) = answer.json()["objects"]
-    return oid, found
+    return digest(data), found
 
 
 def test_a_file_is_sent_whole_and_then_committed(hub, client):
     data = b"# a card\n" * 1000
-    oid, found = batch(client, data)
+    oid, found = address_of(client, data)
     with hub.client() as anyone:  # the address alone allows it
         assert anyone.put(found["actions"]["upload"]["href"], content=data).status_code == 200
     verify = {"oid": oid, "size": len(data)}
     assert client.post(found["actions"]["verify"]["href"], json=verify).status_code == 200
-    assert "actions" not in batch(client, data)[1]
+    assert "actions" not in address_of(client, data)[1]
     large = {"a.md": (oid, len(data))}
     assert commit(client, "acme/large", large={"a.md": (oid, 7)}).status_code == 400
     assert commit(client, "acme/large", large=large).status_code == 200
@@ -55,7 +49,7 @@ def test_a_file_is_sent_in_parts(hub, client, monkeypatch):
     monkeypatch.setattr(upload_endpoints, "PART_BYTES", 1000)
     monkeypatch.setattr(upload_endpoints, "_WHOLE_BYTES", 1500)
     data = b"0123456789" * 250
-    oid, found = batch(client, data, ["basic", "multipart"])
+    oid, found = address_of(client, data, transfers=["basic", "multipart"])
     action = found["actions"]["upload"]
     header = dict(action["header"])
     assert header.pop("chunk_size") == "1000"
@@ -77,7 +71,7 @@ def test_a_file_is_sent_in_parts(hub, client, monkeypatch):
 
 @pytest.mark.parametrize("sent", [b"wrong bytes", b"right", b"right bytes!", b""])
 def test_other_bytes_than_announced_are_refused(hub, client, sent):
-    oid, found = batch(client, b"right bytes")
+    oid, found = address_of(client, b"right bytes")
     answer = client.put(found["actions"]["upload"]["href"], content=sent)
     assert answer.status_code in (400, 413)
     chunks = client.put(found["actions"]["upload"]["href"], content=iter([sent, b"more and more"]))
@@ -87,7 +81,7 @@ def test_other_bytes_than_announced_are_refused(hub, client, sent):
 
 
 def test_an_address_is_for_one_file_for_a_day(hub, client, monkeypatch):
-    _, found = batch(client, b"some bytes")
+    _, found = address_of(client, b"some bytes")
     href = found["actions"]["upload"]["href"]
     start, _, mark = href.rpartition(".")
     parts = start.rsplit("/", 1)[1].split(".")
@@ -108,7 +102,7 @@ def test_what_is_too_large_is_said_before_it_is_sent(tmp_path):
         hub.user("ada")
         with hub.client("ada") as client:
             name = create(client, "ada/small")
-            said = batch(client, b"x" * 101, name=name)[1]["error"]
+            said = address_of(client, b"x" * 101, name)[1]["error"]
             assert said["code"] == 413
             assert "101 bytes" in said["message"]
             for size, status in ((100, 200), (101, 413), (951, 413)):
@@ -131,30 +125,30 @@ def test_a_full_disk_is_said_and_reads_go_on(hub, client, monkeypatch):
     def full(self, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(blobs.BlobReceiver, "_write", full)
-    answer = commit(client, "acme/large", {"full.md": b"x"})
-    assert (answer.status_code, "disk" in answer.json()["error"]) == (507, True)
-    assert not [*hub.hub.blobs.incoming.iterdir()]
-    assert client.get("/acme/large/resolve/main/.gitattributes").status_code == 200
-    monkeypatch.setattr(blobs, "_FREE_BYTES", 1 << 60)
-    answer = commit(client, "acme/large", {"full.md": b"x"})
-    assert answer.status_code == 507
+    for module, name, value in (
+        (blobs.BlobReceiver, "_write", full),
+        (blobs, "_FREE_BYTES", 1 << 60),
+    ):
+        monkeypatch.setattr(module, name, value)
+        answer = commit(client, "acme/large", {"full.md": b"x"})
+        assert (answer.status_code, "disk" in answer.json()["error"]) == (507, True)
+        assert not [*hub.hub.blobs.incoming.iterdir()]
+        assert client.get("/acme/large/resolve/main/.gitattributes").status_code == 200
+        monkeypatch.undo()
 
 
-def test_a_locked_database_is_busy_and_no_error(new_hub):
+def test_a_locked_database_is_busy_and_no_error(new_hub, ada):
     database = new_hub.hub.database
     kind, place = type(database), database.path if new_hub.is_folder else database.place
     new_hub.hub.database, other = kind(place, 0.2), kind(place)
-    with new_hub.client("ada") as client:
-        name = create(client, "ada/x")
-        with other.writing():
-            answer = commit(client, name, {"a.md": b"a"})
-            assert answer.status_code == 503
-            assert answer.headers["retry-after"]
-            assert client.get(f"/api/models/{name}").status_code == 200
-            assert client.get("/ready").status_code == 503
-            assert client.get("/health").status_code == 200
-        assert commit(client, name, {"a.md": b"a"}).status_code == 200
+    name = create(ada, "ada/x")
+    with other.writing():
+        answer = commit(ada, name, {"a.md": b"a"})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        for path, status in ((f"/api/models/{name}", 200), ("/ready", 503), ("/health", 200)):
+            assert ada.get(path).status_code == status
+    assert commit(ada, name, {"a.md": b"a"}).status_code == 200
     other.close()
     database.close()
 
@@ -187,10 +181,10 @@ def test_what_was_received_is_not_downloaded_again(tmp_path):
         hub.hub.blobs = BlobBucket("s3://bucket/p", bucket)
         with hub.client("ada") as client:
             name = create(client, "ada/large")
-            oid, found = batch(client, data, name=name)
+            oid, found = address_of(client, data, name)
             href = found["actions"]["upload"]["href"]
             assert client.put(href, content=data).status_code == 200
-            assert "actions" not in batch(client, data, name=name)[1]
+            assert "actions" not in address_of(client, data, name)[1]
             large = {path: (oid, len(data)) for path in ("adapter.safetensors", "a.safetensors")}
             assert commit(client, name, {**files, "empty.md": b""}, large=large).status_code == 200
             tag = client.post(f"/api/models/{name}/tag/main", json={"tag": "v1"})
@@ -203,4 +197,4 @@ def test_what_was_received_is_not_downloaded_again(tmp_path):
             assert commit(client, name, large=as_text).status_code == 200
             wrong = {"adapter_config.json": (oid, len(data))}
             assert commit(client, name, large=wrong).status_code == 400
-            assert hub.hub.blobs.read(hashlib.sha256(b"").hexdigest(), 9) == b""
+            assert hub.hub.blobs.read(digest(b""), 9) == b""

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ from adapterhub.hub.database import (
     versions,
 )
 from adapterhub.hub.gate import NamespaceRules, parse_rules, rules_text
+from adapterhub.hub.gc import collect
 from adapterhub.hub.import_export import answering_in_thread
 from adapterhub.hub.server import HubApp, known_hosts
 from adapterhub.hub.state import Hub, HubOptions, create_hub, open_hub
@@ -75,32 +77,29 @@ class RunningHub:
 
     def user(self, name: str, role: str = "write", *, is_admin: bool = False, **orgs: str) -> str:
         """Create a user with a token, in organisations, each with a role; return the token."""
-        with self.hub.database.writing() as connection:
-            create_namespace(connection, name, "user", is_admin=is_admin)
-            for org, own in orgs.items():
-                set_member(connection, org, name, own)
-            self.tokens[name] = create_hub_token(connection, name, f"{name}-laptop", role)
+        self.change(create_namespace, name, "user", is_admin=is_admin)
+        for org, own in orgs.items():
+            self.change(set_member, org, name, own)
+        self.tokens[name] = self.token(name, role, f"{name}-laptop")
         return self.tokens[name]
 
     def refuse_writers(self) -> Callable[[], None]:
         """Let ada only read in acme; return what undoes that."""
-
-        def set_role(role: str) -> None:
-            with self.hub.database.writing() as connection:
-                set_member(connection, "acme", "ada", role)
-
-        set_role("read")
-        return lambda: set_role("write")
+        self.change(set_member, "acme", "ada", "read")
+        return lambda: self.change(set_member, "acme", "ada", "write")
 
     def org(self, name: str) -> None:
         """Create an organisation."""
-        with self.hub.database.writing() as connection:
-            create_namespace(connection, name, "org")
+        self.change(create_namespace, name, "org")
 
     def token(self, user: str, role: str, name: str, **options: object) -> str:
         """Create one more token of a user."""
+        return self.change(create_hub_token, user, name, role, **options)
+
+    def change(self, change: Callable[..., Any], *given: object, **options: object) -> Any:
+        """Call a function that changes the tables."""
         with self.hub.database.writing() as connection:
-            return create_hub_token(connection, user, name, role, **options)
+            return change(connection, *given, **options)
 
     def client(self, user: str | None = None, token: str | None = None) -> httpx2.Client:
         """Return a client of HTTP with the token of a user."""
@@ -266,6 +265,65 @@ def commit(client, name, files=None, *, revision="main", **options):
     return client.post(url, content=commit_lines(files, **options))
 
 
+def delete(client, name):
+    """Delete a repository; return the answer."""
+    owner, _, own = name.partition("/")
+    body = {"organization": owner, "name": own}
+    return client.request("DELETE", "/api/repos/delete", json=body)
+
+
+def move(client, name, to):
+    """Move a repository; return the answer."""
+    return client.post("/api/repos/move", json={"fromRepo": name, "toRepo": to})
+
+
+def tag(client, name, tag, revision="main"):
+    """Tag a revision; return the answer."""
+    return client.post(f"/api/models/{name}/tag/{revision}", json={"tag": tag})
+
+
+def batch(client, name, *files, **more):
+    """Request addresses for large files; return the answer."""
+    objects = [{"oid": digest(data), "size": len(data)} for data in files]
+    body = {"operation": "upload", "objects": objects, **more}
+    return client.post(f"/{name}.git/info/lfs/objects/batch", json=body)
+
+
+def upload(client, name, data):
+    """Send a large file; return its digest."""
+    (found,) = batch(client, name, data).json()["objects"]
+    assert client.put(found["actions"]["upload"]["href"], content=data).status_code == 200
+    return digest(data)
+
+
+def push_during_collections(place, client):
+    """Commit and delete equal bytes while another connection collects, and read all commits."""
+    stop = threading.Event()
+
+    def keep_collecting():
+        with open_hub(place) as hub:
+            while not stop.is_set():
+                collect(hub, grace=3600)
+
+    thread = threading.Thread(target=keep_collecting)
+    thread.start()
+    create(client, "ada/x")
+    for number in range(12):
+        create(client, "ada/y")
+        for name in ("ada/x", "ada/y"):
+            assert commit(client, name, {"a.md": b"%d" % (number % 3)}).status_code == 200
+        delete(client, "ada/y")
+    stop.set()
+    thread.join()
+    for item in client.get("/api/models/ada/x/commits/main").json()[:-1]:
+        assert client.get(f"/ada/x/resolve/{item['id']}/a.md").status_code == 200
+
+
+def digest(data):
+    """Return the name of a file's bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def head(client, name):
     """Return the head of `main`."""
     return client.get(f"/api/models/{name}").json()["sha"]
@@ -407,10 +465,8 @@ _PEFT = {
 
 def set_rules(hub: RunningHub, name: str, quota: int | None = None, **rules: Any) -> None:
     """Set the rules of a namespace."""
-    with hub.hub.database.writing() as connection:
-        owner = find_owner(connection, name)
-        assert owner is not None
-        change_owner(connection, owner.id, rules_text(NamespaceRules(**rules)), quota)
+    owner = hub.change(find_owner, name)
+    hub.change(change_owner, owner.id, rules_text(NamespaceRules(**rules)), quota)
 
 
 class Writers:
