@@ -15,9 +15,7 @@ import pytest
 
 from adapterhub.errors import DataError, TrainingError
 from adapterhub.inference import table_job
-from adapterhub.inference.open import AdapterSource
 from adapterhub.inference.table_job import (
-    PlannedTable,
     TableJob,
     TablePart,
     plan_table,
@@ -27,6 +25,8 @@ from adapterhub.inference.table_job import (
 from tests.kit.runs import routed, write_table
 from tests.kit.server import two_nodes
 
+pytestmark = pytest.mark.timeout(550)
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
@@ -34,18 +34,13 @@ def cluster() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> PlannedTable:
-    return plan_table(routed(two_adapters, write_table(tmp_path)))
-
-
 def joined(found: Iterator[tuple[TablePart, pa.Table]]) -> pa.Table:
     tables = dict(found)
     return pa.concat_tables([tables[part] for part in sorted(tables, key=lambda p: p.number)])
 
 
-@pytest.mark.timeout(550)
-def test_two_nodes_give_the_rows_of_one_process(cluster: str, planned: PlannedTable) -> None:
+def test_two_nodes_give_the_rows_of_one_process(cluster, two_adapters, tmp_path):
+    planned = plan_table(routed(two_adapters, write_table(tmp_path)))
     here = joined(predict_here(planned.job, planned.parts)).to_pylist()
     there = joined(predict_on_ray(planned.job, planned.parts, address=cluster)).to_pylist()
     assert len(there) == len(here) == 46
@@ -74,36 +69,23 @@ def light_worker(folder: Path) -> type:
     return Light
 
 
-@pytest.fixture
-def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(table_job, "TableWorker", light_worker(tmp_path))
-    return tmp_path
-
-
 PARTS = [TablePart(number, "rows.parquet", number, 5) for number in range(12)]
 
 
-@pytest.mark.timeout(550)
-def test_a_killed_worker_is_started_again_and_its_part_is_not_lost(
-    cluster: str, light: Path
-) -> None:
-    (light / "deaths").write_text("2")
-    found = dict(predict_on_ray(TableJob("rows.parquet", {}), PARTS, address=cluster))
+def test_a_killed_worker_is_started_again_and_its_part_is_not_lost(cluster, tmp_path, monkeypatch):
+    """One that dies each time ends the job; its other errors are those of the user."""
+    monkeypatch.setattr(table_job, "TableWorker", light_worker(tmp_path))
+    deaths, job = tmp_path / "deaths", TableJob("rows.parquet", {})
+    deaths.write_text("2")
+    found = dict(predict_on_ray(job, PARTS, address=cluster))
     assert sorted(number for number, _ in found.values()) == list(range(12))
     assert len({node for _, node in found.values()}) == 2
-    assert (light / "deaths").read_text() == "0"
-
-
-@pytest.mark.timeout(550)
-def test_a_worker_that_dies_each_time_ends_the_job(cluster: str, light: Path) -> None:
-    (light / "deaths").write_text("99")
+    assert deaths.read_text() == "0"
+    deaths.write_text("99")
     with pytest.raises(TrainingError, match="died more than"):
-        dict(predict_on_ray(TableJob("rows.parquet", {}), PARTS, address=cluster))
-
-
-@pytest.mark.timeout(550)
-def test_an_error_of_a_worker_is_the_users(cluster: str, light: Path) -> None:
-    (light / "broken").touch()
+        dict(predict_on_ray(job, PARTS, address=cluster))
+    deaths.unlink()
+    (tmp_path / "broken").touch()
     with pytest.raises(DataError) as error:
-        dict(predict_on_ray(TableJob("rows.parquet", {}), PARTS, address=cluster))
+        dict(predict_on_ray(job, PARTS, address=cluster))
     assert error.value.hint == "mend it"

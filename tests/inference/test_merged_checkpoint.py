@@ -29,16 +29,12 @@ def test_transformers_alone_loads_it(merged, tmp_path):
     assert torch.equal(loaded(**batch).logits, model(**batch).logits)
 
 
-def test_a_checkpoint_that_computes_something_else_is_not_written(merged, tmp_path):
+def test_what_is_not_written(merged, tmp_path):
     model, expected = merged
     wrong = {name: value + 1 for name, value in expected.items()}
     with pytest.raises(MergeError):
         write_checkpoint(model, word_tokenizer(), tmp_path / "out", wrong)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_folder_is_kept(merged, tmp_path):
-    model, expected = merged
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(OutputError):
@@ -46,36 +42,25 @@ def test_an_existing_folder_is_kept(merged, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("limit", [20, 500, 2000, 20_000])
-def test_a_full_disk_leaves_nothing(merged, tmp_path, limit):
-    """The system refuses bytes beyond a limit: of the model, of the tokenizer."""
+@pytest.mark.parametrize("limit", [20, 500, 2000, 20_000, "the tokenizer"])
+def test_a_full_disk_leaves_nothing(merged, tmp_path, limit, monkeypatch):
+    """The system refuses bytes beyond a limit: of the model, or of the tokenizer alone."""
     resource = pytest.importorskip("resource")
-    model, expected = merged
+    (model, expected), tokenizer = merged, word_tokenizer()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        with pytest.raises(OutputError, match="cannot write"):
-            write_checkpoint(model, word_tokenizer(), tmp_path / "out", expected)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_for_the_tokenizer_leaves_nothing(merged, tmp_path, monkeypatch):
-    model, expected = merged
-    tokenizer = word_tokenizer()
-    limited = pytest.importorskip("resource")
-    before = limited.getrlimit(limited.RLIMIT_FSIZE)
     save = model.save_pretrained
 
     def save_then_fill(folder):
         save(folder)
-        limited.setrlimit(limited.RLIMIT_FSIZE, (1000, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
 
-    monkeypatch.setattr(model, "save_pretrained", save_then_fill)
+    if limit == "the tokenizer":
+        monkeypatch.setattr(model, "save_pretrained", save_then_fill)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(OutputError, match="cannot write"):
             write_checkpoint(model, tokenizer, tmp_path / "out", expected)
     finally:
-        limited.setrlimit(limited.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.config.user_folders import state_folder
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError, MergeError, MismatchError
 from adapterhub.files.native import Saved
@@ -18,8 +20,10 @@ from adapterhub.inference.open import (
     load_for_merging,
     open_adapter,
     open_backbone,
+    open_several,
 )
 from adapterhub.tasks import parse_task
+from tests.kit.data import sentences
 
 EXAMPLES = [Example("the movie was good", label="pos"), Example("the plot was bad", label="neg")]
 
@@ -116,3 +120,97 @@ def test_the_bare_backbone_has_no_adapter(folder: Path, backbone: Path) -> None:
     pretrained = [name for name in tensors if name.startswith("bert.")]
     assert pretrained
     assert all(torch.equal(tensors[name], expected[name]) for name in pretrained)
+
+
+def test_several_share_a_model_and_predict_as_alone(two_adapters):
+    opened, examples = open_several(two_adapters), [Example(text) for text, _ in sentences(20)]
+    first, second = (opened.predictors[name] for name in two_adapters)
+    assert first.model is second.model
+    assert (len(first.setting.labels), len(second.setting.labels)) == (2, 6)
+    for name in (*two_adapters, *two_adapters):  # and again, after the other one
+        alone = open_adapter(two_adapters[name].reference).predict(examples)
+        together = opened.predict(name, examples)
+        for one, other in zip(alone, together, strict=True):
+            assert one.as_dict()["label"] == other.as_dict()["label"]
+            assert one.as_dict()["scores"] == pytest.approx(other.as_dict()["scores"], abs=1e-6)
+    source = two_adapters["mood"]
+    digest = Saved.at(Path(source.reference) / "adapter").digest
+    open_several({"mood": replace(source, digest=digest)})
+    with pytest.raises(MismatchError, match="another adapter here"):
+        open_several({"mood": replace(source, digest="0" * 64)})
+
+
+WAYS = ("run", "moved run", "copy", "published", "pulled", "./run from elsewhere")
+
+
+@pytest.fixture
+def trained_here(backbone, data, adapterhub, tmp_path, monkeypatch):
+    """A run that was typed with a relative path to a local backbone."""
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    home = tmp_path / "home"
+    shutil.copytree(backbone, home / "my-bert")
+    monkeypatch.chdir(home)
+    files = ("--train", data[0], "--eval", data[1], "--output", "run")
+    options = ("train.epochs=1", "train.tensorboard=false")
+    assert adapterhub("train", "--backbone", "./my-bert", *files, *options)[0] == 0
+    return home
+
+
+def predicted(adapterhub, reference, *options):
+    code, out, err = adapterhub("predict", reference, "a good movie", "--json", *options)
+    return json.loads(out) if code == 0 else err
+
+
+def placed(way: str, home: Path) -> str:
+    """Bring the adapter to its place, and return the reference."""
+    if way == "run":
+        return "run"
+    if way == "moved run":
+        return str(shutil.move("run", home.parent / "elsewhere"))
+    if way == "copy":
+        return str(shutil.copytree("run/adapter", home.parent / "copy"))
+    if way.startswith("./run"):
+        return str(home / "run")
+    ah.publish("run", "polite")
+    return "polite" if way == "published" else str(ah.pull("polite", home.parent / "pulled"))
+
+
+def test_the_backbone_is_found_again(trained_here, adapterhub, monkeypatch, tmp_path):
+    expected = predicted(adapterhub, "run")
+    assert isinstance(expected, dict), expected
+    for number, way in enumerate(WAYS):
+        home = Path(shutil.copytree(trained_here, tmp_path / f"{number}" / "home"))
+        shutil.rmtree(home / "my-bert")
+        monkeypatch.chdir(home)
+        reference = placed(way, home)
+        if way != "run":
+            (tmp_path / "there").mkdir(exist_ok=True)
+            monkeypatch.chdir(tmp_path / "there")
+        assert predicted(adapterhub, reference) == expected, way
+
+
+def test_it_is_asked_for_once_where_it_is_not_known(
+    trained_here, backbone, adapterhub, monkeypatch, tmp_path
+):
+    expected = predicted(adapterhub, "run")
+    pulled = shutil.copytree("run/adapter", tmp_path / "pulled")
+    model, tokenizer = ah.load_backbone(str(backbone))
+    next(model.parameters()).data.add_(1.0)
+    shutil.rmtree("my-bert")
+    for part in (model, tokenizer):  # other weights in the folder that is remembered
+        part.save_pretrained("my-bert")
+    assert "was trained on a different backbone" in predicted(adapterhub, pulled)
+    shutil.rmtree(state_folder())  # another machine
+    name = json.loads((pulled / "adapter.json").read_bytes())["backbone"]["id"]
+    error = predicted(adapterhub, pulled)
+    assert "the backbone 'my-bert' was not found: it is not on the Hub" in error
+    assert f"whose fingerprint starts with {name.rpartition('--')[2]}" in error
+    assert "try: --backbone FOLDER" in error
+    there = shutil.copytree(backbone, tmp_path / "there")
+    model, _ = ah.load_backbone(str(there), task="classification", labels=["0", "1"])
+    ah.load(model, "./run", any_backbone=True)
+    assert not (state_folder() / "backbones").exists(), "this one may be another"
+    assert predicted(adapterhub, pulled, "--backbone", there) == expected
+    assert predicted(adapterhub, pulled) == expected, "it is remembered"
+    shutil.rmtree(there)
+    assert f"was in {there}, which does not exist any more" in predicted(adapterhub, pulled)

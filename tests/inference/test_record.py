@@ -41,17 +41,10 @@ def test_settings_of_the_run_are_defaults_for_new_data() -> None:
     assert record.task.name == "seq2seq"
     assert (record.data.text, record.data.label) == ("question", "answer")
     assert (record.max_length, record.seed) == (64, 7)
-
-
-def test_where_the_data_was_and_how_many_rows_are_dropped() -> None:
+    # Where the data was and how many rows are dropped; without a length it is that of then.
     data = {"train": "/home/x/train.tsv", "eval": "hf:x/y", "rows": 100, "text": "t"}
-    record = training_record(manifest(recipe={"data": data}))
-    assert record.data == DataOptions(text="t")
-
-
-def test_a_run_that_recorded_no_length_had_the_default_of_then() -> None:
-    recipe = {"train": {"epochs": 3, "max_length": None}}
-    assert training_record(manifest(recipe=recipe)).max_length == 128
+    record = training_record(manifest(recipe={"data": data, "train": {"max_length": None}}))
+    assert (record.data, record.max_length) == (DataOptions(text="t"), 128)
 
 
 def test_an_adapter_without_a_recipe_has_the_task_of_its_manifest() -> None:

@@ -41,9 +41,7 @@ def saved(backbone: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("how", POOLS)
-def test_the_folder_has_the_logits_of_the_adapter(
-    saved, adapterhub, backbone: Path, tmp_path: Path, how: str
-) -> None:
+def test_the_folder_has_the_logits_of_the_adapter(saved, adapterhub, backbone, tmp_path, how):
     folder, out = saved(how), tmp_path / "merged"
     code, text, err = adapterhub("merge", folder, "--output", out, "--backbone", backbone)
     assert code == 0, err
@@ -62,20 +60,10 @@ def test_the_folder_has_the_logits_of_the_adapter(
     assert trained_pooling(out) == how
     modules = json.loads((out / "modules.json").read_text(encoding="utf-8"))
     assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Dense"]
-
-
-def test_sentence_transformers_loads_it(
-    saved, adapterhub, backbone: Path, tmp_path: Path, recwarn
-) -> None:
-    library = pytest.importorskip("sentence_transformers")
-    folder, out = saved("mean"), tmp_path / "merged"
-    assert adapterhub("merge", folder, "--output", out, "--backbone", backbone)[0] == 0
-    live = open_adapter(folder, str(backbone))
-    rows = live.setting.tokenizer(TEXTS, return_tensors="pt", padding=True)
-    with torch.no_grad():
-        expected = live.model(**rows).logits
-    encoded = library.SentenceTransformer(str(out), device="cpu").encode(TEXTS)
-    torch.testing.assert_close(torch.tensor(encoded), expected, atol=1e-5, rtol=1e-5)
+    if how == "mean":
+        library = pytest.importorskip("sentence_transformers")
+        encoded = library.SentenceTransformer(str(out), device="cpu").encode(TEXTS)
+        torch.testing.assert_close(torch.tensor(encoded), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_head_of_several_layers_is_refused() -> None:
@@ -103,9 +91,7 @@ def test_without_its_pooling_an_adapter_can_be_merged() -> None:
     "embedding", "embedding(pooling=max, normalize=false)",
     "embedding(pooling=cls, query_prefix='query: ')",
 ])  # fmt: skip
-def test_vectors_of_a_merged_run_are_those_of_embed(
-    task: str, adapterhub, backbone: Path, tmp_path: Path
-) -> None:
+def test_vectors_of_a_merged_run_are_those_of_embed(task, adapterhub, backbone, tmp_path):
     library = pytest.importorskip("sentence_transformers")
     run, out = tmp_path / "run", tmp_path / "merged"
     backbone = Path(shutil.copytree(backbone, tmp_path / "sentences"))

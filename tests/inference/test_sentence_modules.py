@@ -21,6 +21,7 @@ from adapterhub.inference.open import open_adapter, open_backbone
 from adapterhub.serving import Engine
 from adapterhub.tasks import parse_task
 from tests.kit.selection import long_table
+from tests.kit.session import refused
 from tests.kit.task_cases import partners
 
 st = pytest.importorskip("sentence_transformers")
@@ -54,10 +55,10 @@ def pickled(folder: Path) -> None:
 def of_version_2(folder: Path) -> None:
     """Write the names and flags of version 2, and the length under an older name."""
     path = folder / "modules.json"
-    listed = json.loads(path.read_text(encoding="utf-8"))
-    for module in listed:
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    for module in modules:
         module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
-    path.write_text(json.dumps(listed), encoding="utf-8")
+    path.write_text(json.dumps(modules), encoding="utf-8")
     flags = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
     own = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, **flags}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(own), encoding="utf-8")
@@ -66,53 +67,44 @@ def of_version_2(folder: Path) -> None:
     rewrite("tokenizer_config.json", model_max_length=512)(folder)
 
 
-def dense(of: int, to: int, activation: nn.Module | None = None, **more: Any) -> Any:
-    """Return a Dense layer with random weights."""
-    made = modules.Dense(of, to, activation_function=activation or nn.Tanh(), **more)
-    for parameter in made.parameters():
+def at_random(module: Any) -> Any:
+    """Return a module with random weights."""
+    for parameter in module.parameters():
         nn.init.normal_(parameter)
-    return made
+    return module
+
+
+def dense(of: int, to: int, activation: nn.Module | None = None, **more: Any) -> Any:
+    return at_random(modules.Dense(of, to, activation_function=activation or nn.Tanh(), **more))
 
 
 def layer_norm(size: int) -> Any:
-    """Return a LayerNorm with random weights."""
-    made = modules.LayerNorm(size)
-    for parameter in made.parameters():
-        nn.init.normal_(parameter)
-    return made
+    return at_random(modules.LayerNorm(size))
 
 
 class Case:
     """A sentence encoder: a pooling, what is behind it, options, and changes of its files."""
 
     def __init__(
-        self,
-        pooling: str | tuple[str, ...] = "mean",
-        *behind: Callable[[], Any],
-        change: tuple[Change, ...] = (),
-        include_prompt: bool = True,
-        side: str = "right",
-        length: int | None = None,
-        lower: bool = False,
-        **options: Any,
+        self, pooling: str | tuple[str, ...] = "mean", *behind: Callable[[], Any], **options: Any
     ) -> None:
-        self.pooling, self.behind, self.change, self.options = pooling, behind, change, options
-        self.include_prompt, self.side, self.length, self.lower = (
-            include_prompt, side, length, lower
-        )  # fmt: skip
+        self.pooling, self.behind, self.options = pooling, behind, options
+        self.lower = options.get("lower", False)
 
     def write(self, backbone: Path, folder: Path) -> Path:
         """Write the encoder to a folder."""
         torch.manual_seed(3)
-        first = modules.Transformer(
-            str(backbone), max_seq_length=self.length, do_lower_case=self.lower
-        )
-        first.tokenizer.padding_side = self.side
-        pool = modules.Pooling(32, self.pooling, include_prompt=self.include_prompt)
+        rest = dict(self.options)
+        length, side = rest.pop("length", None), rest.pop("side", "right")
+        lower, include = rest.pop("lower", False), rest.pop("include_prompt", True)
+        changes = rest.pop("change", ())
+        first = modules.Transformer(str(backbone), max_seq_length=length, do_lower_case=lower)
+        first.tokenizer.padding_side = side
+        pool = modules.Pooling(32, self.pooling, include_prompt=include)
         behind = [make() for make in self.behind]
-        whole = st.SentenceTransformer(modules=[first, pool, *behind], device="cpu", **self.options)
+        whole = st.SentenceTransformer(modules=[first, pool, *behind], device="cpu", **rest)
         whole.save(str(folder), create_model_card=False)
-        for change in self.change:
+        for change in changes:
             change(folder)
         return folder
 
@@ -220,19 +212,23 @@ def test_the_server_has_the_vectors_of_encode(encoders, name: str) -> None:
     close([each["vector"] for each in found], expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
-@long_table("name", CASES)
-def test_an_adapter_trains_predicts_and_merges_over_all_of_it(
-    encoders, adapterhub, tmp_path: Path, name: str
-) -> None:
-    folder, before = encoders(name)
-    run, out = tmp_path / "run", tmp_path / "merged"
+def train(adapterhub: Any, backbone: Path, folder: Path, *options: str, task="embedding") -> str:
+    """Train an adapter of vectors for a step or two in a folder; return what is told."""
     code, _, err = adapterhub(
-        "train", "--backbone", folder, "--task", "embedding", "--train", partners(tmp_path),
-        "--output", run, "--method", "lora", "train.max_steps=2", "train.learning_rate=3e-2",
-        "train.report=false", "train.tensorboard=false", "--quiet",
+        "train", "--backbone", backbone, "--task", task, "--train", partners(folder), "--output",
+        folder / "run", "--method", "lora", "train.report=false", "train.tensorboard=false",
+        *options,
     )  # fmt: skip
     assert code == 0, err
+    return err
+
+
+@pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
+@long_table("name", CASES)
+def test_an_adapter_trains_predicts_and_merges_over_all_of_it(encoders, adapterhub, tmp_path, name):
+    folder, before = encoders(name)
+    run, out = tmp_path / "run", tmp_path / "merged"
+    train(adapterhub, folder, tmp_path, "train.max_steps=2", "train.learning_rate=3e-2", "--quiet")
     opened = open_adapter(run)
     found = [p.vectors[0] for p in opened.predict(texts(name))]
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
@@ -248,38 +244,27 @@ def test_an_adapter_trains_predicts_and_merges_over_all_of_it(
     close(ah.embed(again, tokenizer, texts(name)), found, 1e-4)
 
 
+def listed(change: Callable[[list[Any]], Any]) -> Change:
+    """Return what changes the list of modules."""
+
+    def act(place: Path) -> None:
+        path = place / "modules.json"
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        change(modules)
+        path.write_text(json.dumps(modules), encoding="utf-8")
+
+    return act
+
+
 def at(kind: str, folder: str = "2_Other") -> Change:
     """Return what adds a module of another class."""
-
-    def change(place: Path) -> None:
-        path = place / "modules.json"
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        listed.append({"idx": 9, "name": "9", "path": folder, "type": kind})
-        path.write_text(json.dumps(listed), encoding="utf-8")
-
-    return change
+    module = {"idx": 9, "name": "9", "path": folder, "type": kind}
+    return listed(lambda modules: modules.append(module))
 
 
 def first(kind: str) -> Change:
     """Return what gives the first module another class."""
-
-    def change(place: Path) -> None:
-        path = place / "modules.json"
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        listed[0]["type"] = kind
-        path.write_text(json.dumps(listed), encoding="utf-8")
-
-    return change
-
-
-def broken(folder: Path) -> None:
-    """Damage the list of modules."""
-    (folder / "modules.json").write_text("[", encoding="utf-8")
-
-
-def without_weights(folder: Path) -> None:
-    """Remove the weights of a Dense layer."""
-    (folder / "2_Dense" / "model.safetensors").unlink()
+    return listed(lambda modules: modules[0].update(type=kind))
 
 
 DENSE = D(dense, 32, 16)
@@ -311,13 +296,15 @@ REFUSED: dict[str, tuple[str, Change, tuple[Any, ...]]] = {
         rewrite("2_Dense/config.json", activation_function="torch.nn.Nothing"), (DENSE,),
     ),
     "other sizes": ("Dense", rewrite("2_Dense/config.json", out_features=17), (DENSE,)),
-    "no weights": ("2_Dense", without_weights, (DENSE,)),
+    "no weights": (
+        "2_Dense", lambda place: (place / "2_Dense" / "model.safetensors").unlink(), (DENSE,)
+    ),
     "unknown pooling": ("median", rewrite("1_Pooling/config.json", pooling_mode="median"), ()),
     "unknown flag": (
         "median",
         rewrite("1_Pooling/config.json", pooling_mode=None, pooling_mode_median=True), (),
     ),
-    "broken": ("modules.json", broken, ()),
+    "broken": ("modules.json", lambda place: (place / "modules.json").write_text("["), ()),
     "another task of the transformer": (
         "fill-mask", rewrite(_OWN, transformer_task="fill-mask"), ()
     ),
@@ -333,18 +320,14 @@ REFUSED: dict[str, tuple[str, Change, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_computes_something_else_is_refused_by_its_name(
-    name: str, backbone: Path, tmp_path: Path, adapterhub
-) -> None:
+def test_what_computes_something_else_is_refused_by_its_name(name, backbone, tmp_path):
     named, change, behind = REFUSED[name]
     folder = Case("mean", *behind, change=(change,)).write(backbone, tmp_path / "encoder")
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
-    with pytest.raises(BackboneError) as error:
-        ah.embed(model, tokenizer, TEXTS)
-    assert named in str(error.value)
-    with pytest.raises(BackboneError) as error:
-        parse_task("embedding").for_model(model)
-    assert named in str(error.value)
+    for read in (ah.embed, lambda model, *_: parse_task("embedding").for_model(model)):
+        with pytest.raises(BackboneError) as error:
+            read(model, tokenizer, TEXTS)
+        assert named in str(error.value)
     alone = ah.embed(model, tokenizer, TEXTS, modules="none", pooling="mean")
     task = parse_task("embedding(modules=none, pooling=mean)")
     assert task.for_model(model).modules == "none"
@@ -354,50 +337,36 @@ def test_what_computes_something_else_is_refused_by_its_name(
           wanted / np.linalg.norm(wanted, axis=1, keepdims=True))  # fmt: skip
 
 
-def test_every_way_in_refuses(adapterhub, backbone: Path, tmp_path: Path) -> None:
+def test_every_command_tells_of_the_modules_or_refuses(encoders, adapterhub, backbone, tmp_path):
+    shown, (whole, _) = "Pooling(cls+weightedmean), Dense(64 to 24, Tanh)", encoders("all of it")
     change = (at("sentence_transformers.models.CNN"),)
     folder, data = Case("mean", change=change).write(backbone, tmp_path / "e"), partners(tmp_path)
-    train = ("train", "--backbone", folder, "--task", "embedding", "--train", data)
-    evaluate = ("eval", "--backbone", folder, "--task", "embedding", "--data", data)
-    for words in ((*train, "--output", tmp_path / "run"), evaluate):
-        code, _, err = adapterhub(*words)
-        assert code == 2
-        assert "CNN" in err
-        assert "modules=none" in err
-    code, out, _ = adapterhub("inspect", folder)
-    assert code == 0
-    assert "CNN" in out
+    options = ("--backbone", folder, "--task", "embedding")
+    for words in (
+        ("train", *options, "--train", data, "--output", tmp_path / "run"),
+        ("eval", *options, "--data", data),
+    ):
+        refused(adapterhub(*words), "CNN", "modules=none")
+    assert "CNN" in adapterhub("inspect", folder)[1]
     with Engine(str(folder)) as engine, pytest.raises(BackboneError, match="not supported"):
         engine.submit(None, "good").result(60)
-
-
-def test_what_the_commands_say_of_the_modules(encoders, adapterhub, tmp_path: Path) -> None:
-    folder, _ = encoders("all of it")
-    shown = "Pooling(cls+weightedmean), Dense(64 to 24, Tanh), LayerNorm(24), Normalize"
-    code, out, _ = adapterhub("inspect", folder)
+    shown += ", LayerNorm(24), Normalize"
+    code, out, _ = adapterhub("inspect", whole)
     assert code == 0
     assert shown in " ".join(out.split())
-    code, out, _ = adapterhub("inspect", folder, "--json")
-    assert shown in json.loads(out)["vectors"]
-    data = partners(tmp_path)
-    code, _, err = adapterhub("eval", "--backbone", folder, "--task", "embedding", "--data", data)
+    assert shown in json.loads(adapterhub("inspect", whole, "--json")[1])["vectors"]
+    code, _, err = adapterhub("eval", "--backbone", whole, "--task", "embedding", "--data", data)
     assert code == 0
     assert shown in err
     assert "'the plot was '" in err
 
 
 def test_an_adapter_of_a_dense_encoder_is_refused_without_its_dense_layer(
-    encoders, backbone: Path, adapterhub, tmp_path: Path
-) -> None:
+    encoders, backbone, adapterhub, tmp_path
+):
     folder, _ = encoders("dense")
     run = tmp_path / "run"
-    code, _, err = adapterhub(
-        "train", "--backbone", folder, "--task", "embedding", "--train", partners(tmp_path),
-        "--output", run, "--method", "lora", "train.max_steps=1", "train.report=false",
-        "train.tensorboard=false",
-    )  # fmt: skip
-    assert code == 0, err
-    assert "Dense(32 to 16, Tanh)" in err
+    assert "Dense(32 to 16, Tanh)" in train(adapterhub, folder, tmp_path, "train.max_steps=1")
     other = Case("mean", D(dense, 16, 16), D(dense, 32, 16)).behind  # the same sizes, other weights
     made = Case("mean", lambda: [make() for make in other][1]).write(backbone, tmp_path / "other")
     for place in (made, backbone):
@@ -413,23 +382,17 @@ def test_an_adapter_of_a_dense_encoder_is_refused_without_its_dense_layer(
         assert code != 0
 
 
-def test_a_run_that_records_no_modules_keeps_its_vectors(
-    encoders, backbone: Path, adapterhub, tmp_path: Path
-) -> None:
+def test_a_run_that_records_no_modules_keeps_its_vectors(encoders, backbone, adapterhub, tmp_path):
     """An adapter that an older version trained, without the modules, is opened on all of them."""
     run, (folder, _) = tmp_path / "run", encoders("dense")
-    code, _, err = adapterhub(
-        "train", "--backbone", backbone, "--task", "embedding(normalize=true)", "--train",
-        partners(tmp_path), "--output", run, "--method", "lora", "train.max_steps=1",
-        "train.report=false", "train.tensorboard=false",
-    )  # fmt: skip
-    assert code == 0, err
+    train(adapterhub, backbone, tmp_path, "train.max_steps=1", task="embedding(normalize=true)")
     manifest = json.loads((run / "adapter" / "adapter.json").read_text(encoding="utf-8"))
     assert "modules" not in manifest["training"]["recipe"]["task"]["embedding"]
     expected = [p.vectors[0] for p in open_adapter(run).predict(TEXTS)]
     close([p.vectors[0] for p in open_adapter(run, str(folder)).predict(TEXTS)], expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*inputs are longer than:UserWarning")
 def test_options_of_the_user_hold(encoders) -> None:
     folder, expected = encoders("dense, normalized")
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
@@ -442,8 +405,12 @@ def test_options_of_the_user_hold(encoders) -> None:
         parse_task("embedding(pooling=cls+median)")
     folder, expected = encoders("default prompt")
     model, tokenizer = ah.load_backbone(str(folder), task="embedding")
-    bare = st.SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt="")
+    peer = st.SentenceTransformer(str(folder), device="cpu")
+    bare = peer.encode(TEXTS, prompt="")
     close(ah.embed(model, tokenizer, TEXTS, prefix=""), bare)
+    long = [*TEXTS, "", "word " * 400]
+    wanted = peer.encode(long, prompt="query: ")
+    close(ah.embed(model, tokenizer, long, prefix="query: ", batch_size=3), wanted)
     task = parse_task("embedding(query_prefix='good ')").for_model(model)
     assert (task.query_prefix, task.passage_prefix) == ("good ", "the plot was ")
 

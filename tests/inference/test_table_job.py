@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from adapterhub.data.examples import Example
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import ConfigError, DataError, OutputError
 from adapterhub.inference.open import AdapterSource, open_adapter
 from adapterhub.inference.table_job import (
+    JOB,
     ONLY,
+    PlannedTable,
     TableJob,
+    TableOutput,
     TableWorker,
     described_job,
     plan_table,
@@ -22,9 +26,7 @@ from adapterhub.inference.table_job import (
 from tests.kit.runs import TABLE_ROWS, routed, write_table
 
 
-def test_each_row_is_predicted_by_the_adapter_that_it_names(
-    two_adapters: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_each_row_is_predicted_by_the_adapter_that_it_names(two_adapters, tmp_path):
     planned = plan_table(routed(two_adapters, write_table(tmp_path)))
     assert sum(part.rows for part in planned.parts) == TABLE_ROWS
     assert len(planned.parts) == 4 + 6
@@ -41,9 +43,7 @@ def test_each_row_is_predicted_by_the_adapter_that_it_names(
             assert found["scores"] == pytest.approx(expected["scores"], abs=1e-5)
 
 
-def test_one_adapter_for_all_rows_and_another_name_of_the_columns(
-    two_adapters: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_one_adapter_for_all_rows_and_another_name_of_the_columns(two_adapters, tmp_path):
     table = pa.table({"review": ["the film was bad", "a great movie"]})
     pq.write_table(table, tmp_path / "rows.parquet")
     job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]}, into="mood")
@@ -53,9 +53,7 @@ def test_one_adapter_for_all_rows_and_another_name_of_the_columns(
     assert [json.loads(row["mood"])["label"] in ("neg", "pos") for row in rows] == [True] * 2
 
 
-def test_the_identity_follows_rows_adapters_and_columns(
-    two_adapters: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_the_identity_follows_rows_adapters_and_columns(two_adapters, tmp_path):
     source = write_table(tmp_path)
     first = plan_table(routed(two_adapters, source))
     assert plan_table(routed(two_adapters, source)).identity == first.identity
@@ -66,9 +64,7 @@ def test_the_identity_follows_rows_adapters_and_columns(
     assert plan_table(routed(two_adapters, source)).identity != first.identity
 
 
-def test_what_is_wrong_with_the_input_is_told(
-    two_adapters: dict[str, AdapterSource], tmp_path: Path
-) -> None:
+def test_what_is_wrong_with_the_input_is_told(two_adapters, tmp_path):
     source = write_table(tmp_path)
     with pytest.raises(DataError, match="not given") as error:
         plan_table(routed({"mood": two_adapters["mood"]}, source))
@@ -85,7 +81,7 @@ def test_what_is_wrong_with_the_input_is_told(
         plan_table(routed(two_adapters, source))
 
 
-def test_an_invalid_row_is_named(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> None:
+def test_an_invalid_row_and_a_node_with_another_release_are_refused(two_adapters, tmp_path):
     table = pa.table({"text": ["a film", "a movie", None]})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
     job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]})
@@ -93,9 +89,64 @@ def test_an_invalid_row_is_named(two_adapters: dict[str, AdapterSource], tmp_pat
     with pytest.raises(DataError) as error:
         TableWorker(planned.job).predict(planned.parts[1])
     assert error.value.offenders == ("row 1 of group 1: 'text' is missing",)
-
-
-def test_a_node_with_another_release_is_refused(two_adapters: dict[str, AdapterSource]) -> None:
-    job = TableJob("rows.parquet", {ONLY: two_adapters["mood"]})
     with pytest.raises(ConfigError, match=r"started with 0\.0\.0"):
         TableWorker(job, 1, ("0.0.0", "."))
+
+
+@pytest.fixture
+def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> PlannedTable:
+    return plan_table(routed(two_adapters, write_table(tmp_path / "rows")))
+
+
+def rows_of(planned: PlannedTable, number: int) -> pa.Table:
+    return pa.table({"id": [number] * planned.parts[number].rows})
+
+
+def test_parts_that_are_there_are_not_missing(planned: PlannedTable, tmp_path: Path) -> None:
+    output = TableOutput(str(tmp_path / "out"), planned)
+    assert output.missing == list(planned.parts)
+    for number in (0, 3):
+        output.write(planned.parts[number], rows_of(planned, number))
+    again = TableOutput(str(tmp_path / "out"), planned)
+    assert [part.number for part in again.missing] == [1, 2, *range(4, 10)]
+    names = {"part-000000.parquet", "part-000003.parquet", JOB}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert pq.read_table(tmp_path / "out" / "part-000003.parquet").num_rows == 5
+
+
+def test_one_file_is_joined_in_order_when_all_parts_are_there(planned, tmp_path):
+    output = TableOutput(str(tmp_path / "out.parquet"), planned)
+    for part in reversed(planned.parts):
+        assert not (tmp_path / "out.parquet").exists()
+        output.write(part, rows_of(planned, part.number))
+    output.finish()
+    ids = pq.read_table(tmp_path / "out.parquet")["id"].to_pylist()
+    assert len(ids) == TABLE_ROWS
+    assert ids == sorted(ids)
+    assert not (tmp_path / "out.parquet.parts").exists()
+    with pytest.raises(OutputError, match="already there"):
+        TableOutput(str(tmp_path / "out.parquet"), planned)
+
+
+def test_another_job_and_other_files_are_refused(two_adapters, planned, tmp_path):
+    TableOutput(str(tmp_path / "out"), planned)
+    other = plan_table(routed(two_adapters, write_table(tmp_path / "rows", group=7)))
+    with pytest.raises(OutputError, match="another job"):
+        TableOutput(str(tmp_path / "out"), other)
+    with pytest.raises(OutputError, match="not empty"):
+        TableOutput(str(tmp_path / "rows"), planned)
+    with pytest.raises(OutputError, match="one file in a bucket"):
+        TableOutput("memory://bucket/out.parquet", planned)
+
+
+def test_a_url(planned: PlannedTable) -> None:
+    memory = fsspec.filesystem("memory")
+    try:
+        output = TableOutput("memory://jobs/out", planned)
+        output.write(planned.parts[1], rows_of(planned, 1))
+        again = TableOutput("memory://jobs/out", planned)
+        assert planned.parts[1] not in again.missing
+        assert len(again.missing) == len(planned.parts) - 1
+        assert memory.exists("/jobs/out/part-000001.parquet")
+    finally:
+        memory.rm("/jobs", recursive=True)

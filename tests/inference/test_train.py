@@ -60,9 +60,7 @@ def of_a_file(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_in_memory_train_as_those_of_a_file(
-    backbone: Path, of_a_file: bytes, tmp_path: Path, form: str
-) -> None:
+def test_rows_in_memory_train_as_those_of_a_file(backbone, of_a_file, tmp_path, form):
     data = iter(FORMS[form]) if form == "generator" else FORMS[form]
     opened = trained(backbone, tmp_path / "mine", data=data)
     assert tensors_of(tmp_path / "mine") == of_a_file
@@ -71,14 +69,6 @@ def test_rows_in_memory_train_as_those_of_a_file(
     assert "'mine'" in repr(opened)
     source = load_yaml(tmp_path / "mine" / "recipe.yaml")["data"]["train"]
     assert Path(source).exists()  # so that the run can be repeated
-
-
-def test_an_empty_cell_of_pandas_is_none(backbone: Path, tmp_path: Path) -> None:
-    rows = pandas.DataFrame([*ROWS, {"text": "no label", "label": None}])
-    with pytest.raises(DataError, match="label"):
-        trained(backbone, tmp_path / "a", data=rows)
-    assert not (tmp_path / "a").exists()
-    trained(backbone, tmp_path / "a", data=rows, skip_empty=True)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +86,7 @@ def test_an_empty_cell_of_pandas_is_none(backbone: Path, tmp_path: Path) -> None
     ],
     ids=named,
 )  # fmt: skip
-def test_the_words_of_the_command_are_arguments(
-    backbone: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_the_words_of_the_command_are_arguments(backbone, tmp_path, options):
     opened = trained(backbone, tmp_path / "run", **options)
     assert opened.predict("a good film").label in ("neg", "pos")
     name = options.get("name", "run")
@@ -124,20 +112,23 @@ def test_the_words_of_the_command_are_arguments(
     ],
     ids=named,
 )
-def test_a_wrong_argument_names_the_right_one(
-    backbone: Path, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_a_wrong_argument_names_the_right_one(backbone, tmp_path, options, words):
     with pytest.raises(AdapterhubError, match=words):
         trained(backbone, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_is_no_name_of_a_backbone(backbone: Path, tmp_path: Path) -> None:
+def test_a_model_is_no_name_of_a_backbone_and_an_empty_cell_no_label(backbone, tmp_path) -> None:
     model, _ = ah.load_backbone(backbone)
     with pytest.raises(ConfigError, match=r"(?s)backbone is .*ah\.attach"):
         ah.train(model, ROWS, output=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"(?s)loaded model.*ah\.load"):
         ah.open(model)
+    rows = pandas.DataFrame([*ROWS, {"text": "no label", "label": None}])
+    with pytest.raises(DataError, match="label"):
+        trained(backbone, tmp_path / "a", data=rows)
+    assert not (tmp_path / "a").exists()
+    trained(backbone, tmp_path / "a", data=rows, skip_empty=True)
 
 
 def test_an_output_that_exists_is_continued_or_refused(backbone: Path, tmp_path: Path) -> None:
@@ -150,26 +141,22 @@ def test_an_output_that_exists_is_continued_or_refused(backbone: Path, tmp_path:
     assert tensors_of(tmp_path / "run") == tensors_of(tmp_path / "once")
 
 
-def test_two_runs_are_loaded_at_once(backbone: Path, tmp_path: Path) -> None:
+def test_adapters_without_a_name_of_their_own_get_one(backbone: Path, tmp_path: Path) -> None:
     for name in ("first run", "lora,rank=2"):
         trained(backbone, tmp_path / name)
-    model, _ = ah.load_backbone(backbone, task="classification", labels=2)
+    model, _ = ah.load_backbone(backbone, task="classification", num_labels=2, device="cpu")
     names = [ah.load(model, path).name for path in sorted(tmp_path.glob("*/adapter"))]
     assert names == ["first-run", "lora-rank-2"]
-
-
-def test_two_attachments_without_a_name_are_two(backbone: Path, tmp_path: Path) -> None:
-    model, _ = ah.load_backbone(backbone, task="classification", num_labels=3, device="cpu")
     names = [ah.attach(model, method).name for method in ("lora", ah.LoRA, {"lora": {"rank": 2}})]
     assert names == ["default", "default-2", "default-3"]
     ah.adapters(model)["default-2"].save(tmp_path / "a")  # as old runs are called
     assert ah.load(model, tmp_path / "a").name == "default-2-2"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, "torch.bfloat16", "bfloat16", "bf16", "BF16"])
-def test_a_dtype_as_people_write_it(backbone: Path, dtype: Any) -> None:
-    model, _ = ah.load_backbone(backbone, dtype=dtype)
-    assert model.dtype == torch.bfloat16
+def test_a_dtype_as_people_write_it(backbone: Path) -> None:
+    for dtype in (torch.bfloat16, "torch.bfloat16", "bfloat16", "bf16", "BF16"):
+        model, _ = ah.load_backbone(backbone, dtype=dtype)
+        assert model.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

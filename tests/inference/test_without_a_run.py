@@ -45,17 +45,17 @@ def saved(backbones: Any, tmp_path: Path) -> Any:
     return save
 
 
-def test_every_kind_has_a_case() -> None:
-    assert sorted(OF_KIND) == KINDS
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_merge_writes_a_model_of_the_same_class(
-    kind: str, saved: Any, adapterhub: Any, tmp_path: Path
-) -> None:
+def test_merge_writes_a_model_of_the_same_class_and_predict_needs_no_flag(
+    kind, saved, adapterhub, tmp_path
+):
     model, folder, place = saved(kind)
-    expected = probe(model)
-    out = tmp_path / "merged"
+    case, expected, out = OF_KIND[kind], probe(model), tmp_path / "merged"
+    code, text, err = adapterhub(
+        "predict", folder, *case.asked(case.data(tmp_path)), "--backbone", place
+    )
+    assert code == 0, err
+    assert text.strip()
     code, _, err = adapterhub("merge", folder, "--output", out, "--backbone", place)
     assert code == 0, err
     auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
@@ -70,20 +70,8 @@ def test_merge_writes_a_model_of_the_same_class(
         torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_predict_needs_no_flag(kind: str, saved: Any, adapterhub: Any, tmp_path: Path) -> None:
-    _, folder, place = saved(kind)
-    case = OF_KIND[kind]
-    data = case.data(tmp_path)
-    code, out, err = adapterhub("predict", folder, *case.asked(data), "--backbone", place)
-    assert code == 0, err
-    assert out.strip()
-
-
 @pytest.mark.parametrize("kind", HEADLESS)
-def test_a_file_without_a_task_asks_for_it(
-    kind: str, saved: Any, adapterhub: Any, tmp_path: Path
-) -> None:
+def test_a_file_without_a_task_asks_for_it(kind, saved, adapterhub, tmp_path):
     """Files of older versions: heads tell their kind, models without a head do not."""
     model, folder, place = saved(kind, records_task=False)
     case = OF_KIND[kind]
@@ -112,9 +100,7 @@ def test_a_file_without_a_task_asks_for_it(
 
 
 @pytest.mark.parametrize("command", ["merge", "predict", "export"])
-def test_another_kind_than_the_recorded_one_is_refused(
-    command: str, saved: Any, adapterhub: Any, tmp_path: Path
-) -> None:
+def test_another_kind_than_the_recorded_one_is_refused(command, saved, adapterhub, tmp_path):
     _, folder, place = saved("causal-lm")
     words = ("text",) if command == "predict" else ("--output", tmp_path / "out")
     code, _, err = adapterhub(
@@ -136,24 +122,13 @@ def with_tokens(beyond: bool) -> Any:
     return change
 
 
-def with_method(spec: str) -> Any:
+def by(method: str, **options: Any) -> Any:
     """Return a way to change a model by a method."""
 
     def change(place: Path, kind: str) -> tuple[Any, Any]:
         labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
-        model, _ = ah.load_backbone(str(place), task=kind, labels=labels)
-        return model, ah.attach(model, spec)
-
-    return change
-
-
-def with_pooling(how: str) -> Any:
-    """Return a way to change a model by what its head reads."""
-
-    def change(place: Path, kind: str) -> tuple[Any, Any]:
-        labels = ["neg", "pos"] if TASK_MODELS[kind].classes else ()
-        model, _ = ah.load_backbone(str(place), task=kind, labels=labels, pooling=how)
-        return model, ah.attach(model, "lora")
+        model, _ = ah.load_backbone(str(place), task=kind, labels=labels, **options)
+        return model, ah.attach(model, method)
 
     return change
 
@@ -161,19 +136,19 @@ def with_pooling(how: str) -> Any:
 CHANGES = {
     "spare tokens": (with_tokens(False), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
     "tokens beyond": (with_tokens(True), ("causal-lm", "masked-lm", "seq2seq", "embedding")),
-    "every weight": (with_method("full"), tuple(KINDS)),
-    "the embedding": (with_method("staged(groups=[embeddings])"), ("causal-lm", "seq2seq")),
-    "biases": (with_method("bitfit"), ("classification", "embedding", "masked-lm", "tagging")),
-    "a prompt": (with_method("prompt"), ("causal-lm", "classification", "embedding")),
-    "mean": (with_pooling("mean"), ("classification", "regression", "multi-label")),
+    "every weight": (by("full"), tuple(KINDS)),
+    "the embedding": (by("staged(groups=[embeddings])"), ("causal-lm", "seq2seq")),
+    "biases": (by("bitfit"), ("classification", "embedding", "masked-lm", "tagging")),
+    "a prompt": (by("prompt"), ("causal-lm", "classification", "embedding")),
+    "mean": (by("lora", pooling="mean"), ("classification", "regression", "multi-label")),
 }
 CELLS = [(name, kind) for name, (_, kinds) in CHANGES.items() for kind in kinds]
 
 
 @long_table(("name", "kind"), CELLS, parts=5)
 def test_what_changes_more_than_a_weight_is_merged_or_refused(
-    name: str, kind: str, backbones: Any, adapterhub: Any, tmp_path: Path
-) -> None:
+    name, kind, backbones, adapterhub, tmp_path
+):
     place, change = backbones(OF_KIND[kind].backbone), CHANGES[name][0]
     model, adapter = change(place, kind)
     tiny_models.scramble(adapter)
@@ -187,7 +162,7 @@ def test_what_changes_more_than_a_weight_is_merged_or_refused(
         return
     assert code == 0, err
     if "SentenceTransformer(" in text:
-        return  # compared by tests/merging/test_sentence_encoder.py
+        return  # compared by test_sentence_encoder.py
     auto = getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
     merged = auto.from_pretrained(out).eval()
     assert type(merged) is type(model)
