@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import adapterhub as ah
 from adapterhub.backbones.find import remember_folder
 from adapterhub.files.native import Saved
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
 from tests.kit.server import EXAMPLES, TaskExample, busy, write_adapter
 
@@ -45,3 +48,22 @@ def adapters(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def polite(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Write one adapter."""
     return write_adapter(backbone, tmp_path_factory.mktemp("one") / "polite")
+
+
+@pytest.fixture(scope="session")
+def two_versions(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Publish two versions of `polite`; the tag `stable` is the first. Return their folder."""
+    folder = tmp_path_factory.mktemp("published")
+    for number in (1, 2):
+        made = write_adapter(backbone, folder / f"v{number}", seed=number)
+        ah.publish(made, "polite", registry=folder / "registry")
+    store = LocalRegistry(folder / "registry")
+    store.tag(store.resolve("polite", "v1"), "stable")
+    return folder
+
+
+@pytest.fixture
+def published(two_versions: Path, tmp_path: Path) -> list[str]:
+    """Copy the registry, for tests change it; return the folders of both versions."""
+    shutil.copytree(two_versions / "registry", tmp_path / "registry")
+    return [str(two_versions / f"v{number}") for number in (1, 2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -13,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -35,6 +32,7 @@ from tests.kit.server import (
     two_nodes,
     write_adapter,
 )
+from tests.kit.web_servers import HttpAnswer, ask
 
 NAMES = tuple(f"polite-{number}" for number in range(8))
 pytestmark = [
@@ -53,22 +51,14 @@ class Running:
     tokens: dict[str, str]
     stop: Callable[[], None]
 
-    def ask(self, path: str, body: Any = None, token: str = "all") -> tuple[int, Any, Any]:
-        """Return status, answer and headers of a request; GET without a body."""
+    def ask(self, path: str, body: Any = None, token: str = "all") -> HttpAnswer:
+        """Send a request with a token; GET without a body."""
         headers = {"authorization": f"Bearer {self.tokens[token]}"} if token else {}
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(self.address + path, data, headers)
-        try:
-            with urlopen(request, timeout=120) as answer:
-                return answer.status, answer.read(), answer.headers
-        except HTTPError as error:
-            return error.code, error.read(), error.headers
+        return ask(self.address, path, body, headers, seconds=120)
 
-    def predict(self, name: str, *inputs: Any, token: str = "all") -> tuple[int, Any, Any]:
-        """Return status, answers and headers."""
-        body = {"model": name, "inputs": inputs}
-        status, answer, headers = self.ask("/v1/predict", body, token)
-        return status, json.loads(answer), headers
+    def predict(self, name: str, *inputs: Any, token: str = "all") -> HttpAnswer:
+        """Request predictions with a token."""
+        return self.ask("/v1/predict", {"model": name, "inputs": inputs}, token)
 
     def pids(self) -> list[int]:
         """Return the processes of the replicas."""
@@ -82,9 +72,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def options(
-    backbone: Path, session_home: None, cluster: str, tmp_path_factory: pytest.TempPathFactory
-) -> ServeOptions:
+def options(backbone, session_home, cluster, tmp_path_factory):
     """Publish adapters, and return what is served."""
     folder = tmp_path_factory.mktemp("replicas")
     for number, name in enumerate(NAMES):
@@ -147,22 +135,21 @@ def server(options: ServeOptions) -> Iterator[Running]:
 
 def test_answers_are_those_of_one_machine(server: Running) -> None:
     for name in NAMES:
-        status, answer, headers = server.predict(name, *TEXTS)
-        assert status == 200, answer
-        assert same_answer(
-            answer["predictions"], expected_answers(str(server.folder / name), TEXTS)
-        )
-        assert headers["x-adapter-version"].startswith(f"{name}@")
-        assert len(headers.get_all("x-content-type-options")) == 1
+        answer = server.predict(name, *TEXTS)
+        assert answer.status == 200, answer
+        expected = expected_answers(str(server.folder / name), TEXTS)
+        assert same_answer(answer.json["predictions"], expected)
+        assert answer.headers["x-adapter-version"].startswith(f"{name}@")
 
 
 def test_two_nodes_compute(server: Running) -> None:
     nodes = {node for _, node in server.engine.all("process")}
     assert len(nodes) == 2
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda n: server.predict(NAMES[n % 8], TEXTS[n % 6])[0], range(200)))
-    assert set(found) == {200}
-    text = server.ask("/metrics")[1].decode()
+        asked = ((NAMES[n % 8], TEXTS[n % 6]) for n in range(200))
+        answers = list(pool.map(lambda each: server.predict(*each), asked))
+    assert {answer.status for answer in answers} == {200}
+    text = server.ask("/metrics").data.decode()
     lines = [line for line in text.splitlines() if line.startswith("adapterhub_batches_total{")]
     assert len(lines) == 2
     assert all(float(line.split()[-1]) > 0 for line in lines), lines
@@ -170,49 +157,47 @@ def test_two_nodes_compute(server: Running) -> None:
 
 
 def test_an_adapter_is_asked_of_a_replica_that_has_it(server: Running) -> None:
+    def loaded() -> Counter[tuple[int, str]]:
+        return Counter(
+            (replica, use.reference)
+            for replica, uses in enumerate(server.engine.all("models"))
+            for use in uses
+        )
+
     time.sleep(1)  # until the replicas have said what they have
-    before = Counter(
-        (replica, use.reference)
-        for replica, uses in enumerate(server.engine.all("models"))
-        for use in uses
-    )
-    for _ in range(10):
-        for name in NAMES[1:]:
-            assert server.predict(name, TEXTS[0])[0] == 200
-    after = Counter(
-        (replica, use.reference)
-        for replica, uses in enumerate(server.engine.all("models"))
-        for use in uses
-    )
-    assert after == before, "no adapter was loaded a second time"
+    before = loaded()
+    for name in NAMES[1:] * 10:
+        assert server.predict(name, TEXTS[0]).status == 200
+    assert loaded() == before, "no adapter was loaded a second time"
 
 
 def test_tokens_limits_and_refusals_are_those_of_one_machine(server: Running) -> None:
-    assert server.predict(NAMES[1], TEXTS[0], token="")[0] == 401
-    assert server.predict(NAMES[1], TEXTS[0], token="one")[0] == 200
-    assert server.predict(NAMES[2], TEXTS[0], token="one")[0] == 404
-    assert server.predict("impolite", TEXTS[0])[0] == 404
-    assert server.predict(NAMES[1], 7)[0] == 400
-    assert server.ask("/healthz", token="")[0] == 200
-    assert server.ask("/openapi.json", token="")[0] == 200
-    assert server.ask("/admin/refresh", {}, token="one")[0] == 403
+    for name, given, token, status in (
+        (NAMES[1], TEXTS[0], "", 401),
+        (NAMES[1], TEXTS[0], "one", 200),
+        (NAMES[2], TEXTS[0], "one", 404),
+        ("impolite", TEXTS[0], "all", 404),
+        (NAMES[1], 7, "all", 400),
+    ):
+        assert server.predict(name, given, token=token).status == status
+    assert server.ask("/healthz", token="").status == 200
+    assert server.ask("/openapi.json", token="").status == 200
+    assert server.ask("/admin/refresh", {}, token="one").status == 403
 
 
-def test_a_new_version_reaches_all_replicas(
-    server: Running, tmp_path: Path, backbone: Path
-) -> None:
+def test_a_new_version_reaches_all_replicas(server, tmp_path, backbone):
     name = NAMES[3]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: server.predict(name, TEXTS[0]), range(40)))
     write_adapter(backbone, tmp_path / "new", "lora(rank=2)", EXAMPLES[1], seed=99)
     entry = ah.publish(tmp_path / "new", name, registry=server.folder / "registry")
-    status, answer, _ = server.ask("/admin/refresh", {})
-    assert (status, json.loads(answer)["moved"]) == (200, 1)
+    assert server.ask("/admin/refresh", {}).json == {"moved": 1}
     expected = expected_answers(str(tmp_path / "new"), TEXTS)
 
     def ask(_: int) -> tuple[str, bool]:
-        _, answer, headers = server.predict(name, *TEXTS)
-        return headers["x-adapter-digest"], same_answer(answer["predictions"], expected)
+        answer = server.predict(name, *TEXTS)
+        right = same_answer(answer.json["predictions"], expected)
+        return answer.headers["x-adapter-digest"], right
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(ask, range(40))) == {(entry.digest, True)}
@@ -226,9 +211,9 @@ def test_a_killed_replica_loses_no_request(server: Running) -> None:
         found = []
         while not stop.is_set():
             name = NAMES[number % 3]
-            status, answer, _ = server.predict(name, *TEXTS)
-            same = status == 200 and same_answer(answer["predictions"], expected[name])
-            found.append((status, same))
+            answer = server.predict(name, *TEXTS)
+            same = answer.status == 200 and same_answer(answer.json["predictions"], expected[name])
+            found.append((answer.status, same))
         return found
 
     first = server.pids()
@@ -245,7 +230,7 @@ def test_a_killed_replica_loses_no_request(server: Running) -> None:
     assert len(found) > 100
     assert set(found) == {(200, True)}
     assert _has_two_others(server, first), "the replica was replaced"
-    assert server.predict(NAMES[0], TEXTS[0])[0] == 200
+    assert server.predict(NAMES[0], TEXTS[0]).status == 200
 
 
 def _has_two_others(server: Running, first: list[int]) -> bool:

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import adapterhub as ah
-from adapterhub.errors import FileError, MismatchError, SignatureError
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine, adapter_cache
-from tests.kit import tiny_models
 from tests.kit.server import TEXTS, expected_answers, same_answer, write_adapter
-
-
-@pytest.fixture(scope="module")
-def published_once(backbone, tmp_path_factory):
-    """Publish two versions; the tag `stable` is the first. Return the registry and the folders."""
-    folder = tmp_path_factory.mktemp("published")
-    folders = [write_adapter(backbone, folder / f"v{n}", seed=n) for n in (1, 2)]
-    for each in folders:
-        ah.publish(each, "polite", registry=folder / "registry")
-    store = LocalRegistry(folder / "registry")
-    store.tag(store.resolve("polite", "v1"), "stable")
-    return folder / "registry", folders
-
-
-@pytest.fixture
-def published(published_once, tmp_path):
-    """Copy the registry, for tests change it; return the folders of both versions."""
-    registry, folders = published_once
-    shutil.copytree(registry, tmp_path / "registry")
-    return folders
 
 
 def answer(engine, adapter, text=TEXTS[0]):
@@ -50,22 +27,6 @@ def test_references_of_one_version_share_one_adapter(published, tmp_path):
         assert same_answer(answer(engine, "polite"), expected_answers(published[1], (TEXTS[0],))[0])
         assert engine.adapters.counts["loads"] == 2
         assert {use.reference for use in engine.models()} == {"polite@v1", "polite@v2"}
-
-
-def test_altered_files_are_never_computed(published, tmp_path):
-    (file,) = (tmp_path / "registry").glob("**/v1/adapter.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(bytes(data))
-    with Engine(registry=tmp_path / "registry") as engine, pytest.raises(FileError):
-        answer(engine, "polite@1")
-
-
-def test_a_signature_is_required(published, tmp_path):
-    registry = tmp_path / "registry"
-    with Engine(registry=registry, signed=True) as engine, pytest.raises(SignatureError):
-        answer(engine, "polite@1")
 
 
 def test_others_are_answered_while_an_adapter_is_loaded(polite, backbone, tmp_path, monkeypatch):
@@ -175,44 +136,3 @@ def test_a_new_version_that_cannot_be_loaded_changes_nothing(published, tmp_path
             assert engine.refresh() == 0
         assert engine.adapters.counts["failed_refreshes"] == 1
         assert answer(engine, "polite@stable") == before
-
-
-def test_versions_that_move_under_load_are_never_mixed(published, tmp_path):
-    expected = [expected_answers(folder, (TEXTS[0],))[0] for folder in published]
-    store = LocalRegistry(tmp_path / "registry")
-    stop, wrong = threading.Event(), []
-
-    def ask(engine):
-        while not stop.is_set():
-            future = engine.submit("polite@stable", TEXTS[0])
-            found = future.result(60)
-            if not same_answer(found, expected[future.reference == "polite@v2"]):
-                wrong.append((future.reference, found))
-
-    with Engine(registry=tmp_path / "registry") as engine:
-        threads = [threading.Thread(target=ask, args=(engine,)) for _ in range(4)]
-        for each in threads:
-            each.start()
-        for number in range(8):
-            store.tag(store.resolve("polite", f"v{2 - number % 2}"), "stable")
-            assert engine.refresh() <= 1
-        stop.set()
-        for each in threads:
-            each.join(60)
-    assert not wrong
-    assert engine.counts["errors"] == 0
-
-
-def test_an_adapter_of_another_backbone_is_refused(backbones, backbone, tmp_path, polite):
-    """The weights are compared for each record of a backbone, also if one was right before."""
-    other = tmp_path / "other-backbone"
-    tiny_models.model("bert", "features", seed=7).save_pretrained(other)
-    for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        (other / file).write_bytes((backbone / file).read_bytes())
-    folder = write_adapter(other, tmp_path / "other")
-    with Engine(str(backbone)) as engine:
-        assert answer(engine, polite)
-        for _ in range(2):
-            with pytest.raises(MismatchError, match="a different backbone"):
-                answer(engine, folder)
-        assert answer(engine, polite)

@@ -30,19 +30,10 @@ def of_lengths(*each: int) -> list[RequestSize]:
 
 def test_the_oldest_and_those_of_its_length():
     assert choose_batch(of_lengths(10, 50, 9, 11, 100, 10), WIDE) == [0, 2, 3, 5]
-
-
-def test_lengths_that_add_too_much_padding_wait():
     assert choose_batch(of_lengths(10, 20), WIDE) == [0]  # a quarter of 40 positions
     assert choose_batch(of_lengths(11, 20), WIDE) == [0, 1]
-
-
-def test_the_older_of_two_as_near_comes_first():
-    assert choose_batch(of_lengths(10, 11, 9, 9), BatchLimits(22, 10)) == [0, 1]
-
-
-def test_a_request_that_is_too_large_is_alone():
-    assert choose_batch(of_lengths(100, 100, 1), BatchLimits(64, 10)) == [0]
+    assert choose_batch(of_lengths(10, 11, 9, 9), BatchLimits(22, 10)) == [0, 1]  # the older
+    assert choose_batch(of_lengths(100, 100, 1), BatchLimits(64, 10)) == [0]  # too large
     assert choose_batch([RequestSize(2, 50, 51), *of_lengths(50)], WIDE) == [0]
 
 
@@ -75,13 +66,6 @@ def test_every_request_is_chosen_after_as_many_batches_as_are_older(queue, limit
         waiting = [each for n, each in enumerate(waiting) if n not in chosen]
         batches += 1
     assert batches <= len(queue)
-
-
-@given(st.lists(lengths, min_size=1, max_size=40), st.integers(200, 2000))
-def test_rows_of_one_length_fill_a_batch(many, tokens):
-    queue = of_lengths(*[many[0]] * len(many))
-    chosen = choose_batch(queue, BatchLimits(tokens, 10))
-    assert len(chosen) == min(len(many), max(tokens // many[0], 1))
 
 
 def test_rows_that_are_padded_come_along_only_where_a_pass_is_dear():
@@ -128,9 +112,7 @@ def test_the_limits_of_a_device_are_measured():
     assert abs(limits.fixed - 300) < 1
     run, _, clock = computer(lambda n: 1e-4 * (20 + n))
     assert measure_limits(run, 4096, clock).tokens == 200
-
-
-def test_a_measurement_ends_in_time():
+    # A measurement ends in time.
     run, ran, clock = computer(lambda n: 0.1 * n)
     assert measure_limits(run, 4096, clock).tokens == 16
     assert ran == [16, 16]

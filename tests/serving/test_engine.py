@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import DataError, FileError, RegistryError
 from adapterhub.serving import Engine
-from adapterhub.serving.shared_backbone import SharedBody, by_kind
+from adapterhub.serving.shared_backbone import SharedBody
 from adapterhub.web.errors import (
     ComputationError,
     DeadlineError,
@@ -20,7 +19,7 @@ from adapterhub.web.errors import (
     StoppedError,
     TooLargeError,
 )
-from tests.kit.server import EXAMPLES, TEXTS, expected_answers, same_answer, write_adapter
+from tests.kit.server import EXAMPLES, TEXTS, busy, expected_answers, same_answer, write_adapter
 
 
 @pytest.fixture
@@ -44,108 +43,71 @@ def computed_rows(monkeypatch):
 
 def test_what_waits_is_computed_together(engine, held, polite, monkeypatch):
     rows = computed_rows(monkeypatch)
-    futures = [engine.submit(polite, TEXTS[0]) for _ in range(12)]
+    futures = [engine.submit(polite, given) for given in (TEXTS[0], {"text": TEXTS[0]}) * 6]
     held.set()
     assert len({str(future.result(30)) for future in futures}) == 1
     assert rows == [12]
+    assert {(future.reference, len(future.digest)) for future in futures} == {(polite, 64)}
 
 
-def test_a_future_names_its_adapter(engine, polite):
-    future = engine.submit(polite, "a plot")
-    future.result(30)
-    assert future.reference == polite
-    assert len(future.digest) == 64
-
-
-def test_a_deadline_that_passed_is_not_computed(engine, held, polite, monkeypatch):
+def test_what_is_late_or_cancelled_is_not_computed(engine, held, polite, monkeypatch):
     rows = computed_rows(monkeypatch)
     late = engine.submit(polite, "a plot", deadline=0.01)
+    cancelled = engine.submit(polite, "a plot")
     other = engine.submit(polite, "a plot", deadline=60)
+    assert cancelled.cancel()
     time.sleep(0.05)
     held.set()
     with pytest.raises(DeadlineError, match=r"the deadline passed \d+\.\d+.* before"):
         late.result(30)
     assert other.result(30)
     assert rows == [1]
-    assert engine.counts["expired"] == 1
-
-
-def test_a_cancelled_future_is_dropped(engine, held, polite, monkeypatch):
-    rows = computed_rows(monkeypatch)
-    cancelled, other = (engine.submit(polite, "a plot") for _ in range(2))
-    assert cancelled.cancel()
-    held.set()
-    assert other.result(30)
-    assert rows == [1]
-    assert engine.counts["cancelled"] == 1
+    assert (engine.counts["expired"], engine.counts["cancelled"]) == (1, 1)
 
 
 def test_a_full_queue_says_how_long_to_wait(polite):
     with Engine(queue_tokens=20) as engine:
         engine.pin(polite)
         engine.submit(polite, TEXTS[0]).result(30)  # the rate is known now
-        begun, free = threading.Event(), threading.Event()
-        engine._between_batches(lambda: (begun.set(), free.wait(30)))
-        assert begun.wait(30)
-        futures = [engine.submit(polite, TEXTS[3]) for _ in range(2)]
-        with pytest.raises(OverloadedError, match=r"the queue is full: 2\d tokens") as error:
-            engine.submit(polite, "a plot")
-        assert error.value.wait > 0
-        assert engine.counts["refused"] == 1
-        free.set()
+        with busy(engine):
+            futures = [engine.submit(polite, TEXTS[3]) for _ in range(2)]
+            with pytest.raises(OverloadedError, match=r"the queue is full: 2\d tokens") as error:
+                engine.submit(polite, "a plot")
+            assert error.value.wait > 0
+            assert engine.counts["refused"] == 1
         assert [each.result(30) for each in futures]
         engine.submit(polite, "a plot").result(30)
 
 
-def test_a_bad_input_fails_alone(engine, held, polite):
+def test_a_bad_request_fails_alone(engine, held, polite, tmp_path):
     good = engine.submit(polite, TEXTS[0])
-    several = engine.submit(polite, ["a plot", "a movie"])
-    wrong = engine.submit(polite, {})
-    number = engine.submit(polite, 3)
+    wrong = {
+        engine.submit(polite, ["a plot", "a movie"]): (DataError, "a list of 2 inputs"),
+        engine.submit(polite, {}): (DataError, "."),
+        engine.submit(polite, 3): (DataError, "."),
+        engine.submit(str(tmp_path / "none"), "a plot"): (FileError, "."),
+        engine.submit("nobody@3", "a plot"): (RegistryError, "."),
+    }
     held.set()
     assert good.result(30)
-    with pytest.raises(DataError, match="a list of 2 inputs"):
-        several.result(30)
-    for each in (wrong, number):
-        with pytest.raises(DataError):
-            each.result(30)
+    for future, (error, words) in wrong.items():
+        with pytest.raises(error, match=words):
+            future.result(30)
     assert engine.is_alive
 
 
-def test_rows_and_pairs_are_read_as_in_predict(engine, polite):
-    text = engine.submit(polite, TEXTS[0]).result(30)
-    assert same_answer(engine.submit(polite, {"text": TEXTS[0]}).result(30), text)
-
-
-def test_an_adapter_that_cannot_be_loaded_fails_its_requests(engine, polite, tmp_path):
-    missing = engine.submit(str(tmp_path / "none"), "a plot")
-    unknown = engine.submit("nobody@3", "a plot")
-    with pytest.raises(FileError):
-        missing.result(30)
-    with pytest.raises(RegistryError):
-        unknown.result(30)
-    assert engine.submit(polite, "a plot").result(30)
-
-
-def test_nan_in_an_adapter_fails_its_rows_alone(engine, held, backbone, tmp_path, polite):
+def test_nan_in_an_adapter_fails_its_rows_alone(engine, backbone, tmp_path, polite):
     broken = write_adapter(backbone, tmp_path / "broken", seed=5)
     tags = write_adapter(backbone, tmp_path / "tags", example=EXAMPLES[5])
-    held.set()
     engine.pin(broken, tags)
-    broken_adapter = next(
-        each for each in engine.adapters._by_name.values() if each.reference == broken
-    )
+    (served,) = (each for each in engine.adapters._by_name.values() if each.reference == broken)
     with torch.no_grad():
-        for slot_tensors in broken_adapter.model.model.named_parameters():
-            name, parameter = slot_tensors
-            if broken_adapter.name[:16] in name:
+        for name, parameter in served.model.model.named_parameters():
+            if served.name[:16] in name:
                 parameter.fill_(float("nan"))
-        body = broken_adapter.model.model
-        ah.adapters(body)[broken_adapter.name].hold()  # once more, as it has changed
-    free = threading.Event()
-    engine._between_batches(lambda: free.wait(30))
-    futures = [[engine.submit(a, t) for t in TEXTS] for a in (polite, broken, tags)]
-    free.set()
+        ah.adapters(served.model.model)[served.name].hold()  # once more, as it has changed
+    with busy(engine):
+        futures = [[engine.submit(a, t) for t in TEXTS] for a in (polite, broken, tags)]
     for number, adapter in ((0, polite), (2, tags)):
         found = [each.result(30) for each in futures[number]]
         assert same_answer(found, expected_answers(adapter, TEXTS))
@@ -206,24 +168,18 @@ def test_closing_finishes_what_waits(polite):
 
 
 def test_what_is_not_finished_in_time_fails(polite):
-    engine = Engine()
-    engine.pin(polite)
-    free = threading.Event()
-    engine._between_batches(lambda: free.wait(30))
-    futures = [engine.submit(polite, text) for text in TEXTS]
-    threading.Timer(0.3, free.set).start()
-    engine.close(drain_seconds=0.05)
-    for each in futures:
-        with pytest.raises(StoppedError, match="closed before"):
-            each.result(30)
-
-
-def test_an_engine_that_is_closed_while_it_loads_fails_what_waits(polite):
-    engine = Engine()
-    future = engine.submit(polite, "a plot")
-    engine.close(drain_seconds=0)
-    with pytest.raises(StoppedError):
-        future.result(30)
+    for is_loaded in (True, False):
+        engine = Engine()
+        if is_loaded:
+            engine.pin(polite)
+            free = threading.Event()
+            engine._between_batches(lambda free=free: free.wait(30))
+            threading.Timer(0.3, free.set).start()
+        futures = [engine.submit(polite, text) for text in TEXTS]
+        engine.close(drain_seconds=0.05 if is_loaded else 0)
+        for each in futures:
+            with pytest.raises(StoppedError, match="closed before" if is_loaded else None):
+                each.result(30)
 
 
 def test_what_is_computed_at_once_is_measured_unless_it_is_given(backbone, polite):
@@ -241,21 +197,9 @@ def test_what_is_computed_at_once_is_measured_unless_it_is_given(backbone, polit
         assert body.limits == known
 
 
-def test_rows_that_are_computed_together_are_side_by_side():
-    affine, others = frozenset({("q", 0), ("v", 0)}), frozenset({("ffn", 0)})
-    scales = frozenset({("k", 0), ("v", 0)})
-    kinds = [affine, others, scales, affine, frozenset(), scales, others]
-    ordered = [kinds[n] for n in by_kind(kinds)]
-    assert sorted(by_kind(kinds)) == list(range(len(kinds)))
-    changes = sum(some != other for some, other in pairwise(ordered))
-    assert changes == 3
-    assert abs(ordered.index(affine) - ordered.index(scales)) == 2
-
-
-def test_the_bytes_of_an_adapter_are_those_that_leave_with_it(engine, held, polite, backbone):
-    held.set()
-    compacter = write_adapter(backbone, backbone.parent / "wide", "compacter(size=8, n=4)")
-    engine.pin(polite, compacter)
+def test_the_bytes_of_an_adapter_are_those_that_leave_with_it(engine, backbone, tmp_path):
+    compacter = write_adapter(backbone, tmp_path / "wide", "compacter(size=8, n=4)")
+    engine.pin(compacter)
     adapters = {each.reference: each for each in engine.adapters._by_name.values()}
     served = adapters[compacter]
     own = sum(t.nbytes for t in ah.adapters(served.model.model)[served.name].tensors().values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +16,7 @@ from tests.kit.server import (
     EXAMPLES,
     TEXTS,
     TaskExample,
+    busy,
     expected_answers,
     same_answer,
     write_adapter,
@@ -49,78 +49,73 @@ def test_every_task_and_method_in_mixed_batches_from_many_threads(adapters):
         assert engine.counts["tokens"] / engine.counts["positions"] > 0.75
 
 
+def with_tokens(backbone, folder):
+    labels = {"labels": ["a", "b"], "new_tokens": ["wow"]}
+    model, _ = ah.load_backbone(str(backbone), task="classification", **labels)
+    return saved(ah.attach(model, "lora(rank=2)", name="tokens"), folder)
+
+
+def on_another(backbone, folder):
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
+    ah.load(model, write_adapter(backbone, folder / "below"), name="below", frozen=True)
+    return saved(ah.attach(model, "lora(rank=2)", name="above", on=["below"]), folder / "above")
+
+
+def saved(adapter, folder):
+    tiny_models.scramble(adapter)
+    adapter.save(folder)
+    return str(folder)
+
+
+def by(method, example=EXAMPLES[0], **options):
+    """Return what writes an adapter of a method."""
+    return lambda backbone, folder: write_adapter(backbone, folder, method, example, **options)
+
+
 @pytest.mark.parametrize(
-    ("method", "why"),
+    ("write", "why"),
     [
-        ("bitfit", "trains parameters"),
-        ("full", "trains parameters"),
-        ("head", ""),
-        ("p_tuning(length=2)", ""),
-        ("scalar-mix", ""),
-        ("unipelt", ""),
-        ("ia3", ""),
+        (by("bitfit"), "trains parameters"),
+        (by("full"), "trains parameters"),
+        (by("head"), ""),
+        (by("p_tuning(length=2)"), ""),
+        (by("scalar-mix"), ""),
+        (by("unipelt"), ""),
+        (by("ia3"), ""),
+        (by("lora(rank=2)", EXAMPLES[3], pooling="mean"), ""),
+        (with_tokens, "it has new tokens"),
+        (on_another, "it is on top of other adapters"),
     ],
 )
-def test_other_methods(backbone, tmp_path, polite, method, why):
-    folder = write_adapter(backbone, tmp_path / "other", method)
-    expected, others = expected_answers(folder, TEXTS), expected_answers(polite, TEXTS)
+def test_an_adapter_shares_the_body_or_has_a_model_of_its_own(
+    backbone, tmp_path, polite, write, why
+):
+    folder, texts = write(backbone, tmp_path / "other"), ("wow the movie", *TEXTS)
+    expected, others = expected_answers(folder, texts), expected_answers(polite, texts)
     with Engine() as engine:
-        mine, theirs = [], []
-        for text in TEXTS:
-            mine.append(engine.submit(folder, text))
-            theirs.append(engine.submit(polite, text))
-        assert same_answer([each.result(60) for each in mine], expected)
-        assert same_answer([each.result(60) for each in theirs], others)
+        engine.pin(polite)
+        asked = [(engine.submit(folder, text), engine.submit(polite, text)) for text in texts]
+        mine, theirs = ([each.result(60) for each in some] for some in zip(*asked, strict=True))
+        assert same_answer(mine, expected)
+        assert same_answer(theirs, others)
         use = next(use for use in engine.models() if use.reference == folder)
         assert use.shared == (not why)
         assert why in use.reason
 
 
-def test_a_pooling_of_its_own(backbone, tmp_path, polite):
-    example = TaskExample("regression", "regression")
-    folder = write_adapter(backbone, tmp_path / "mean", example=example, pooling="mean")
-    expected = expected_answers(folder, TEXTS)
-    with Engine() as engine:
-        futures = [engine.submit(each, text) for text in TEXTS for each in (folder, polite)]
-        assert same_answer([each.result(60) for each in futures[::2]], expected)
-
-
-def test_new_tokens_have_a_model_of_their_own(backbone, tmp_path, polite):
-    model, _ = ah.load_backbone(
-        str(backbone), task="classification", labels=["a", "b"], new_tokens=["wow"]
-    )
-    adapter = ah.attach(model, "lora(rank=2)", name="tokens")
-    tiny_models.scramble(adapter)
-    adapter.save(tmp_path / "tokens")
-    texts = ("wow the movie", "the movie")
-    expected = expected_answers(str(tmp_path / "tokens"), texts)
-    with Engine() as engine:
-        engine.pin(polite)
-        found = [engine.submit(str(tmp_path / "tokens"), text).result(60) for text in texts]
-        assert same_answer(found, expected)
-        assert [use.reason for use in engine.models()] == ["", "it has new tokens"]
-
-
-def test_tasks_that_generate_have_a_model_of_their_class(backbones, tmp_path):
-    example = TaskExample("causal-lm(generate=true, new_tokens=4)", "causal-lm")
-    folder = write_adapter(backbones("llama"), tmp_path / "writer", example=example)
-    expected = expected_answers(folder, TEXTS[:3])
-    with Engine() as engine:
-        found = [engine.submit(folder, text) for text in TEXTS[:3]]
-        assert same_answer([each.result(60) for each in found], expected)
-        assert "needs more than the states" in engine.models()[0].reason
-
-
-def test_a_decoder_shares_its_body_too(backbones, tmp_path):
+def test_a_decoder_shares_its_body_too_but_not_for_texts(backbones, tmp_path):
+    writer = TaskExample("causal-lm(generate=true, new_tokens=4)", "causal-lm")
     folders = [
         write_adapter(backbones("llama"), tmp_path / f"{n}", example=example, seed=n)
-        for n, example in enumerate((EXAMPLES[0], EXAMPLES[1], EXAMPLES[5]))
+        for n, example in enumerate((EXAMPLES[0], EXAMPLES[1], EXAMPLES[5], writer))
     ]
     expected = [expected_answers(folder, TEXTS) for folder in folders]
     with Engine() as engine:
         futures = [[engine.submit(folder, text) for text in TEXTS] for folder in folders]
         assert same_answer([[f.result(60) for f in some] for some in futures], expected)
-        assert all(use.shared for use in engine.models())
+        uses = {use.reference: use for use in engine.models()}
+        assert [uses[folder].shared for folder in folders] == [True, True, True, False]
+        assert "needs more than the states" in uses[folders[3]].reason
 
 
 def test_the_backbone_without_an_adapter(backbone, polite):
@@ -155,12 +150,11 @@ def test_models_share_what_is_equal(backbone, tmp_path, polite):
 
 def test_rows_with_prompts_have_batches_of_their_own(backbone, tmp_path, polite, monkeypatch):
     """Else one row with 20 virtual tokens has 20 more computed for each row of its batch."""
-    methods = {"prompt(length=20)": 20, "prompt(length=18)": 18, "prompt(length=3)": 3}
-    folders = {
-        write_adapter(backbone, tmp_path / str(length), method): length
-        for method, length in methods.items()
-    } | {polite: 0}
-    expected = {folder: expected_answers(folder, TEXTS) for folder in folders}
+    folders = [
+        write_adapter(backbone, tmp_path / str(length), f"prompt(length={length})")
+        for length in (20, 18, 3)
+    ]
+    expected = {folder: expected_answers(folder, TEXTS) for folder in (*folders, polite)}
     compute, together = SharedBody.compute, []
 
     def watched(self, asked):
@@ -169,26 +163,10 @@ def test_rows_with_prompts_have_batches_of_their_own(backbone, tmp_path, polite,
 
     monkeypatch.setattr(SharedBody, "compute", watched)
     with Engine(batch_tokens=256) as engine:
-        engine.pin(*folders)
-        free = threading.Event()
-        engine._between_batches(lambda: free.wait(30))
-        futures = {f: [engine.submit(f, text) for text in TEXTS] for f in folders}
-        free.set()
+        engine.pin(*expected)
+        with busy(engine):
+            futures = {f: [engine.submit(f, text) for text in TEXTS] for f in expected}
         for folder, some in futures.items():
             assert same_answer([each.result(60) for each in some], expected[folder])
     assert all(each in ({0}, {3}) or each <= {18, 20} for each in together)
     assert {18, 20} in together
-
-
-def test_an_adapter_on_another_one_has_a_model_of_its_own(backbone, tmp_path, polite):
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
-    ah.load(model, polite, name="below", frozen=True)
-    adapter = ah.attach(model, "lora(rank=2)", name="above", on=["below"])
-    tiny_models.scramble(adapter)
-    adapter.save(tmp_path / "above")
-    expected = expected_answers(str(tmp_path / "above"), TEXTS)
-    with Engine() as engine:
-        engine.pin(polite)
-        found = [engine.submit(str(tmp_path / "above"), text) for text in TEXTS]
-        assert same_answer([each.result(60) for each in found], expected)
-        assert engine.models()[-1].reason == "it is on top of other adapters"

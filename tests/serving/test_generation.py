@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
+import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from tests.kit.server import (
     LONG_PROMPT,
     PROMPTS,
     SEQ2SEQ,
+    busy,
     tokens_alone,
     write_adapter,
     write_writers,
@@ -89,7 +91,7 @@ def long_text(writers, tokens):
     raise AssertionError("no text is long enough")
 
 
-def test_greedy_texts_of_eight_methods_are_those_of_generate(engine, writers):
+def test_greedy_texts_of_eight_methods_and_of_none_are_those_of_generate(engine, writers):
     asked = [(folder, prompt) for prompt in PROMPTS for folder in writers]
     expected = [written_alone(folder, prompt, 10) for folder, prompt in asked]
     assert ask_all(engine, asked) == expected
@@ -97,33 +99,12 @@ def test_greedy_texts_of_eight_methods_are_those_of_generate(engine, writers):
     assert 10 <= engine.counts["steps"] < 30  # packed: far fewer than texts times tokens
     assert engine.counts["texts"] == len(asked)
     assert not engine._generators.batches
-
-
-def test_the_backbone_without_an_adapter_writes_too(engine, writers, backbones):
-    model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm")
-    expected = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
-    assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == expected
-    assert ask_all(engine, [(a, PROMPTS[0]) for a in (writers[0], None, writers[5])]) == [
-        written_alone(writers[0], PROMPTS[0], 10),
-        expected[0],
-        written_alone(writers[5], PROMPTS[0], 10),
-    ]
+    model, tokenizer = load_backbone(engine.adapters.models.backbone, task="causal-lm")
+    bare = [tokens_alone(model, tokenizer, prompt, 10) for prompt in PROMPTS]
+    assert ask_all(engine, [(None, prompt) for prompt in PROMPTS]) == bare
+    mixed = ask_all(engine, [(a, PROMPTS[0]) for a in (writers[0], None, writers[5])])
+    assert mixed == [expected[0], bare[0], expected[5]]
     assert len({use.model for use in engine.models() if use.reference}) == 1
-
-
-def test_classes_and_texts_take_turns(engine, writers, held):
-    """`submit` activates one adapter after the other on the model that texts are written with."""
-    running = [engine.generate(folder, PROMPTS[0], GREEDY) for folder in writers]
-    futures = [engine.submit(folder, PROMPTS[1]) for folder in writers]
-    vectors = engine.submit(None, PROMPTS[0])
-    held.set()
-    for folder, generation, future in zip(writers, running, futures, strict=True):
-        assert ids_of(generation.result(60)) == written_alone(folder, PROMPTS[0], 10)
-        assert future.result(60) == {
-            "text": PROMPTS[1],
-            "generated": str(open_adapter(folder).predict(PROMPTS[1])),
-        }
-    assert vectors.result(60)
 
 
 # The prefix cache
@@ -153,10 +134,7 @@ def test_a_prompt_is_computed_once_for_each_adapter(engine, writers):
     assert (again, rest) == (first % PAGE or PAGE, [again, first, again])
     assert prompted == first + 4
     assert prompted_again < PAGE
-
-
-def test_short_texts_of_two_adapters_share_no_pages(engine, writers):
-    """Their first page ends in what was written: a page of equal tokens, of other adapters."""
+    # The first page of a short text ends in what was written: equal tokens of other adapters.
     options = GenerationOptions(max_tokens=2 * PAGE, temperature=0)
     for name in (writers[0], writers[1], writers[0]):
         assert ask_all(engine, [(name, "a")], options) == [written_alone(name, "a", 2 * PAGE)]
@@ -197,16 +175,24 @@ def test_a_new_version_shares_nothing_with_the_old_one(backbones, tmp_path):
 # Options
 
 
-def test_a_seed_gives_the_same_text_in_any_company(engine, writers, held):
+def test_a_seed_gives_the_same_text_in_any_company(engine, writers):
+    """Also while `submit` activates one adapter after the other on the model that writes."""
     options = GenerationOptions(max_tokens=12, seed=3, top_p=0.9)
-    crowd = [
-        engine.generate(a, p, GenerationOptions(max_tokens=9)) for a in writers for p in PROMPTS
-    ]
-    together = engine.generate(writers[2], PROMPTS[0], options)
-    other = engine.generate(writers[2], PROMPTS[0], GenerationOptions(max_tokens=12, seed=4))
-    held.set()
+    with busy(engine):
+        crowd = [
+            engine.generate(a, p, GenerationOptions(max_tokens=9)) for a in writers for p in PROMPTS
+        ]
+        futures = [engine.submit(folder, PROMPTS[1]) for folder in writers]
+        vectors = engine.submit(None, PROMPTS[0])
+        together = engine.generate(writers[2], PROMPTS[0], options)
+        greedy = engine.generate(writers[1], PROMPTS[0], GREEDY)
+        other = engine.generate(writers[2], PROMPTS[0], GenerationOptions(max_tokens=12, seed=4))
     together = ids_of(together.result(60))
-    assert all(each.result(60) for each in crowd)
+    assert all(each.result(60) for each in (*crowd, vectors))
+    assert ids_of(greedy.result(60)) == written_alone(writers[1], PROMPTS[0], 10)
+    for folder, future in zip(writers, futures, strict=True):
+        written = str(open_adapter(folder).predict(PROMPTS[1]))
+        assert future.result(60) == {"text": PROMPTS[1], "generated": written}
     alone = ask_all(engine, [(writers[2], PROMPTS[0])], options)
     assert alone == [together]
     assert ids_of(other.result(60)) != together
@@ -265,40 +251,28 @@ def test_the_probabilities_of_a_prompt_are_those_of_one_pass(engine, writers, ch
     assert engine.counts["steps"] == 0  # no page of another prompt is read
 
 
-def test_a_text_ends_at_its_stop_text(engine, writers):
+def test_a_text_ends_at_its_stop_text_or_at_the_end_token_of_its_adapter(engine, writers, tmp_path):
+    """That its training recorded; others in the batch do not end there."""
     adapter, prompt = long_text(writers, 10)
-    whole = engine.generate(adapter, prompt, GREEDY).result(60)
+    written = written_alone(adapter, prompt, 10)
+    end = next(token for n, token in enumerate(written) if n > 2 and token not in written[:n])
+    ends = trained_as(adapter, tmp_path / "ends", recipe={"task": "causal-lm"}, stops=[end])
+    running = [engine.generate(each, prompt, GREEDY) for each in (adapter, ends)]
+    whole, ended = (each.result(60) for each in running)
+    assert ids_of(whole) == written
+    assert ids_of(ended) == written[: written.index(end) + 1]
+    assert len(ids_of(ended)) < len(written)
+    assert (ended.finish_reason, ended.tokens[-1].text) == ("stop", "")
     words = whole.text.split()
     stop = f"{words[-3]} {words[-2]}"  # two tokens
-    cut = whole.text.index(stop)
     options = GenerationOptions(max_tokens=10, temperature=0, stop=(stop, "none of these"))
     generation = engine.generate(adapter, prompt, options)
     pieces = list(generation)
     text = generation.result(0)
-    assert text.text == "".join(piece.text for piece in pieces) == whole.text[:cut]
+    before = whole.text[: whole.text.index(stop)]
+    assert text.text == "".join(piece.text for piece in pieces) == before
     assert text.finish_reason == "stop"
     assert text.completion_tokens < 10
-
-
-def test_a_text_ends_with_the_end_token_of_its_adapter(backbones, tmp_path):
-    """Where the training recorded one; others in the batch do not end there."""
-    backbone = backbones("llama")
-    folder = write_adapter(backbone, tmp_path / "a", example=CAUSAL)
-    written = written_alone(folder, PROMPTS[0], 10)
-    end = next(token for n, token in enumerate(written) if n > 2 and token not in written[:n])
-    model, _ = load_backbone(str(backbone), task="causal-lm")
-    adapter = ah.load(model, folder)
-    adapter.metadata.training = {"recipe": {"task": "causal-lm"}, "stops": [end]}
-    adapter.save(tmp_path / "ends")
-    with Engine() as engine:
-        asked = [(folder, PROMPTS[0]), (str(tmp_path / "ends"), PROMPTS[0])]
-        running = [engine.generate(a, p, GREEDY) for a, p in asked]
-        whole, ended = (each.result(60) for each in running)
-    assert ids_of(whole) == written
-    assert ids_of(ended) == written[: written.index(end) + 1]
-    assert len(ids_of(ended)) < len(written)
-    assert ended.finish_reason == "stop"
-    assert ended.tokens[-1].text == ""
 
 
 def test_a_penalty_of_the_generation_config_counts(backbones, writers, tmp_path):
@@ -315,30 +289,30 @@ def test_a_penalty_of_the_generation_config_counts(backbones, writers, tmp_path)
     assert expected[1] != plain
 
 
-def test_chats_are_written_by_the_template(engine, writers):
+def test_chats_are_written_by_the_template(engine, writers, tmp_path):
+    """Of the tokenizer, or of an adapter that was trained on one text."""
     chat = [{"role": "user", "content": "the movie was good"}]
     text = engine.generate(writers[0], chat, GREEDY).result(60)
     assert ids_of(text) == written_alone(writers[0], chat, 10)
     assert text.prompt_tokens == 9
     more = [*chat, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "a plot"}]
-    text = engine.generate(None, more, GREEDY).result(60)
-    assert text.prompt_tokens == 18
-
-
-def test_an_adapter_for_pairs_with_a_template_takes_one_message(backbones, tmp_path):
-    folder = write_adapter(backbones("llama"), tmp_path / "a", example=CAUSAL)
-    model, _ = load_backbone(str(backbones("llama")), task="causal-lm")
-    adapter = ah.load(model, folder)
+    assert engine.generate(None, more, GREEDY).result(60).prompt_tokens == 18
     task = {"causal-lm": {"template": "the film : {text}", "new_tokens": 5}}
-    adapter.metadata.training = {"recipe": {"task": task}}
-    adapter.save(tmp_path / "templated")
-    with Engine() as engine:
-        chat = [{"role": "user", "content": "a plot"}]
-        text = engine.generate(str(tmp_path / "templated"), chat).result(60)
-        assert text.prompt_tokens == 6
-        assert text.completion_tokens <= 5  # as it was trained for
-        with pytest.raises(ConfigError, match="a chat of 2 messages"):
-            engine.generate(str(tmp_path / "templated"), chat * 2).result(60)
+    folder = trained_as(writers[0], tmp_path / "templated", recipe={"task": task})
+    text = engine.generate(folder, [{"role": "user", "content": "a plot"}]).result(60)
+    assert text.prompt_tokens == 6
+    assert text.completion_tokens <= 5  # as it was trained for
+    with pytest.raises(ConfigError, match="a chat of 2 messages"):
+        engine.generate(folder, chat * 2).result(60)
+
+
+def trained_as(folder, copy, **training):
+    """Copy an adapter with another record of its training; return the folder."""
+    model, _ = load_backbone(str(open_adapter(folder).model.name_or_path), task="causal-lm")
+    adapter = ah.load(model, folder)
+    adapter.metadata.training = training
+    adapter.save(copy)
+    return str(copy)
 
 
 # What goes wrong
@@ -372,27 +346,20 @@ def test_a_text_that_is_cancelled_frees_its_pages_within_a_step(engine, writers)
     ]
 
 
-def test_a_text_that_waits_can_be_cancelled(engine, writers, held):
-    generation = engine.generate(writers[0], PROMPTS[0], GREEDY)
-    other = engine.generate(writers[0], PROMPTS[1], GREEDY)
-    generation.cancel()
-    held.set()
-    assert other.result(60)
-    assert generation.done
-    assert engine.queued_tokens == 0
-
-
-def test_deadlines_of_texts(engine, writers):
+def test_texts_whose_deadline_passed_or_that_are_cancelled_are_not_written(engine, writers):
     engine.pin(*writers[:1])
-    free = threading.Event()
-    engine._between_batches(lambda: free.wait(30))
-    late = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=0.01)
-    other = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=60)
-    threading.Timer(0.1, free.set).start()
+    with busy(engine):
+        late = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=0.01)
+        other = engine.generate(writers[0], PROMPTS[0], GREEDY, deadline=60)
+        cancelled = engine.generate(writers[0], PROMPTS[1], GREEDY)
+        cancelled.cancel()
+        time.sleep(0.05)
     assert other.result(60)
+    assert cancelled.done
     with pytest.raises(DeadlineError):
         late.result(60)
     assert engine.counts["expired"] == 1
+    assert engine.queued_tokens == 0
 
 
 def test_nan_in_an_adapter_ends_its_texts_alone(engine, writers, backbones, tmp_path):
@@ -439,58 +406,47 @@ def test_a_step_that_fails_is_computed_text_by_text(engine, writers, monkeypatch
         large.result(60)
 
 
-def test_prompts_that_cannot_be_written_from(engine, writers, polite):
+def test_prompts_and_adapters_that_cannot_be_written_from(engine, writers, polite):
     with pytest.raises(DataError, match=r"the prompt has 7\d tokens"):
         engine.generate(writers[0], "a " * 70, GREEDY).result(60)
     with pytest.raises(DataError, match="a prompt of the type dict"):
         engine.generate(writers[0], {"text": "a"}, GREEDY).result(60)
     assert engine.generate(writers[0], "a " * 60, GREEDY).result(60).completion_tokens == 3
+    with Engine() as other:
+        with pytest.raises(ConfigError, match="the backbone without an adapter"):
+            other.generate(None, "a plot", GREEDY).result(60)
+        with pytest.raises(ConfigError, match="does not generate texts"):
+            other.generate(polite, "a plot", GREEDY).result(60)
 
 
-def test_an_adapter_that_writes_no_texts_is_refused(polite):
-    with Engine() as engine, pytest.raises(ConfigError, match="does not generate texts"):
-        engine.generate(polite, "a plot", GREEDY).result(60)
-
-
-def test_no_backbone_is_named(writers):
-    with Engine() as engine, pytest.raises(ConfigError, match="the backbone without an adapter"):
-        engine.generate(None, "a plot", GREEDY).result(60)
-
-
-def test_texts_wait_in_the_queue(backbones, writers):
+def test_texts_wait_in_the_queue(writers):
     with Engine(queue_tokens=20) as engine:
         ask_all(engine, [(writers[0], PROMPTS[0])])
-        free = threading.Event()
-        held = engine._between_batches(lambda: free.wait(30))
-        first = [engine.generate(writers[0], PROMPTS[2], GREEDY) for _ in range(2)]
-        with pytest.raises(OverloadedError):
-            engine.generate(writers[0], PROMPTS[0], GREEDY)
-        free.set()
-        held.result(30)
+        with busy(engine):
+            first = [engine.generate(writers[0], PROMPTS[2], GREEDY) for _ in range(2)]
+            with pytest.raises(OverloadedError):
+                engine.generate(writers[0], PROMPTS[0], GREEDY)
         assert all(each.result(60) for each in first)
         assert engine.queued_tokens == 0
 
 
-def test_closing_finishes_texts(backbones, writers):
-    engine = Engine()
-    running = [engine.generate(writers[0], prompt, GREEDY) for prompt in PROMPTS]
-    engine.close()
-    assert all(each.result(0) for each in running)
-    with pytest.raises(StoppedError):
-        engine.generate(writers[0], PROMPTS[0])
-
-
-def test_texts_that_are_not_finished_in_time_fail(writers):
+@pytest.mark.parametrize("drain", [30, 0.05])
+def test_closing_finishes_texts_in_time_or_fails_them(writers, drain):
     engine = Engine()
     engine.pin(writers[0])
     free = threading.Event()
     engine._between_batches(lambda: free.wait(30))
     running = [engine.generate(writers[0], prompt, GREEDY) for prompt in PROMPTS]
     threading.Timer(0.3, free.set).start()
-    engine.close(drain_seconds=0.05)
+    engine.close(drain_seconds=drain)
     for each in running:
-        with pytest.raises(StoppedError, match="closed before"):
-            each.result(30)
+        if drain == 30:
+            assert each.result(0)
+        else:
+            with pytest.raises(StoppedError, match="closed before"):
+                each.result(30)
+    with pytest.raises(StoppedError):
+        engine.generate(writers[0], PROMPTS[0])
     engine._thread.join(30)
     assert not engine._generators.busy
 
@@ -498,24 +454,17 @@ def test_texts_that_are_not_finished_in_time_fail(writers):
 # A small cache
 
 
-def test_texts_that_do_not_fit_into_the_cache_together_wait(backbones, writers):
+def test_texts_wait_for_the_cache_and_long_prompts_are_computed_in_parts(writers):
     """Some are begun, and computed again from their first token later."""
     asked = [(a, p) for p in (LONG_PROMPT, PROMPTS[4]) for a in writers[:6]]
-    with Engine(cache_tokens=20 * PAGE) as engine:
+    with Engine(cache_tokens=20 * PAGE, batch_tokens=24) as engine:
         found = ask_all(engine, asked, GenerationOptions(max_tokens=18, temperature=0))
         assert found == [written_alone(a, p, 18) for a, p in asked]
         assert generator_of(engine).steps.used_pages == 0
-
-
-def test_a_long_prompt_is_computed_in_parts(backbones, writers):
-    asked = [(a, LONG_PROMPT) for a in writers]
-    with Engine(batch_tokens=24) as engine:
-        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
-        with (
-            pytest.raises(TooLargeError, match="does not fit into the cache"),
-            Engine(cache_tokens=2 * PAGE) as small,
-        ):
-            small.generate(writers[0], LONG_PROMPT, GREEDY).result(60)
+    with Engine(cache_tokens=2 * PAGE) as small:
+        running = small.generate(writers[0], LONG_PROMPT, GREEDY)
+        with pytest.raises(TooLargeError, match="does not fit into the cache"):
+            running.result(60)
 
 
 # Batches of `generate`
@@ -537,14 +486,23 @@ def test_encoder_decoders_write(backbones, tmp_path, architecture):
         assert len(pieces) > 5
 
 
-def test_adapters_that_change_shared_state_write_alone(backbones, tmp_path, writers):
+def test_adapters_that_change_shared_state_write_alone(backbones, tmp_path):
+    """And one with new tokens, which its texts may have, on a model of its own."""
     methods = ("full", "norms", "unipelt", "lora(rank=2)")
     folders = write_writers(backbones("llama"), tmp_path, methods)
+    tokens = ("<x>", "<y>")
+    model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=tokens)
+    adapter = ah.attach(model, "lora(rank=2)", name="new", tokenizer=tokenizer)
+    tiny_models.scramble(adapter, seed=3)
+    adapter.metadata.training = {"recipe": {"task": "causal-lm"}}
+    adapter.save(tmp_path / "new")
     asked = [(folder, prompt) for prompt in PROMPTS[:3] for folder in folders]
+    asked.append((str(tmp_path / "new"), "the <x> was <y>"))
     with Engine() as engine:
         assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
         assert engine.counts["steps"] > 5
         assert engine._generators.batches
+        assert {use.reason for use in engine.models()} >= {"it has new tokens"}
 
 
 def test_others_are_answered_between_the_steps_of_a_batch(backbones, tmp_path, polite):
@@ -565,65 +523,36 @@ def test_others_are_answered_between_the_steps_of_a_batch(backbones, tmp_path, p
     assert order.index("answer") < order.index("end")
 
 
-def test_an_adapter_with_new_tokens_writes_on_a_model_of_its_own(backbones, tmp_path, writers):
-    """And its texts may have them."""
-    tokens = ("<x>", "<y>")
-    model, tokenizer = load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=tokens)
-    adapter = ah.attach(model, "lora(rank=2)", name="new", tokenizer=tokenizer)
-    tiny_models.scramble(adapter, seed=3)
-    adapter.metadata.training = {"recipe": {"task": "causal-lm"}}
-    adapter.save(tmp_path / "new")
-    asked = [(str(tmp_path / "new"), "the <x> was <y>"), (writers[0], PROMPTS[0])]
-    with Engine() as engine:
-        assert ask_all(engine, asked) == [written_alone(a, p, 10) for a, p in asked]
-        assert {use.reason for use in engine.models()} >= {"it has new tokens"}
-
-
 # What a client holds
 
 
 def test_a_listener_gets_what_was_there_and_what_comes():
-    generation, heard = TextGeneration(), []
+    """One that fails is not called again, and others do not notice."""
+    generation, heard, calls, late = TextGeneration(), [], [], []
+
+    def broken(piece):
+        calls.append(piece)
+        raise RuntimeError("the event loop is closed")  # of a client that has left
+
     first, second = Piece("a", ()), Piece("b", ())
+    generation.listen(broken, broken)
     generation.deliver(first)
     generation.listen(heard.append, heard.append)
     assert heard == [first]
+    with pytest.raises(TimeoutError):
+        generation.result(0.01)
     generation.deliver(second)
     end = GeneratedText("ab", (), "stop", 1, 2)
     assert generation.finish(end)
     assert not generation.finish(ValueError())
     generation.deliver(Piece("late", ()))
-    assert heard == [first, second, end]
-    late = []
+    assert (heard, calls) == ([first, second, end], [first])
     generation.listen(late.append, late.append)
     assert late == heard
     assert list(generation) == [first, second]
     assert generation.result(0) is end
-
-
-def test_a_listener_that_fails_is_not_called_again():
-    """Nor do others notice: the loop of a client that has left is closed."""
-    generation, calls, heard = TextGeneration(), [], []
-
-    def broken(piece):
-        calls.append(piece)
-        raise RuntimeError("the event loop is closed")
-
-    generation.listen(broken, broken)
-    generation.listen(heard.append, heard.append)
-    for letter in "ab":
-        generation.deliver(Piece(letter, ()))
-    generation.cancel()
-    assert [len(calls), len(heard)] == [1, 3]
-    with pytest.raises(CancelledError):
-        generation.result(0)
-    with pytest.raises(CancelledError):
-        list(generation)
-
-
-def test_a_result_is_waited_for():
-    generation = TextGeneration()
-    with pytest.raises(TimeoutError):
-        generation.result(0.01)
-    threading.Timer(0.05, generation.finish, [GeneratedText("", (), "stop", 1, 0)]).start()
-    assert generation.result(30).finish_reason == "stop"
+    cancelled = TextGeneration()
+    cancelled.cancel()
+    for read in (lambda: cancelled.result(0), lambda: list(cancelled)):
+        with pytest.raises(CancelledError):
+            read()

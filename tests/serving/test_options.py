@@ -19,9 +19,8 @@ def test_flags_are_taken_before_the_file(tmp_path):
     assert options.seconds("deadline") == 30
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_options_that_are_not_valid():
+    for given, said in (
         ({"prot": 1}, "port"),
         ({"deadline": "soon"}, "'soon' is not a time"),
         ({"deadline": "off"}, "'off' is not a time"),
@@ -29,18 +28,14 @@ def test_flags_are_taken_before_the_file(tmp_path):
         ({"port": 70000}, "port: 70000, must be at least 0 and at most 65535"),
         ({"inputs": 0}, "inputs: 0, must be at least 1"),
         ({"metrics": "all"}, "metrics"),
-    ],
-)
-def test_options_that_are_not_valid(given, said):
-    with pytest.raises(ConfigError) as error:
-        read_serve_options(None, given)
-    assert said in str(error.value)
+    ):
+        with pytest.raises(ConfigError) as error:
+            read_serve_options(None, given)
+        assert said in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_local"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.1.2.3", True),
-     ("0.0.0.0", False), ("::", False), ("192.168.1.1", False), ("example.org", False)],
-)  # fmt: skip
-def test_who_reaches_an_address(host, is_local):
-    assert ServeOptions(host=host).is_local == is_local
+def test_who_reaches_an_address():
+    for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
+        assert ServeOptions(host=host).is_local
+    for host in ("0.0.0.0", "::", "192.168.1.1", "example.org"):
+        assert not ServeOptions(host=host).is_local

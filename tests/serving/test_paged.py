@@ -19,16 +19,10 @@ PACKED = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen3", "olmo2", "gemm
 BATCHED = ("gpt_neo", "bloom", "falcon", "mpt")
 
 
-def test_this_version_of_transformers_has_what_is_read():
-    """The first release without it breaks packed steps: texts are written in batches then."""
-    assert not missing_names(), (
-        f"transformers {transformers.__version__} breaks serving/generation/paged.py"
-    )
-
-
 @pytest.mark.parametrize("architecture", [*PACKED, *BATCHED])
 def test_architectures(architecture):
     """Packed steps compute what passes of one text each do, or are not used."""
+    assert not missing_names(), f"transformers {transformers.__version__} breaks paged.py"
     model = tiny_models.model(architecture, "causal-lm")
     packed = PackedModel(model)
     problem = paged_problem(model) or packed.problem(None)
@@ -42,10 +36,6 @@ def test_architectures(architecture):
         found = packed.problem(adapter)
         slides = architecture == "gemma3_text" and method.startswith(("prefix", "prompt"))
         assert found == ("its virtual tokens would leave the sliding window" if slides else "")
-
-
-def test_encoder_decoders_are_not_packed():
-    assert paged_problem(tiny_models.model("t5", "seq2seq")) == "an encoder-decoder"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -65,21 +55,19 @@ def test_the_trial_sees_an_adapter_that_is_not_applied(method, monkeypatch):
     assert "other logits" in packed.problem(adapter)
 
 
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [
+def test_what_is_not_packed():
+    for method, reason in (
         ("full", "it changes what all texts share"),
         ("norms", "it changes what all texts share"),
         ("unipelt", "reads more than the tokens"),
         ("scalar-mix", "reads more than the tokens"),
         ("prefix(length=2, layers='top 1')", "one in each layer"),
-    ],
-)
-def test_methods_that_are_not_packed(method, reason):
-    model = tiny_models.model("llama", "causal-lm")
-    adapter = ah.attach(model, method, name="own")
-    ah.activate(model)
-    assert reason in PackedModel(model).problem(adapter)
+    ):
+        model = tiny_models.model("llama", "causal-lm")
+        adapter = ah.attach(model, method, name="own")
+        ah.activate(model)
+        assert reason in PackedModel(model).problem(adapter)
+    assert paged_problem(tiny_models.model("t5", "seq2seq")) == "an encoder-decoder"
 
 
 # Steps
@@ -87,7 +75,12 @@ def test_methods_that_are_not_packed(method, reason):
 
 @pytest.fixture
 def steps():
-    return PagedSteps(tiny_models.model("llama", "causal-lm"), 32 * PAGE, 48, 8)
+    torch.manual_seed(3)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(3)
+    steps = PagedSteps(tiny_models.model("llama", "causal-lm"), 32 * PAGE, 48, 8)
+    assert torch.rand(3).tolist() == expected, "the seed of the process stays"
+    return steps
 
 
 def computed(steps, chosen=7):
@@ -130,9 +123,12 @@ def test_what_was_written_is_salted_too(steps, monkeypatch):
     assert not {*tables["a"]} & {*tables["b"]}
 
 
-def test_ids_and_positions_are_plain(steps):
-    ids = list(range(3, 3 + PAGE + 4))
-    steps.add("one", ids, salt="a digest")
+def test_what_was_not_finite_is_not_kept_for_others(steps):
+    ids = list(range(3, 3 + 2 * PAGE))
+    steps.add("broken", ids, salt="a")
+    computed(steps)
+    steps.drop("broken", share=False)
+    steps.add("next", ids, salt="a")
     rows = steps.schedule()
     inputs = steps.inputs()
     assert inputs["input_ids"].tolist() == [ids]
@@ -141,22 +137,6 @@ def test_ids_and_positions_are_plain(steps):
     steps.advance(rows, [9])
     steps.schedule()
     assert steps.inputs()["input_ids"].tolist() == [[9]]
-
-
-def test_what_was_not_finite_is_not_kept_for_others(steps):
-    ids = list(range(3, 3 + 2 * PAGE))
-    steps.add("broken", ids, salt="a")
-    computed(steps)
-    steps.drop("broken", share=False)
-    steps.add("next", ids, salt="a")
-    assert computed(steps)[0] == [("next", 0, len(ids))]
-
-
-def test_texts_of_one_group_are_next_to_each_other(steps):
-    for number, group in enumerate((0, 1, 0, 2, 1, 0)):
-        steps.add(str(number), [5, 6], salt="", group=group)
-    computed(steps)
-    assert [row.name for row in steps.schedule()] == ["0", "2", "5", "1", "4", "3"]
 
 
 @torch.no_grad()
@@ -174,11 +154,3 @@ def test_a_row_alone_computes_what_it_does_in_its_step():
             logits = model(**alone).logits[0, alone["logits_indices"]]
             assert torch.allclose(logits[0], together[number], atol=1e-5)
         steps.advance(rows, [11] * len(rows))
-
-
-def test_the_seed_of_the_process_stays():
-    torch.manual_seed(3)
-    expected = torch.rand(3).tolist()
-    torch.manual_seed(3)
-    PagedSteps(tiny_models.model("llama", "causal-lm"), 4 * PAGE, 16, 2)
-    assert torch.rand(3).tolist() == expected

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,9 +14,7 @@ from starlette.responses import StreamingResponse
 
 from adapterhub.errors import ConfigError, ServingError
 from adapterhub.ray_cluster import import_serve
-from adapterhub.serving.http.access import AllowedAdapters
-from adapterhub.serving.http.lifecycle import HttpServer, served_endpoints
-from adapterhub.serving.http.request import RequestLimits, Service
+from adapterhub.serving.http.request import RequestLimits
 from adapterhub.serving.options import ServeOptions
 from adapterhub.serving.ray_front import (
     ForwardedTokens,
@@ -149,19 +147,18 @@ def test_a_client_waits_only_while_there_are_replicas():
     assert waiting.responses[0].cancelled
 
 
-HINTS: dict[str, tuple[dict[str, str], bytes, str]] = {
-    "body": ({}, b'{"inputs": ["a"], "model" : "polite@3"}', "polite@3"),
-    "path": ({"reference": "hf:acme/polite"}, b'{"model": "x"}', "hf:acme/polite"),
-    "name": ({"name": "polite", "version": "3"}, b"", "polite"),
-    "none": ({}, b'{"inputs": ["a"]}', ""),
-    "long": ({}, b'{"model": "' + b"x" * 600 + b'"}', ""),
-    "bytes": ({}, b'{"model": "\xff"}', "\ufffd"),
-}
-
-
-@pytest.mark.parametrize("case", HINTS)
-def test_the_adapter_is_guessed(case):
-    params, body, expected = HINTS[case]
+@pytest.mark.parametrize(
+    ("params", "body", "expected"),
+    [
+        ({}, b'{"inputs": ["a"], "model" : "polite@3"}', "polite@3"),
+        ({"reference": "hf:acme/polite"}, b'{"model": "x"}', "hf:acme/polite"),
+        ({"name": "polite", "version": "3"}, b"", "polite"),
+        ({}, b'{"inputs": ["a"]}', ""),
+        ({}, b'{"model": "' + b"x" * 600 + b'"}', ""),
+        ({}, b'{"model": "\xff"}', "\ufffd"),
+    ],
+)
+def test_the_adapter_is_guessed(params, body, expected):
     assert adapter_hint(params, body) == expected
     handle = Handle([[START, part(b"")]])
     ask(handle, call(body, **params))
@@ -199,34 +196,15 @@ def endpoint(path: str, role: str) -> Endpoint:
     return Endpoint("POST", path, answer, role, summary="")
 
 
-def test_a_front_answers_without_an_adapter_of_its_own():
-    """The replicas have loaded what was named before there is a front."""
-    closed, readiness = [], []
-    engine = ReplicaEngine(Handle(), lambda: closed.append(True))
-    options = ServeOptions(port=0, refresh="off")
-    service = Service(engine, AllowedAdapters({}))
-
-    def begin(address: str) -> None:
-        readiness.append(urlopen(f"{address}/readyz", timeout=30).status)
-        server.stop()
-
-    server = HttpServer(service, options, begin, served_endpoints(options, service))
-    server.run()
-    assert (readiness, closed) == ([200], [True])
-
-
-def test_what_changes_something_goes_to_all_replicas():
+def test_what_changes_something_goes_to_all_replicas_and_the_first_failure_is_the_answer():
     front = Front(ReplicaEngine(Handle(), lambda: None))
     given = [endpoint("/v1/predict", "predict"), endpoint("/v1/load_lora_adapter", "admin"),
              endpoint("/metrics", "admin"), endpoint("/admin/refresh", "admin")]  # fmt: skip
     answers = [each.answer for each in front.endpoints(given)]
     assert answers == [front.to_one, front.to_all, front.metrics, given[3].answer]
-
-
-def test_the_first_failure_of_all_replicas_is_the_answer():
     failed = {**START, "status": 404}
     engine = ReplicaEngine(Handle(), lambda: None)
-    engine.all = lambda *given: [[START, part(b"1")], [failed, part(b"2")]]  # type: ignore[method-assign]
+    engine.all = lambda *given: [[START, part(b"1")], [failed, part(b"2")]]
     answer = asyncio.run(Front(engine).to_all(call()))
     assert (answer.status_code, answer.body) == (404, b"2")
 
@@ -247,12 +225,21 @@ async def answers_of(replica: Replica, body: bytes = b"x", model: str = "polite"
 
 
 def test_a_replica_answers_in_as_few_messages_as_there_are():
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    """It has an adapter that it has answered with, and none without."""
+
+    async def app(scope, receive, send):
         body = (await receive())["body"]
         await send(START)
         await send(part(body, more=True))
         await asyncio.sleep(0.01)
         await send(part(b"end"))
+
+    async def missing(scope, receive, send):
+        await send({**START, "status": 404})
+        await send(part(b""))
+
+    async def broken(scope, receive, send):
+        raise ValueError("broken")
 
     replica, noted = replica_of(app)
     assert asyncio.run(answers_of(replica)) == [[START, part(b"x", more=True)], [part(b"end")]]
@@ -260,22 +247,17 @@ def test_a_replica_answers_in_as_few_messages_as_there_are():
     replica, noted = replica_of(app)
     assert len(asyncio.run(replica.answer_whole({}, b"x"))) == 3
     assert noted == []
-
-
-def test_a_replica_has_no_adapter_that_it_could_not_answer_with():
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({**START, "status": 404})
-        await send(part(b""))
-
-    replica, noted = replica_of(app)
+    replica, noted = replica_of(missing)
     asyncio.run(answers_of(replica))
     assert noted == []
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(answers_of(replica_of(broken)[0]))
 
 
 def test_a_request_that_is_cancelled_is_cancelled_in_the_replica():
     ended = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         await receive()
         await send(START)
         try:
@@ -283,7 +265,7 @@ def test_a_request_that_is_cancelled_is_cancelled_in_the_replica():
         finally:
             ended.append(True)
 
-    async def leave() -> None:
+    async def leave():
         answers = replica_of(app)[0].answer({}, b"", "")
         assert await anext(answers) == [START]
         await answers.aclose()
@@ -293,21 +275,10 @@ def test_a_request_that_is_cancelled_is_cancelled_in_the_replica():
     assert ended == [True]
 
 
-def test_an_error_of_the_application_is_one_of_the_replica():
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        asyncio.run(answers_of(replica_of(app)[0]))
-
-
-def test_a_node_with_another_version_is_refused():
+def test_a_node_with_another_version_is_refused_and_a_missing_extra_named(monkeypatch):
     with pytest.raises(ServingError, match=r"a node has adapterhub .*started with 0\.0\.1"):
         Replica(ServeOptions(), ("0.0.1", "."), False, 1)
-
-
-def test_without_ray_serve_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="Ray Serve, which is not installed") as error:
         import_serve()
     assert 'pip install "adapterhub[serve,ray-serve]"' in str(error.value)

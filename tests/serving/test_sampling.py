@@ -33,22 +33,20 @@ def draws(options, count=4000, logits=LOGITS):
         ({"top_p": 0.8, "top_k": 2}, [0, 1]),
         ({"temperature": 0.3, "top_p": 0.9}, [0]),
         ({"temperature": 1e-6}, [0]),
+        ({"temperature": 1e-7}, [0]),
+        ({"temperature": 1e-50}, [0]),
+        ({"temperature": 0}, [0]),
     ],
 )
 def test_tokens_have_the_probabilities_of_the_options(options, kept):
     """As transformers filters: temperature first, then top_k, then top_p."""
     options = GenerationOptions(**options)
     found = draws(options)
-    expected = (LOGITS / options.temperature).softmax(0)[kept]
+    expected = (LOGITS / max(options.temperature, 1e-6)).softmax(0)[kept]
     expected = expected / expected.sum()
     assert set(found) == set(kept)
     for token, share in zip(kept, expected.tolist(), strict=True):
         assert found[token] / 4000 == pytest.approx(share, abs=0.03)
-
-
-@pytest.mark.parametrize("temperature", [0, 1e-50, 1e-7])
-def test_temperature_0_takes_the_most_probable(temperature):
-    assert set(draws(GenerationOptions(temperature=temperature))) == {0}
 
 
 def test_a_large_vocabulary_is_filtered_as_a_small_one():
@@ -102,22 +100,11 @@ def test_numbers_that_are_not_finite_give_no_token(wrong):
         assert [token is None for token in found] == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_tokens": 0},
-        {"temperature": -1},
-        {"temperature": float("nan")},
-        {"top_p": 0},
-        {"top_p": 1.5},
-        {"top_k": -1},
-        {"seed": 1 << 64},
-        {"stop": ("",)},
-        {"stop": ("a",) * 17},
-        {"logprobs": 21},
-        {"logprobs": -1},
-    ],
-)
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        GenerationOptions(**options)
+def test_options_out_of_range_are_refused():
+    for options in (
+        {"max_tokens": 0}, {"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0},
+        {"top_p": 1.5}, {"top_k": -1}, {"seed": 1 << 64}, {"stop": ("",)}, {"stop": ("a",) * 17},
+        {"logprobs": 21}, {"logprobs": -1},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            GenerationOptions(**options)

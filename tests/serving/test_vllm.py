@@ -7,9 +7,9 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -56,6 +56,14 @@ def ask(server: Server, *names: str) -> list[LoRARequest | None]:
     return asyncio.run(together())
 
 
+def path_of(server: Server, name: str) -> Path:
+    """Ask for a name; return the folder of its LoRA."""
+    (found,) = ask(server, name)
+    assert found is not None
+    assert found.lora_name == name
+    return Path(found.lora_path)
+
+
 def in_weights(backbone: Path, lora: Path) -> torch.nn.Module:
     """Add a LoRA to the weights by vLLM's rule: W + alpha / r B A, by the names of its tensors."""
     model, _ = ah.load_backbone(str(backbone), task="causal-lm")
@@ -70,17 +78,17 @@ def in_weights(backbone: Path, lora: Path) -> torch.nn.Module:
     return model
 
 
-def test_a_reference_is_a_lora_that_computes_the_same(server, language):
-    (found,) = ask(server, "one@1")
-    assert found is not None
-    assert found.lora_name == "one@1"
+def test_a_reference_is_a_lora_that_computes_the_same(server, language, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a folder of the same name is not meant
+    write_noisy(tmp_path / "one", language / "llama", "lora(rank=4)", seed=7)
     model, _ = ah.load_backbone(server.base, task="causal-lm")
     bare = text_logits(model)
     ah.load(model, language / "one")
     expected = text_logits(model)
     assert not torch.allclose(bare, expected, atol=1e-3)
-    served = text_logits(in_weights(language / "llama", Path(found.lora_path)))
-    assert torch.allclose(served, expected, atol=2e-5)
+    for name in ("one@1", "one"):
+        served = text_logits(in_weights(language / "llama", path_of(server, name)))
+        assert torch.allclose(served, expected, atol=2e-5)
 
 
 def test_a_request_tells_that_experts_are_stacked(tmp_path, monkeypatch):
@@ -139,14 +147,6 @@ def test_what_is_refused_is_not_found_and_the_log_says_why(server, caplog, case)
     assert len(caplog.records) == 1
 
 
-def test_a_folder_of_the_same_name_is_not_meant(server, language, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_noisy(tmp_path / "one", language / "llama", "lora(rank=4)", seed=7)
-    (found,) = ask(server, "one")
-    assert found is not None
-    assert json.loads((Path(found.lora_path) / "adapter_config.json").read_bytes())["r"] == 2
-
-
 def test_the_backbone_is_compared_by_its_fingerprint(server, language, caplog):
     assert ask(server, "one@1") != [None]  # it is in the cache by now
     other = Server(str(language / "other"), server.registry)
@@ -158,31 +158,23 @@ def test_the_backbone_is_compared_by_its_fingerprint(server, language, caplog):
         assert ah.fingerprint(language / backbone) in caplog.text
 
 
-class Conversions(list[Path]):
-    """The adapters that are converted, each when `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = threading.Event()
-        self.go.set()
-
-
 @pytest.fixture
-def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversions:
-    """List the adapters that are converted from here on; none is in the cache."""
-    found, convert = Conversions(), lora_cache.in_vllm
+def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], Event]:
+    """List the adapters that are converted from here on, each when the event is set."""
+    found, go, convert = [], Event(), lora_cache.in_vllm
 
     def recorded(folder, **options):
         found.append(folder)
-        found.go.wait(10)
+        go.wait(10)
         return convert(folder, **options)
 
     monkeypatch.setattr(lora_cache, "in_vllm", recorded)
-    monkeypatch.setattr(lora_cache, "_FORM", str(tmp_path))
-    return found
+    monkeypatch.setattr(lora_cache, "_FORM", str(tmp_path))  # none is in the cache
+    return found, go
 
 
 def test_one_conversion_however_many_ask_and_others_go_on_meanwhile(server, conversions):
-    conversions.go.clear()
+    converted, go = conversions
 
     async def together() -> int:
         asked = [asyncio.create_task(server.resolve(n)) for n in ["one", "one@1", "one@v1"] * 3]
@@ -191,38 +183,32 @@ def test_one_conversion_however_many_ask_and_others_go_on_meanwhile(server, conv
             await asyncio.sleep(0.01)
             turns += 1
             if turns == 20:
-                conversions.go.set()
+                go.set()
         assert None not in [task.result() for task in asked]
         return turns
 
     assert asyncio.run(together()) >= 20
-    assert len(conversions) == 1
+    assert len(converted) == 1
     one, same, _ = server.requests.values()
     assert one.lora_path == same.lora_path
     assert one.lora_int_id == same.lora_int_id
 
 
 def test_a_name_means_the_same_until_the_server_is_started_again(server, language):
-    (first,) = ask(server, "one")
+    first = path_of(server, "one")
     ah.publish(language / "two", "one")
     server.requests.clear()  # POST /v1/unload_lora_adapter
-    (again,) = ask(server, "one")
-    assert first is not None
-    assert again is not None
-    assert first.lora_path == again.lora_path
-    (second,) = ask(server, "one@2")
+    assert path_of(server, "one") == first
+    second = path_of(server, "one@2")
     register()
     server.requests.clear()
-    (started,) = ask(server, "one")
-    assert started is not None
-    assert second is not None
-    assert first.lora_path != started.lora_path == second.lora_path
+    assert first != path_of(server, "one") == second
 
 
 def test_a_damaged_copy_in_the_cache_is_made_again(server, conversions):
-    (found,) = ask(server, "one")
-    assert found is not None
-    file = Path(found.lora_path) / "adapter_model.safetensors"
+    converted, go = conversions
+    go.set()
+    file = path_of(server, "one") / "adapter_model.safetensors"
     whole = file.read_bytes()
     for restart in (False, True):
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -231,7 +217,7 @@ def test_a_damaged_copy_in_the_cache_is_made_again(server, conversions):
             register()
         ask(server, "one")
         assert file.read_bytes() == whole
-    assert len(conversions) == 3
+    assert len(converted) == 3
 
 
 def test_nothing_is_registered_or_imported_unless_adapters_are_named(monkeypatch):
@@ -248,17 +234,13 @@ def test_nothing_is_registered_or_imported_unless_adapters_are_named(monkeypatch
     monkeypatch.delenv(ALLOW)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [(MAX_RANK, "0"), (MAX_RANK, "1.5"), (MAX_RANK, "x"), (MAX_LOST, "2"), (MAX_LOST, "-1")],
-)
-def test_a_setting_that_is_no_number_is_refused_at_the_start(monkeypatch, variable, value):
     monkeypatch.setenv(ALLOW, "one")
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=variable):
-        register()
+    wrong = (MAX_RANK, "0"), (MAX_RANK, "1.5"), (MAX_RANK, "x"), (MAX_LOST, "2"), (MAX_LOST, "-1")
+    for variable, value in wrong:
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            with pytest.raises(ConfigError, match=variable):
+                register()
 
 
 def test_ids_are_positive_and_fit_into_32_bits():

@@ -33,12 +33,8 @@ def test_the_quietest_of_an_address_leaves_for_a_new_one():
     first, second, third = opened(limits, 3)
     limits.note(first)
     opened(limits, 1)
-    assert [each.is_dropped for each in (client, first, second, third)] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    dropped = [each.is_dropped for each in (client, first, second, third)]
+    assert dropped == [False, False, True, False]
     (other,) = opened(limits, 1, "10.0.0.2")
     opened(limits, 20)
     assert (client.is_dropped, other.is_dropped, len(limits.open)) == (False, False, 5)

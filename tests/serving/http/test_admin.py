@@ -82,7 +82,7 @@ def test_metrics_add_up(url):
     assert total(found, "up") == 1
 
 
-def test_the_dashboard_asks_for_numbers_that_there_are(url):
+def test_the_dashboard_asks_for_numbers_that_there_are(url, service):
     predict(url, "classification", TEXTS[0])
     file = resources.files("adapterhub.serving.http").joinpath("grafana.json")
     dashboard = json.loads(file.read_text(encoding="utf-8"))
@@ -93,10 +93,19 @@ def test_the_dashboard_asks_for_numbers_that_there_are(url):
     known |= {f"{name}_bucket" for name in known}
     assert len(asked) > 15
     assert asked <= known
+    for name in ("resident_memory_bytes", "open_fds", "start_time_seconds"):
+        assert re.search(rf"^process_{name} [1-9]", text, re.MULTILINE)
+    for name in ("generated_tokens_total", "texts_running", "cache_tokens_used", "cache_tokens"):
+        assert re.search(rf"^adapterhub_{name} 0.0$", text, re.MULTILINE)
+    infos = [line for line in text.splitlines() if line.startswith("adapterhub_adapter_info{")]
+    assert len(infos) == 3
+    for each in service.engine.adapters.in_memory():
+        assert any(f'digest="{each.digest[:12]}"' in line for line in infos)
 
 
 def test_the_description_has_all_paths_and_an_example_for_each_adapter(url):
     description = ask(url, "/openapi.json").json
+    schemas = description["components"]["schemas"]
     described = {
         (method.upper(), path) for path, of in description["paths"].items() for method in of
     }
@@ -108,9 +117,15 @@ def test_the_description_has_all_paths_and_an_example_for_each_adapter(url):
     for example in examples.values():
         assert ask(url, "/v1/predict", example["value"]).status == 200
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(description)))
-    assert references <= description["components"]["schemas"].keys()
+    assert references <= schemas.keys()
     ids = [of["operationId"] for path in description["paths"].values() for of in path.values()]
     assert len(ids) == len({*ids})
+    for path, body in (("/v1/predict", {"model": "no", "inputs": ["a"]}), ("/embed", {})):
+        answers = description["paths"][path]["post"]["responses"]
+        name = answers["404"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        found = ask(url, path, body)
+        assert found.status >= 400
+        assert found.json.keys() == schemas[name]["properties"].keys()
 
 
 def test_the_documentation_asks_nobody_else(url):
@@ -125,49 +140,31 @@ def test_the_documentation_asks_nobody_else(url):
     assert f"curl {url}/v1/predict" in text
 
 
-def test_the_process_texts_and_versions_are_measured(url, service):
-    text = ask(url, "/metrics").data.decode()
-    for name in ("resident_memory_bytes", "open_fds", "start_time_seconds"):
-        assert re.search(rf"^process_{name} [1-9]", text, re.MULTILINE)
-    for name in ("generated_tokens_total", "texts_running", "cache_tokens_used", "cache_tokens"):
-        assert re.search(rf"^adapterhub_{name} 0.0$", text, re.MULTILINE)
-    infos = [line for line in text.splitlines() if line.startswith("adapterhub_adapter_info{")]
-    assert len(infos) == 3
-    served = service.engine.adapters.in_memory()
-    assert all(any(f'digest="{each.digest[:12]}"' in line for line in infos) for each in served)
+def test_what_there_is_not_is_counted_and_logged(url, caplog):
+    assert ask(url, "/admin/refresh", {}).json == {"moved": 0}
+    for method, path, status in (("GET", "/nothing", 404), ("DELETE", "/v1/predict", 405)):
+        with caplog.at_level("INFO", "adapterhub.requests"):
+            assert ask(url, path, method=method).status == status
+        line = json.loads(caplog.records[-1].message)
+        assert line.pop("ms") >= 0
+        assert line == {"method": method, "path": "unknown", "status": status}
+        assert total(numbers(url), "errors_total", path="other", status=str(status)) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/predict", 405)]
-)
-def test_what_there_is_not_is_counted_and_logged(url, caplog, method, path, status):
-    with caplog.at_level("INFO", "adapterhub.requests"):
-        assert ask(url, path, method=method).status == status
-    line = json.loads(caplog.records[-1].message)
-    assert line.pop("ms") >= 0
-    assert line == {"method": method, "path": "unknown", "status": status}
-    assert total(numbers(url), "errors_total", path="other", status=str(status)) == 1
-
-
-def test_the_description_has_the_bodies_of_errors(url):
-    description = ask(url, "/openapi.json").json
-    for path, body in (("/v1/predict", {"model": "no", "inputs": ["a"]}), ("/embed", {})):
-        answers = description["paths"][path]["post"]["responses"]
-        name = answers["404"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        schema = description["components"]["schemas"][name]
-        found = ask(url, path, body)
-        assert found.status >= 400
-        assert found.json.keys() == schema["properties"].keys()
-
-
-def test_the_root_names_the_paths(url, service):
+def test_the_root_names_the_paths_which_options_switch_off(url, service):
     found = ask(url, "/").json
     assert found["documentation"] == "/docs"
     assert {"/v1/predict", "/v2/models/{name}/infer"} <= found["paths"].keys()
-    paths = [each.path for each in served_endpoints(ServeOptions(try_page=True), service)]
-    assert paths.count("/") == 1
     shown = ask(url, "/", headers={"accept": "text/html,*/*;q=0.8"}).data
     assert b"<code>POST /v1/predict</code>" in shown
+    for options, missing in (
+        (ServeOptions(metrics="off", try_page=True), {"/metrics"}),
+        (ServeOptions(metrics="admin", admin=False), {"/admin/refresh"}),
+        (ServeOptions(metrics="open"), set()),
+    ):
+        paths = [each.path for each in served_endpoints(options, service)]
+        assert paths.count("/") == 1
+        assert {each.path for each in operations()} - {*paths} == missing
 
 
 def test_pages_of_allowed_origins_may_ask(service):
@@ -199,17 +196,3 @@ def test_the_description_names_no_adapter_to_strangers(service, tmp_path):
     body = mine["paths"]["/v1/predict"]["post"]["requestBody"]["content"]["application/json"]
     assert body["examples"].keys() == {"tagging"}
     assert mine["paths"]["/v1/predict"]["post"]["security"] == [{"token": []}]
-
-
-def test_refresh(url):
-    assert ask(url, "/admin/refresh", {}).json == {"moved": 0}
-
-
-@pytest.mark.parametrize(
-    ("metrics", "admin", "missing"),
-    [("off", True, {"/metrics"}), ("admin", False, {"/admin/refresh"}), ("open", True, set())],
-)
-def test_switches(service, metrics, admin, missing):
-    options = ServeOptions(metrics=metrics, admin=admin)
-    paths = {each.path for each in served_endpoints(options, service)}
-    assert {each.path for each in operations()} - paths == missing

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -64,33 +63,7 @@ def local(registry, tmp_path, backbone, monkeypatch):
             yield url, service, tmp_path
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "{folder}",
-        "./stray",
-        "stray",
-        "../{name}/stray",
-        "~/stray",
-        "file://{folder}",
-        "hf:acme/polite",
-        "http://127.0.0.1:9/acme/polite",
-        "http://localhost:9/acme/polite",
-        "https://169.254.169.254/latest/meta-data",
-        "https://10.0.0.1/acme/polite",
-        "https://user:secret@hub.example.org/a/b",
-        "s3://bucket/prefix",
-        "red-one@../../etc/passwd",
-        "red-one\n",
-        "red-one\x00",
-        "RED-ONE/../red-one",
-        "x" * 100_000,
-        "red-one@" + "9" * 5000,
-        "",
-        "\u202ered-one",
-    ],
-)
-def test_a_clients_word_opens_nothing(local, model, monkeypatch):
+def test_a_clients_word_opens_nothing(local, monkeypatch):
     url, service, folder = local
     asked, look_up = set(), socket.getaddrinfo
 
@@ -99,36 +72,44 @@ def test_a_clients_word_opens_nothing(local, model, monkeypatch):
         return look_up(host, port, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", seen)
-    answer = predict(url, model.format(folder=folder / "stray", name=folder.name), TEXT)
-    assert answer.status == 404
-    assert answer.json["error"]["code"] == "adapter_not_found"
-    assert len(answer.data) < 600
+    for model in (
+        str(folder / "stray"), "./stray", "stray", f"../{folder.name}/stray", "~/stray",
+        f"file://{folder / 'stray'}", "hf:acme/polite", "http://127.0.0.1:9/acme/polite",
+        "http://localhost:9/acme/polite", "https://169.254.169.254/latest/meta-data",
+        "https://10.0.0.1/acme/polite", "https://user:secret@hub.example.org/a/b",
+        "s3://bucket/prefix", "red-one@../../etc/passwd", "red-one\n", "red-one\x00",
+        "RED-ONE/../red-one", "x" * 100_000, "red-one@" + "9" * 5000, "", "\u202ered-one",
+    ):  # fmt: skip
+        answer = predict(url, model, TEXT)
+        assert answer.status == 404, model
+        assert answer.json["error"]["code"] == "adapter_not_found"
+        assert len(answer.data) < 600
     assert asked == {url}
     assert not service.engine.models()
 
 
-def test_a_hub_is_asked_only_where_the_operator_named_it(registry):
-    allowed = AllowedAdapters({}, ("hf:acme/*", "https://hub.example.org/acme/*"))
-    assert allowed.find("hf:acme/polite@main") == AdapterSource("hf:acme/polite@main")
-    found = allowed.find("https://hub.example.org/acme/polite")
-    assert found == AdapterSource("https://hub.example.org/acme/polite")
-    for model in ("hf:other/polite", "red-one", "https://hub.example.org.evil.com/acme/polite",
-                  "http://127.0.0.1/acme/polite"):  # fmt: skip
+def test_a_hub_or_a_version_is_asked_only_where_the_operator_named_it():
+    patterns = ("hf:acme/*", "https://hub.example.org/acme/*")
+    named = {"red-one@1": AdapterSource("red-one@1"), "blue-one": AdapterSource("blue-one")}
+    allowed = AllowedAdapters(named, patterns)
+    for model in ("hf:acme/polite@main", "https://hub.example.org/acme/polite", "blue-one@7"):
+        assert allowed.find(model) == AdapterSource(model)
+    refused = (
+        "hf:other/polite",
+        "green",
+        "https://hub.example.org.evil.com/acme/polite",
+        "http://127.0.0.1/acme/polite",
+        "red-one",
+        "red-one@2",
+        "red-one@v1",
+    )
+    for model in refused:
         with pytest.raises(ah.errors.AdapterhubError, match="is served"):
             allowed.find(model)
 
 
-def test_a_named_version_allows_no_other_one():
-    named = {"red-one@1": AdapterSource("red-one@1"), "blue-one": AdapterSource("blue-one")}
-    allowed = AllowedAdapters(named)
-    assert allowed.find("blue-one@7") == AdapterSource("blue-one@7")
-    for model in ("red-one", "red-one@2", "red-one@v1"):
-        with pytest.raises(ah.errors.AdapterhubError):
-            allowed.find(model)
-
-
-def test_requests_without_a_valid_token(url, tokens):
-    good = tokens[1]["red"]
+def test_a_request_needs_a_valid_token_and_a_role(url, tokens):
+    good, admin = tokens[1]["red"], tokens[1]["admin"]
     bad = ["", "x", "ah_", good[:-1], good + "x", good.lower(), f"ah_{'A' * 43}", tokens[1]["old"]]
     for token in bad:
         answer = predict(url, "red-one", TEXT, token=token)
@@ -137,6 +118,11 @@ def test_requests_without_a_valid_token(url, tokens):
     assert predict(url, "red-one", TEXT).status == 401
     assert ask(url, "/v1/predict", b"", {"authorization": f"Basic {good}"}).status == 401
     assert predict(url, "red-one", TEXT, token=good).status == 200
+    for path, body, status in (("/admin/refresh", {}, 403), ("/metrics", None, 200)):
+        for token, expected in ((good, status), (admin, 200)):
+            answer = ask(url, path, body, {"authorization": f"Bearer {token}"})
+            assert answer.status == expected
+        assert ask(url, path, body).status == 401
 
 
 def test_an_adapter_of_another_token_is_one_that_does_not_exist(url, tokens):
@@ -152,26 +138,6 @@ def test_an_adapter_of_another_token_is_one_that_does_not_exist(url, tokens):
     same = answers["glue-one"].data.replace(b"glue-one", b"blue-one")
     assert same == answers["blue-one"].data
     assert answers["blue-one"].headers.keys() == answers["glue-one"].headers.keys()
-
-
-def test_roles(url, tokens):
-    red, admin = tokens[1]["red"], tokens[1]["admin"]
-    for path, body in (("/admin/refresh", {}), ("/metrics", None)):
-        for token, status in ((red, 403 if body is not None else 200), (admin, 200)):
-            answer = ask(url, path, body, {"authorization": f"Bearer {token}"})
-            assert answer.status == status
-        assert ask(url, path, body).status == 401
-
-
-def test_a_revoked_token_ends_within_seconds(url, tokens):
-    file, made = tokens
-    assert predict(url, "red-one", TEXT, token=made["red"]).status == 200
-    TokenFile(file.path).revoke("red")
-    deadline = time.monotonic() + 10
-    while predict(url, "red-one", TEXT, token=made["red"]).status != 401:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert predict(url, "blue-one", TEXT, token=made["blue"]).status == 200
 
 
 def test_each_token_has_its_own_rate(registry, tokens):
@@ -263,10 +229,6 @@ def test_smuggled_requests(local):
         found = raw(url, head + b"0\r\n\r\n" + inner)
         assert found.count(b"HTTP/1.1 ") <= 1, heads
         assert b" 200 " not in found
-
-
-def test_headers_that_are_too_large(local):
-    url, _, _ = local
     large = {"x-large": "a" * 40_000}
     assert ask(url, "/healthz", headers=large).status == 431
     assert ask(url, "/healthz", headers={f"x-{n}": "a" * 100 for n in range(90)}).status == 200
@@ -295,10 +257,6 @@ def test_every_answer_is_of_its_type_and_is_not_kept(local):
         headers = ask(url, path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
-
-
-def test_a_head_of_a_request_says_no_more_than_get(local):
-    url, _, _ = local
     answer = ask(url, "/healthz", method="HEAD")
     assert (answer.status, answer.data) == (200, b"")
 

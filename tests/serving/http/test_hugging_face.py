@@ -41,9 +41,6 @@ def test_text_classification(server, client, name):
     client(name).text_classification(TEXTS[0], function_to_apply=own)
     with pytest.raises(BadRequestError, match="function_to_apply"):
         client(name).text_classification(TEXTS[0], function_to_apply=other)
-
-
-def test_regression(server, client):
     (found,) = client("regression").text_classification(TEXTS[0])
     assert same_answer(found.score, server.expected("regression", TEXTS[0])[0]["value"])
 
@@ -104,16 +101,13 @@ def test_zero_shot_classification_among_the_labels_of_an_adapter(server, client)
         client("many").zero_shot_classification(CONTEXT, ["b", "new"])
 
 
-def test_feature_extraction(server, client):
+def test_feature_extraction_and_sentence_similarity(server, client):
     expected = [each["vector"] for each in server.expected("embedding", *TEXTS)]
     assert same_answer(client("embedding").feature_extraction(TEXTS[0]).tolist(), expected[0])
     many = client("embedding").feature_extraction(list(TEXTS), normalize=True, truncate=True)
     assert same_answer(many.tolist(), expected)
     with pytest.raises(BadRequestError, match="dimensions"):
         client("embedding").feature_extraction(TEXTS[0], dimensions=2)
-
-
-def test_sentence_similarity(server, client):
     found = client("embedding").sentence_similarity(CONTEXT, other_sentences=list(TEXTS))
     expected = server.expected("embedding", *[(CONTEXT, text) for text in TEXTS])
     assert same_answer(found, [each["similarity"] for each in expected])
@@ -154,13 +148,10 @@ def test_pairs_and_lists(server):
     assert "error" in ask("embedding", {"source_sentence": CONTEXT, "sentences": []})
 
 
-def test_facts_of_an_endpoint(server, client):
+def test_what_there_is_and_what_there_is_not(server, client):
     direct = huggingface_hub.InferenceClient(f"{server.url}/models/many", provider="hf-inference")
     assert direct.health_check()
     assert direct.get_endpoint_info()["model_id"] == "many"
-
-
-def test_what_there_is_not(client):
     with pytest.raises(HfHubHTTPError) as error:
         client("nothing").text_classification("a")
     assert error.value.response.status_code == 404

@@ -130,93 +130,82 @@ def test_chats(writing, client, streamed):
     assert found[0]
 
 
-def test_what_is_refused(client):
+def test_what_is_refused(client, writing):
     writer = client("writer")
     with pytest.raises(ValidationError, match="repetition_penalty"):
         writer.text_generation(TEXTS[0], repetition_penalty=1.5)
     for wrong in ({"temperature": -1.0}, {"max_new_tokens": 0}, {"top_p": 3.0}, {"seed": "x"}):
         with pytest.raises(BadRequestError, match=next(iter(wrong))):
             writer.summarization(TEXTS[0], generate_parameters=wrong)
-    url = writer.model
-    for body, words in (
-        ({"inputs": [*TEXTS], "stream": True}, "a stream of several texts"),
-        ({"inputs": TEXTS[0], "parameters": {"generate_parameters": 5}}, "not an object"),
-        ({"inputs": TEXTS[0], "parameters": {"stop": 5, "seed": 1}}, "list of texts"),
-        ({"inputs": TEXTS[0], "parameters": {"truncate": 100}}, "truncate"),
-        (
-            {"inputs": {"text": "a", "text_pair": "b"}, "parameters": {"seed": 1}},
-            "two texts, and options",
-        ),
+    two = {"text": "a", "text_pair": "b"}
+    for inputs, more, words in (
+        ([*TEXTS], {"stream": True}, "a stream of several texts"),
+        (TEXTS[0], {"parameters": {"generate_parameters": 5}}, "not an object"),
+        (TEXTS[0], {"parameters": {"stop": 5, "seed": 1}}, "list of texts"),
+        (TEXTS[0], {"parameters": {"truncate": 100}}, "truncate"),
+        (two, {"parameters": {"seed": 1}}, "two texts, and options"),
     ):
-        answer = post(url, json=body, timeout=60)
+        answer = post(writer.model, json={"inputs": inputs, **more}, timeout=60)
         assert answer.status_code == 400
         assert words in answer.json()["error"]
-    assert len(post(url, json={"inputs": [*TEXTS]}, timeout=60).json()) == len(TEXTS)
+    assert len(post(writer.model, json={"inputs": [*TEXTS]}, timeout=60).json()) == len(TEXTS)
+    for name in ("writer", "summary"):  # adapters of one language
+        body = {"model": name, "prompt": "a", "tgt_lang": "de_DE"}
+        answer = post(f"{writing[0][name]}/v1/completions", json=body, timeout=60)
+        assert (answer.status_code, "tgt_lang" in answer.text) == (400, True)
+    body = {"model": "summary", "prompt": TEXTS[0], "echo": True, "logprobs": 1}
+    answer = post(f"{writing[0]['summary']}/v1/completions", json=body, timeout=60)
+    assert (answer.status_code, "encoder-decoder" in answer.text) == (400, True)
 
 
 def test_languages_are_fields_of_a_request(tmp_path):
     """Of an adapter for one pair, and of a backbone for several; without them, or with others."""
     backbone, text = own_models.save_translator("mbart50", tmp_path), "the cat sleeps"
-    spec = "seq2seq(src_lang=en_XX, tgt_lang={}, new_tokens=4)"
-    german = TaskExample(spec.format("de_DE"), "seq2seq")
-    folder = write_adapter(backbone, tmp_path / "german", "lora(rank=2)", german)
+    spec = "seq2seq(src_lang=en_XX, tgt_lang=de_DE, new_tokens=4)"
+    folder = write_adapter(
+        backbone, tmp_path / "german", "lora(rank=2)", TaskExample(spec, "seq2seq")
+    )
+    own = {
+        "german": open_adapter(folder),
+        BACKBONE: open_backbone(str(backbone), parse_task(spec)),
+    }
 
     def expected(opened, target):
         task = opened.task.between(("en_XX", target))
         return replace(opened, task=task).predict(text).text
 
-    own = {
-        "german": open_adapter(folder),
-        BACKBONE: open_backbone(str(backbone), parse_task(spec.format("de_DE"))),
-    }
+    def asked(path, **body):
+        options = {} if path.startswith("/models") else {"max_tokens": 4, "temperature": 0}
+        return post(url + path, json=options | body, timeout=60)
+
     with Engine(str(backbone)) as engine, running(service_of(engine, {"german": folder})) as url:
         for name, opened in own.items():
             texts = [expected(opened, target) for target in ("de_DE", "fr_XX")]
             assert texts[0] != texts[1]
             for target, wanted in zip(("de_DE", "fr_XX"), texts, strict=True):
-                languages = {"src_lang": "en_XX", "tgt_lang": target}
-                body = {"model": name, "max_tokens": 4, "temperature": 0, **languages}
+                body = {"model": name, "src_lang": "en_XX", "tgt_lang": target}
+                (one,) = asked("/v1/completions", prompt=text, **body).json()["choices"]
                 chat = [{"role": "user", "content": text}]
-                for path, more, field in (
-                    ("/v1/completions", {"prompt": text}, "text"),
-                    ("/v1/chat/completions", {"messages": chat}, "message"),
-                ):
-                    (choice,) = post(url + path, json=body | more, timeout=60).json()["choices"]
-                    found = choice[field] if field == "text" else choice[field]["content"]
-                    assert found == wanted, (name, path)
+                (other,) = asked("/v1/chat/completions", messages=chat, **body).json()["choices"]
+                assert one["text"] == other["message"]["content"] == wanted
                 if name == "german":  # the path of a backbone is for vectors
                     client = huggingface_hub.InferenceClient(f"{url}/models/{name}")
+                    languages = {"src_lang": "en_XX", "tgt_lang": target}
                     assert client.translation(text, **languages).translation_text == wanted
-            plain = post(
-                f"{url}/v1/completions",
-                json={"model": name, "prompt": text, "max_tokens": 4, "temperature": 0},
-                timeout=60,
-            )
-            if name == "german":
-                assert plain.json()["choices"][0]["text"] == texts[0]
-            else:
-                assert plain.status_code == 400
-                assert "src_lang is not given" in plain.text
-                assert "af_ZA ar_AR" in plain.text
-            for path, more in (
-                ("/v1/completions", {"prompt": text, "src_lang": "en_XX", "tgt_lang": "german"}),
-                (
-                    "/models/german",
-                    {"inputs": text, "parameters": {"src_lang": "en_XX", "tgt_lang": "german"}},
-                ),
+            wrong = {"src_lang": "en_XX", "tgt_lang": "german"}
+            for answer in (
+                asked("/v1/completions", model=name, prompt=text, **wrong),
+                asked("/models/german", inputs=text, parameters=wrong),
             ):
-                wrong = post(url + path, json={"model": name} | more, timeout=60)
-                assert wrong.status_code == 400
-                assert "'german', which the tokenizer" in wrong.text
-                assert "af_ZA ar_AR" in wrong.text
-        described = get(f"{url}/openapi.json", timeout=60).json()
+                assert answer.status_code == 400
+                assert "'german', which the tokenizer" in answer.text
+                assert "af_ZA ar_AR" in answer.text
+        plain = asked("/v1/completions", model="german", prompt=text)
+        assert plain.json()["choices"][0]["text"] == expected(own["german"], "de_DE")
+        plain = asked("/v1/completions", model=BACKBONE, prompt=text)
+        assert plain.status_code == 400
+        assert "src_lang is not given" in plain.text
+        assert "af_ZA ar_AR" in plain.text
+        schemas = get(f"{url}/openapi.json", timeout=60).json()["components"]["schemas"]
         for shape in ("CompletionRequest", "ChatRequest"):
-            assert "tgt_lang" in described["components"]["schemas"][shape]["properties"]
-
-
-def test_an_adapter_of_one_language_takes_no_languages(writing):
-    for name, path in (("writer", "/v1/completions"), ("summary", "/v1/completions")):
-        body = {"model": name, "prompt": "a", "tgt_lang": "de_DE"}
-        answer = post(writing[0][name] + path, json=body, timeout=60)
-        assert answer.status_code == 400
-        assert "tgt_lang" in answer.text
+            assert "tgt_lang" in schemas[shape]["properties"]

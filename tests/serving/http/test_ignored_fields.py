@@ -16,6 +16,11 @@ THINKING = (
     "{% if enable_thinking is defined and not enable_thinking %}the end the end{% endif %}"
 )
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+INFER_PATH = "/v2/models/classes/infer"
+TENSOR = {
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXTS[0]]}],
+    "parameters": {"priority": 0},
+}
 BODIES = {
     CHAT_PATH: {"model": "writer", **CHAT},
     "/models/writer/v1/chat/completions": {"model": "writer", **CHAT},
@@ -83,13 +88,29 @@ def test_what_would_change_a_text_and_is_not_supported(url, path, field):
     answer = ask(url, path, {**BODIES[path], **field})
     assert answer.status == 400, answer.data.decode()
     assert next(iter(field)) in answer.data.decode() or "whatever" in answer.data.decode()
+    nothing = {"repetition_penalty": 1.0, "min_p": 0, "tool_choice": "none", "store": False,
+               "stop_token_ids": [], "user": "x", "skip_special_tokens": True}  # fmt: skip
+    assert ask(url, path, {**BODIES[path], **nothing}).status == 200
 
 
-def test_values_that_change_nothing(url):
-    field = {"repetition_penalty": 1.0, "min_p": 0, "tool_choice": "none", "store": False,
-             "stop_token_ids": [], "user": "x", "skip_special_tokens": True}  # fmt: skip
-    for path in (CHAT_PATH, TEXT_PATH):
-        assert ask(url, path, {**BODIES[path], **field}).status == 200
+@pytest.mark.parametrize(
+    ("path", "body", "more", "word"),
+    [
+        *((CHAT_PATH, BODIES[CHAT_PATH], {"chat_template_kwargs": more}, word) for more, word in (
+            ({"add_generation_prompt": False}, "add_generation_prompt"),
+            ({"tools": [{}]}, "tools"), ([1], "chat_template_kwargs"))),
+        (CHAT_PATH, BODIES[CHAT_PATH],
+         {"messages": [{"role": "user", "content": "a", "chat_template_kwargs": {}}]}, "beside"),
+        (INFER_PATH, TENSOR, {"parameters": {"whatever": 1}}, "not supported"),
+        (INFER_PATH, TENSOR, {"outputs": [{"name": "label", "parameters": {"classification": 2}}]},
+         "not supported"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_none_of_a_template_or_a_protocol(url, path, body, more, word):
+    assert ask(url, path, body).status == 200
+    answer = ask(url, path, {**body, **more})
+    assert answer.status in (400, 422)
+    assert word in answer.data.decode()
 
 
 def test_arguments_of_a_chat_template_change_the_prompt(url):
@@ -103,34 +124,3 @@ def test_arguments_of_a_chat_template_change_the_prompt(url):
     assert tokens(chat_template_kwargs={"enable_thinking": False}) > plain
     named = [{**CHAT["messages"][0], "name": "the great actor"}]
     assert tokens(messages=named) > plain
-
-
-@pytest.mark.parametrize(
-    ("body", "word"),
-    [
-        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "add_generation_prompt"),
-        ({"chat_template_kwargs": {"tools": [{}]}}, "tools"),
-        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-        ({"messages": [{"role": "user", "content": "a", "chat_template_kwargs": {}}]}, "beside"),
-    ],
-)
-def test_arguments_that_are_no_variables_of_a_template(url, body, word):
-    answer = ask(url, CHAT_PATH, {**BODIES[CHAT_PATH], **body})
-    assert answer.status in (400, 422)
-    assert word in answer.data.decode()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"parameters": {"whatever": 1}},
-        {"outputs": [{"name": "label", "parameters": {"classification": 2}}]},
-    ],
-)
-def test_parameters_of_the_inference_protocol(url, body):
-    path = "/v2/models/classes/infer"
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXTS[0]]}
-    assert ask(url, path, {"inputs": [tensor], "parameters": {"priority": 0}}).status == 200
-    answer = ask(url, path, {"inputs": [tensor], **body})
-    assert answer.status == 400, answer.data.decode()
-    assert "not supported" in answer.data.decode()

@@ -87,16 +87,17 @@ def test_server_and_models(client):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("datatype", "shape", "data", "words"),
     [
-        ({"inputs": [{"name": "t", "datatype": "BYTES", "shape": [2], "data": ["a"]}]}, "shape"),
-        ({"inputs": [{"name": "t", "datatype": "BYTES", "shape": [], "data": ["a"]}]}, "shape"),
-        ({"inputs": [{"name": "t", "datatype": "FP32", "shape": [1], "data": [1.0]}]}, "FP32"),
-        ({"inputs": [{"name": "t", "datatype": "BYTES", "shape": [1], "data": [None]}]}, "text"),
-        ({"inputs": [{"name": "t", "datatype": "BYTES", "shape": [-1, -1], "data": []}]}, "shape"),
+        ("BYTES", [2], ["a"], "shape"),
+        ("BYTES", [], ["a"], "shape"),
+        ("FP32", [1], [1.0], "FP32"),
+        ("BYTES", [1], [None], "text"),
+        ("BYTES", [-1, -1], [], "shape"),
     ],
 )
-def test_tensors_that_do_not_fit(server, given, words):
+def test_tensors_that_do_not_fit(server, datatype, shape, data, words):
+    given = {"inputs": [{"name": "t", "datatype": datatype, "shape": shape, "data": data}]}
     answer = post(f"{server.url}/v2/models/many/infer", json=given, timeout=60)
     assert answer.status_code == 400
     assert words in answer.json()["error"]

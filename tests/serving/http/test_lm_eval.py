@@ -75,10 +75,7 @@ def served(backbones, tmp_path_factory):
         name: write_wordy(backbones("llama"), folder / name, SHORT, method)
         for name, method in METHODS.items()
     }
-    with (
-        Engine(str(backbones("llama"))) as engine,
-        running(service_of(engine, folders)) as url,
-    ):
+    with Engine(str(backbones("llama"))) as engine, running(service_of(engine, folders)) as url:
         yield url, folders
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from requests import get, post
 
-import adapterhub as ah
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.serving import Engine
 from adapterhub.serving.http.lifecycle import HttpServer
@@ -16,23 +15,17 @@ from tests.kit.server import (
     running,
     same_answer,
     service_of,
-    write_adapter,
 )
 
 
 @pytest.fixture
-def registry(backbone, tmp_path):
-    """Publish two versions; the tag `stable` is the first. Return their folders, and digests."""
-    folders = [write_adapter(backbone, tmp_path / f"v{n}", seed=n) for n in (1, 2)]
-    for folder in folders:
-        ah.publish(folder, "polite", registry=tmp_path / "registry")
+def digests(published, tmp_path):
     store = LocalRegistry(tmp_path / "registry")
-    store.tag(store.resolve("polite", "v1"), "stable")
-    return folders, [store.resolve("polite", version).digest for version in ("v1", "v2")]
+    return [store.resolve("polite", version).digest for version in ("v1", "v2")]
 
 
 @pytest.fixture
-def url(backbone, registry, tmp_path):
+def url(backbone, published, tmp_path):
     with (
         Engine(str(backbone), registry=tmp_path / "registry") as engine,
         running(service_of(engine, {}, polite="polite")) as url,
@@ -44,8 +37,7 @@ def classify(url, model):
     return post(f"{url}/classify", json={"model": model, "input": TEXTS[0]}, timeout=60)
 
 
-def test_every_shape_says_which_version_answers(url, registry):
-    folders, digests = registry
+def test_every_shape_says_which_version_answers(url, published, digests):
     asked = [
         ("/classify", {"model": "MODEL", "input": TEXTS[0]}),
         ("/pooling", {"model": "MODEL", "input": TEXTS[0]}),
@@ -65,7 +57,7 @@ def test_every_shape_says_which_version_answers(url, registry):
         assert classify(url, model).json()["model"] == f"polite@v{version}"
     found = post(f"{url}/v2/models/polite/versions/1/infer", json=asked[-1][1], timeout=60).json()
     assert found["model_version"] == "v1"
-    (expected,) = expected_answers(folders[0], (TEXTS[0],))
+    (expected,) = expected_answers(published[0], (TEXTS[0],))
     (scores,) = [each["data"] for each in found["outputs"] if each["name"] == "scores"]
     assert same_answer(scores, [*expected["scores"].values()])
     assert get(f"{url}/v2/models/polite", timeout=60).json()["versions"] == ["v2"]
@@ -89,16 +81,8 @@ def test_a_name_is_given_and_taken(url, tmp_path):
     assert post(f"{url}/v1/unload_lora_adapter", json=unload, timeout=60).status_code == 404
 
 
-def test_a_server_may_have_no_paths_that_change_it(backbone):
-    with Engine(str(backbone)) as engine:
-        service = service_of(engine, {})
-        HttpServer(service, ServeOptions(admin=False), print)
-        assert service.endpoints
-        assert "admin" not in {each.role for each in service.endpoints}
-
-
-def test_a_path_or_another_hub_is_no_adapter(url, registry, tmp_path):
-    for path in (registry[0][0], "/etc", "../v1", "hf:owner/name", "https://127.0.0.1/a/b", "no"):
+def test_a_path_or_another_hub_is_no_adapter(url, published, tmp_path, backbone):
+    for path in (published[0], "/etc", "../v1", "hf:owner/name", "https://127.0.0.1/a/b", "no"):
         body = {"lora_name": "mine", "lora_path": path}
         answer = post(f"{url}/v1/load_lora_adapter", json=body, timeout=60)
         assert answer.status_code == 404
@@ -107,3 +91,8 @@ def test_a_path_or_another_hub_is_no_adapter(url, registry, tmp_path):
         body = {"lora_name": name, "lora_path": "polite@1"}
         assert post(f"{url}/v1/load_lora_adapter", json=body, timeout=60).status_code == 400
     assert classify(url, "polite").json()["model"] == "polite@v2"
+    with Engine(str(backbone)) as engine:  # a server may have no paths that change it
+        service = service_of(engine, {})
+        HttpServer(service, ServeOptions(admin=False), print)
+        assert service.endpoints
+        assert "admin" not in {each.role for each in service.endpoints}

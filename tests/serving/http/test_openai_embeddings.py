@@ -27,8 +27,15 @@ def test_vectors_are_those_of_predict(server, client):
         assert [each.index for each in found.data] == list(range(len(TEXTS)))
         assert found.model == "embedding"
     assert found.usage.prompt_tokens == found.usage.total_tokens > len(TEXTS)
-    one = client.embeddings.create(model="embedding", input=TEXTS[0])
+    length = {"dimensions": len(expected[0])}
+    one = client.embeddings.create(model="embedding", input=TEXTS[0], **length)
     assert same_answer([each.embedding for each in one.data], expected[:1])
+    bare = client.embeddings.create(model=BACKBONE, input="a plot")
+    assert (len(bare.data[0].embedding) > 1, bare.model) == (True, BACKBONE)
+    assert {each.id for each in client.models.list()} == {BACKBONE, *NAMED}
+    found = client.models.retrieve("tagging")
+    assert (found.id, found.parent) == ("tagging", BACKBONE)
+    assert client.models.retrieve(BACKBONE).parent is None
 
 
 def test_the_asynchronous_client(server):
@@ -39,12 +46,6 @@ def test_the_asynchronous_client(server):
 
     expected = [each["vector"] for each in server.expected("embedding", *TEXTS)]
     assert same_answer(asyncio.run(embed()), expected)
-
-
-def test_the_backbone_alone(client):
-    found = client.embeddings.create(model=BACKBONE, input="a plot")
-    assert len(found.data[0].embedding) > 1
-    assert found.model == BACKBONE
 
 
 def test_tokens_of_the_backbone(server, client):
@@ -58,21 +59,6 @@ def test_tokens_of_the_backbone(server, client):
             client.embeddings.create(model="embedding", input=[foreign, ids])
 
 
-def test_other_lengths_of_vectors_are_refused(server, client):
-    length = len(server.expected("embedding", "a plot")[0]["vector"])
-    client.embeddings.create(model="embedding", input="a plot", dimensions=length)
-    with pytest.raises(openai.BadRequestError) as error:
-        client.embeddings.create(model="embedding", input="a plot", dimensions=length // 2)
-    assert error.value.param == "dimensions"
-
-
-def test_models(client):
-    assert {each.id for each in client.models.list()} == {BACKBONE, *NAMED}
-    found = client.models.retrieve("tagging")
-    assert (found.id, found.parent) == ("tagging", BACKBONE)
-    assert client.models.retrieve(BACKBONE).parent is None
-
-
 def test_errors_have_the_classes_of_the_client(server, client, monkeypatch):
     with pytest.raises(openai.NotFoundError, match="embedding"):
         client.embeddings.create(model="embeding", input="a plot")
@@ -81,6 +67,9 @@ def test_errors_have_the_classes_of_the_client(server, client, monkeypatch):
     with pytest.raises(openai.UnprocessableEntityError) as error:
         client.embeddings.create(model="embedding", input={"a": 1})
     assert error.value.param.startswith("input")
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model="embedding", input="a plot", dimensions=2)
+    assert error.value.param == "dimensions"
     monkeypatch.setattr(server.service.engine, "queue_tokens", 0)
     with pytest.raises(openai.RateLimitError) as error:
         client.embeddings.create(model="embedding", input="a plot")

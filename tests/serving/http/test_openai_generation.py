@@ -16,10 +16,8 @@ from adapterhub.serving.http.request import AsyncGeneration
 from adapterhub.web.errors import StoppedError
 from tests.kit.server import (
     BACKBONE,
-    SEQ2SEQ,
     TEXTS,
     TaskExample,
-    expected_answers,
     running,
     service_of,
     write_adapter,
@@ -31,6 +29,9 @@ openai = pytest.importorskip("openai", reason='pip install "adapterhub[clients]"
 TOKENS = 8
 SHORT = TaskExample(f"causal-lm(new_tokens={TOKENS})", "causal-lm")
 GREEDY = {"max_tokens": TOKENS, "temperature": 0}
+CHAT = [{"role": "user", "content": TEXTS[0]}]
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @pytest.fixture(scope="session")
@@ -60,53 +61,58 @@ def client(writing):
         yield client
 
 
-@pytest.fixture(scope="session")
-def text_of(writing):
-    """Return a function from an adapter and a prompt to what `generate` writes alone."""
-    _, folders, service = writing
-    served = service.engine.adapters.find(BareBackbone.TEXTS).result()
-
-    def text(name, prompt):
-        ids = written_alone(folders[name], prompt, TOKENS)
-        return served.predictor.tokenizer.decode(ids, skip_special_tokens=True)
-
-    return text
-
-
 def joined(chunks):
     return "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
 
 
-def test_texts_are_those_of_generate(client, text_of):
+def test_texts_are_those_of_generate(writing, client):
+    """Of a text, of several, and of tokens; whole and in pieces."""
+    _, folders, service = writing
+    tokenizer = service.engine.adapters.find(BareBackbone.TEXTS).result().predictor.tokenizer
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS[:3]]
     for name in ("writer", "other"):
-        for prompt in TEXTS[:3]:
-            found = client.completions.create(model=name, prompt=prompt, **GREEDY)
-            (choice,) = found.choices
-            assert choice.text.strip() == text_of(name, prompt).strip()
-            assert choice.finish_reason in ("stop", "length")
+        written = [written_alone(folders[name], text, TOKENS) for text in TEXTS[:3]]
+        texts = [tokenizer.decode(each, skip_special_tokens=True).strip() for each in written]
+        for prompts, count in ((TEXTS[0], 1), (list(TEXTS[:3]), 3), (ids, 3)):
+            asked = {"model": name, "prompt": prompts, **GREEDY}
+            found = client.completions.create(**asked)
+            assert [each.index for each in found.choices] == list(range(count))
+            assert [each.text.strip() for each in found.choices] == texts[:count]
+            assert {each.finish_reason for each in found.choices} <= {"stop", "length"}
             assert found.model == name
-            assert found.usage.completion_tokens <= TOKENS
+            assert found.usage.completion_tokens <= count * TOKENS
             assert found.usage.total_tokens > found.usage.completion_tokens > 0
+            parts = [""] * count
+            for chunk in client.completions.create(**asked, stream=True):
+                parts[chunk.choices[0].index] += chunk.choices[0].text
+            assert parts == [each.text for each in found.choices]
+    bare = client.completions.create(model=BACKBONE, prompt="a plot", **GREEDY)
+    assert (bare.model, bool(bare.choices[0].text)) == (BACKBONE, True)
 
 
-def test_several_prompts_and_tokens(writing, client, text_of):
-    tokenizer = writing[2].engine.adapters.find(BareBackbone.TEXTS).result().predictor.tokenizer
-    ids = [tokenizer(text)["input_ids"] for text in TEXTS[:2]]
-    for prompts in (list(TEXTS[:2]), ids):
-        found = client.completions.create(model="writer", prompt=prompts, **GREEDY)
-        assert [each.index for each in found.choices] == [0, 1]
-        assert [each.text.strip() for each in found.choices] == [
-            text_of("writer", text).strip() for text in TEXTS[:2]
-        ]
-        stream = client.completions.create(model="writer", prompt=prompts, stream=True, **GREEDY)
-        parts = {0: "", 1: ""}
-        for chunk in stream:
-            parts[chunk.choices[0].index] += chunk.choices[0].text
-        assert [*parts.values()] == [each.text for each in found.choices]
+def test_options_of_a_text(client):
+    def text(**options):
+        asked = {"prompt": "the movie", "max_tokens": 12, "temperature": 1.5, **options}
+        return client.completions.create(model="writer", **asked).choices[0].text
+
+    assert text(seed=3) == text(seed=3)
+    assert len({text(seed=seed) for seed in range(6)}) > 1
+    assert text(top_p=1e-6) == text(top_p=1e-6, seed=5) == text(temperature=0)
+    whole = client.completions.create(model="writer", prompt=TEXTS[0], **GREEDY).choices[0].text
+    word = whole.split()[2]
+    for stop in (word, [word, "nowhere"]):
+        found = client.completions.create(model="writer", prompt=TEXTS[0], stop=stop, **GREEDY)
+        assert found.choices[0].text == whole[: whole.index(word)]
+        assert found.choices[0].finish_reason == "stop"
+    for name in ("max_tokens", "max_completion_tokens"):
+        limit = {"temperature": 0, name: 2}
+        found = client.chat.completions.create(model="writer", messages=CHAT, **limit)
+        assert found.usage.completion_tokens == 2
+        assert found.choices[0].finish_reason == "length"
 
 
 def test_a_stream_is_the_text_in_pieces(client):
-    asked = {"model": "writer", "messages": [{"role": "user", "content": TEXTS[0]}], **GREEDY}
+    asked = {"model": "writer", "messages": CHAT, **GREEDY}
     whole = client.chat.completions.create(**asked)
     chunks = list(
         client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -123,27 +129,8 @@ def test_a_stream_is_the_text_in_pieces(client):
     assert all(each.usage is None for each in plain)
 
 
-def test_seeds_and_temperatures(client):
-    def text(**options):
-        asked = {"prompt": "the movie", "max_tokens": 12, "temperature": 1.5, **options}
-        return client.completions.create(model="writer", **asked).choices[0].text
-
-    assert text(seed=3) == text(seed=3)
-    assert len({text(seed=seed) for seed in range(6)}) > 1
-    assert text(top_p=1e-6) == text(top_p=1e-6, seed=5) == text(temperature=0)
-
-
-def test_stop_texts(client):
-    whole = client.completions.create(model="writer", prompt=TEXTS[0], **GREEDY).choices[0].text
-    word = whole.split()[2]
-    for stop in (word, [word, "nowhere"]):
-        found = client.completions.create(model="writer", prompt=TEXTS[0], stop=stop, **GREEDY)
-        assert found.choices[0].text == whole[: whole.index(word)]
-        assert found.choices[0].finish_reason == "stop"
-
-
 def test_probabilities_of_tokens(client):
-    asked = {"model": "writer", "messages": [{"role": "user", "content": TEXTS[0]}], **GREEDY}
+    asked = {"model": "writer", "messages": CHAT, **GREEDY}
     found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
     content = found.choices[0].logprobs.content
     assert len(content) >= found.usage.completion_tokens - 1
@@ -157,11 +144,6 @@ def test_probabilities_of_tokens(client):
     parts = [t for c in stream if c.choices and c.choices[0].logprobs
              for t in c.choices[0].logprobs.content]  # fmt: skip
     assert [each.token for each in parts] == [each.token for each in content]
-    text = client.completions.create(model="writer", prompt="a plot", logprobs=2, **GREEDY)
-    logprobs = text.choices[0].logprobs
-    assert "".join(logprobs.tokens).startswith(text.choices[0].text)
-    assert logprobs.text_offset[0] == 0
-    assert all(each <= 0 for each in logprobs.token_logprobs)
 
 
 def test_an_echo_has_the_prompt_with_its_probabilities(writing, client):
@@ -211,33 +193,6 @@ def test_an_echo_has_the_prompt_with_its_probabilities(writing, client):
                 assert together == choice.logprobs.tokens
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"max_tokens": 0},
-        {"prompt_logprobs": 1, "stream": True},
-        {"prompt": [[1, 10**6]]},
-        {"prompt": [[]]},
-    ],
-)
-def test_what_no_completion_is(client, option):
-    asked = {"model": "writer", "prompt": TEXTS[0], **option}
-    more = {name: asked.pop(name) for name in ("prompt_logprobs",) if name in asked}
-    with pytest.raises(openai.BadRequestError) as error:
-        client.completions.create(**asked, extra_body=more)
-    assert error.value.param in (*option, None)
-
-
-def test_names_of_the_limit(client):
-    message = [{"role": "user", "content": TEXTS[0]}]
-    for name in ("max_tokens", "max_completion_tokens"):
-        found = client.chat.completions.create(
-            model="writer", messages=message, temperature=0, **{name: 2}
-        )
-        assert found.usage.completion_tokens == 2
-        assert found.choices[0].finish_reason == "length"
-
-
 def test_the_asynchronous_client(writing, client):
     async def ask():
         async with openai.AsyncOpenAI(base_url=f"{writing[0]}/v1", api_key="none") as client:
@@ -255,63 +210,46 @@ def test_the_asynchronous_client(writing, client):
     assert found[0] == found[2] != found[1]
 
 
-def test_the_backbone_alone_writes(client):
-    found = client.completions.create(model=BACKBONE, prompt="a plot", **GREEDY)
-    assert found.choices[0].text
-    assert found.model == BACKBONE
-
-
 @pytest.mark.parametrize(
-    "option",
+    ("given", "named"),
     [
-        {"n": 2},
-        {"logit_bias": {"5": 1}},
-        {"presence_penalty": 0.5},
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-        {"response_format": {"type": "json_object"}},
-        {"top_logprobs": 2},
-        {"stop": ["a"] * 17},
-        {"stop": ""},
+        ({"messages": CHAT, "n": 2}, "n"),
+        ({"messages": CHAT, "logit_bias": {"5": 1}}, "logit_bias"),
+        ({"messages": CHAT, "presence_penalty": 0.5}, "presence_penalty"),
+        ({"messages": CHAT, "tools": [TOOL]}, "tools"),
+        ({"messages": CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": CHAT, "stop": ["a"] * 17}, "stop"),
+        ({"messages": CHAT, "stop": ""}, "stop"),
+        ({"messages": [{"role": "user", "content": PICTURE}]}, "image_url"),
+        ({"prompt": TEXTS[0], "max_tokens": 0}, "max_tokens"),
+        ({"prompt": TEXTS[0], "extra_body": {"prompt_logprobs": 1}, "stream": True}, "prompt_logp"),
+        ({"prompt": [[1, 10**6]]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
     ],
 )
-def test_what_is_not_supported(client, option):
-    message = [{"role": "user", "content": TEXTS[0]}]
+def test_what_is_not_supported_is_refused_by_its_name(client, given, named):
+    asked = client.chat.completions if "messages" in given else client.completions
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model="writer", messages=message, **option)
-    assert error.value.param in option
+        asked.create(model="writer", **given)
+    assert named in f"{error.value.param} {error.value}"
 
 
 def test_what_changes_nothing_is_accepted(client):
+    nothing = {"presence_penalty": 0, "response_format": {"type": "text"}, "tools": []}
     client.chat.completions.create(
-        model="writer",
-        messages=[{"role": "user", "content": "a"}],
-        n=1,
-        presence_penalty=0,
-        user="somebody",
-        response_format={"type": "text"},
-        tools=[],
-        **GREEDY,
+        model="writer", messages=CHAT, n=1, user="somebody", **nothing, **GREEDY
     )
-    client.completions.create(
-        model="writer", prompt="a plot", n=1, best_of=1, echo=False, user="somebody", **GREEDY
-    )
-
-
-def test_other_messages_than_texts_are_refused(client):
-    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
-    with pytest.raises(openai.BadRequestError, match="image_url"):
-        client.chat.completions.create(
-            model="writer", messages=[{"role": "user", "content": [picture]}]
-        )
+    nothing = {"n": 1, "best_of": 1, "echo": False, "user": "somebody"}
+    client.completions.create(model="writer", prompt="a plot", **nothing, **GREEDY)
 
 
 def test_wrong_adapters(writing, client):
-    message = [{"role": "user", "content": TEXTS[0]}]
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="/classify"):
-            client.chat.completions.create(model="classes", messages=message, stream=stream)
+            client.chat.completions.create(model="classes", messages=CHAT, stream=stream)
         with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="nothing", messages=message, stream=stream)
+            client.chat.completions.create(model="nothing", messages=CHAT, stream=stream)
     with pytest.raises(openai.BadRequestError, match="/v1/chat/completions"):
         client.embeddings.create(model="writer", input="a plot")
     with pytest.raises(openai.BadRequestError, match="positions"):
@@ -325,20 +263,11 @@ def test_an_error_within_a_stream(client, monkeypatch):
         raise StoppedError("the engine is closed")
 
     monkeypatch.setattr(AsyncGeneration, "result", fail)
-    message = [{"role": "user", "content": TEXTS[0]}]
-    stream = client.chat.completions.create(model="writer", messages=message, stream=True, **GREEDY)
+    stream = client.chat.completions.create(model="writer", messages=CHAT, stream=True, **GREEDY)
     chunks = []
     with pytest.raises(openai.APIError, match="does not compute now") as error:
         chunks.extend(stream)
     assert error.value.code == "not_ready"
-
-
-def test_a_full_queue(writing, client, monkeypatch):
-    monkeypatch.setattr(writing[2].engine, "queue_tokens", 0)
-    for stream in (False, True):
-        with pytest.raises(openai.RateLimitError) as error:
-            client.completions.create(model="writer", prompt="a", stream=stream)
-        assert int(error.value.response.headers["retry-after"]) >= 1
 
 
 def test_a_client_that_leaves_a_stream(writing, client):
@@ -355,15 +284,3 @@ def test_a_client_that_leaves_a_stream(writing, client):
         time.sleep(0.01)
     assert engine.counts["cancelled"] == 1
     assert engine.counts["generated_tokens"] - before < 90
-
-
-def test_an_encoder_decoder(backbones, tmp_path):
-    folder = write_adapter(backbones("t5"), tmp_path / "t5", "lora(rank=2)", SEQ2SEQ)
-    with Engine(str(backbones("t5"))) as engine, running(service_of(engine, {"t5": folder})) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        message = [{"role": "user", "content": TEXTS[0]}]
-        found = client.chat.completions.create(model="t5", messages=message, temperature=0)
-        with pytest.raises(openai.BadRequestError, match="encoder-decoder"):
-            client.completions.create(model="t5", prompt=TEXTS[0], echo=True, logprobs=1)
-        (expected,) = expected_answers(folder, (TEXTS[0],))
-        assert found.choices[0].message.content.strip() == expected["generated"].strip()

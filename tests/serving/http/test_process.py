@@ -17,12 +17,10 @@ import pytest
 import adapterhub as ah
 from adapterhub.web.tokens import TokenFile
 from tests.kit.server import EXAMPLES, TEXTS, write_adapter
+from tests.kit.session import wait_until
 from tests.kit.web_servers import predict
 
-pytestmark = [
-    pytest.mark.apart,
-    pytest.mark.skipif(os.name == "nt", reason="signals of POSIX"),
-]
+pytestmark = [pytest.mark.apart, pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")]
 
 
 # What a client sees of a connection that is closed before its request was read: the end comes
@@ -96,8 +94,7 @@ def test_a_server_that_is_killed_starts_again_and_finishes_when_it_is_told_to_le
     flags = ["--tokens", str(file.path), "--drain", "10s", "--no-log-requests"]
     with process(registry, *flags) as (url, server):
         load = Load(url, token=token)
-        while len(load.found) < 20:
-            time.sleep(0.01)
+        wait_until(lambda: len(load.found) >= 20)
         server.kill()
         assert server.wait(20) == -signal.SIGKILL
         load.end()
@@ -105,8 +102,7 @@ def test_a_server_that_is_killed_starts_again_and_finishes_when_it_is_told_to_le
     with process(registry, *flags, "--port", url.rpartition(":")[2]) as (again, server):
         assert again == url
         load = Load(url, token=token)
-        while len(load.found) < 50:
-            time.sleep(0.01)
+        wait_until(lambda: len(load.found) >= 50)
         began = time.monotonic()
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0

@@ -49,9 +49,12 @@ def test_the_only_adapter_that_fits_answers(server, two):
     classes = ask(f"{two[0]}/predict", {"inputs": TEXTS[0]})
     scores = server.expected("classification", TEXTS[0])[0]["scores"]
     assert {each["label"]: each["score"] for each in classes} == pytest.approx(scores, abs=1e-5)
+    left = {"truncate": True, "truncation_direction": "left"}
+    for wrong in ({"dimensions": 3}, {"normalize": False}, left):  # another vector
+        ask(f"{two[0]}/embed", {"inputs": "a plot", **wrong}, 400)
 
 
-def test_several_that_fit_are_named(server):
+def test_several_that_fit_are_named(server, monkeypatch):
     found = ask(f"{server.url}/predict", {"inputs": "a plot"}, 400)
     assert "classification" in found["error"]
     assert "tagging" not in found["error"]
@@ -59,17 +62,11 @@ def test_several_that_fit_are_named(server):
     answer = post(f"{server.url}/predict", json={"inputs": "a"}, headers={"x-adapter": "many"})
     assert answer.headers["x-adapter-version"] == "many"
     assert len(answer.json()) == len(NAMED["many"].labels)
-
-
-def test_of_very_many_adapters_none_is_loaded_to_find_one(server, monkeypatch):
-    engine = server.service.engine
-    names = {f"n{n}": f"missing-{n}" for n in range(40)}
-    asked = []
+    engine, asked = server.service.engine, []
     monkeypatch.setattr(engine.adapters, "find", asked.append)
-    with running(service_of(engine, names)) as url:
-        found = ask(f"{url}/embed", {"inputs": "a"}, 400)["error"]
-        assert "n0, n1" in found
-        assert not asked
+    with running(service_of(engine, {f"n{n}": f"missing-{n}" for n in range(40)})) as url:
+        assert "n0, n1" in ask(f"{url}/embed", {"inputs": "a"}, 400)["error"]
+    assert not asked  # of very many none is loaded to find one that fits
 
 
 def test_texts_pairs_and_batches(server):
@@ -101,15 +98,6 @@ def test_length_and_prefix_of_vectors(two):
     (short,) = ask(f"{url}/embed", {"inputs": CONTEXT, "normalize": True})
     assert same_answer(short, [value / size for value in vector])
     ask(f"{url}/embed", {"inputs": CONTEXT, "prompt_name": "passage"}, 400)
-
-
-def test_what_would_be_another_vector_is_refused(two):
-    for wrong in (
-        {"dimensions": 3},
-        {"normalize": False},
-        {"truncate": True, "truncation_direction": "left"},
-    ):
-        ask(f"{two[0]}/embed", {"inputs": "a plot", **wrong}, 400)
 
 
 def test_info_and_health(server, two):
