@@ -20,7 +20,7 @@ from adapterhub.hub.repositories import delete_repository, find_repository
 from adapterhub.hub.state import audit_rows
 from adapterhub.web.connections import client_address
 from tests.kit import real_hub
-from tests.kit.real_hub import batch, commit, create, delete
+from tests.kit.real_hub import answered, batch, commit, create, delete
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,7 @@ def test_a_private_repository_does_not_reveal_itself(places):
                 said = [each.text.replace("hidden", "nothing") for each in found]
                 assert said[0] == said[1]
             assert client.delete("/api/models/acme/hidden/tag/v1").status_code == status
-            answer = client.post("/api/models/acme/hidden/commit/main", content=b"x")
-            assert answer.status_code == status
+            answered(client.post("/api/models/acme/hidden/commit/main", content=b"x"), status)
     with places.client("eve") as client:
         listed = {each["id"] for each in client.get("/api/models").json()}
         assert ("acme/open" in listed, "acme/hidden" in listed) == (True, False)
@@ -362,8 +361,9 @@ def test_names_that_would_be_something_else_are_refused(places, name):
         places.change(create_namespace, name, "org")
     if name not in ("api", "models", "Settings"):
         with places.client("ada") as client:
-            answer = client.post("/api/repos/create", json={"name": name, "organization": "acme"})
-            assert answer.status_code == 400, answer.text
+            answered(
+                client.post("/api/repos/create", json={"name": name, "organization": "acme"}), 400
+            )
 
 
 def test_names_that_differ_in_case_are_one(places):
@@ -406,7 +406,6 @@ def test_a_proxy_says_who_reads(tmp_path):
             for headers, status in ((known, 200), ({}, 401), (forwarded, 200), (wrong, 401)):
                 assert client.get(path, headers=headers).status_code == status
             assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
-            answer = client.post("/api/repos/create", json={"name": "x"}, headers=known)
-            assert answer.status_code == 401
+            answered(client.post("/api/repos/create", json={"name": "x"}, headers=known), 401)
         with hub.hub.database.reading() as connection:
             assert audit_rows(connection, 1)[0]["address"] == "9.9.9.9"

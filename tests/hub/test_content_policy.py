@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from tests.kit.real_hub import commit, create, set_rules
+from tests.kit.real_hub import answered, commit, create, set_rules
 
 TENSORS = save({"a": np.zeros(8, "float32"), "b": np.ones(3, "int8")})
 KEY = "hf_" + "aB3dE6gH9j" * 4
@@ -117,8 +117,7 @@ def test_what_is_said_before_files_are_sent(client):
         return client.post(f"/api/models/{name}/preupload/main", json=body)
 
     for file in ({"path": "a.pkl"}, {"path": "a.md", "sample": "gAJ9"}):
-        answer = preupload(file)
-        assert (answer.status_code, "pickle" in answer.json()["error"]) == (400, True)
+        answered(preupload(file), 400, "pickle")
     answer = preupload({"path": "a.PARQUET"}, {"path": "a.md"}).json()["files"]
     # Dataset.push_to_hub deletes a Parquet file before the commit.
     assert [each["uploadMode"] for each in answer] == ["lfs", "regular"]

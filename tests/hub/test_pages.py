@@ -16,7 +16,7 @@ from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from adapterhub.registry.tokens import token_for
 from tests.kit import real_hub, registries
-from tests.kit.real_hub import commit, create, head
+from tests.kit.real_hub import answered, commit, create, head
 from tests.kit.server import write_adapter
 
 
@@ -38,8 +38,7 @@ def pages(hub, tmp_path_factory):
 @pytest.fixture
 def client(pages):
     with pages.client() as client:
-        answer = client.post("/settings/login", data={"token": pages.tokens["wil"]})
-        assert answer.status_code == 303
+        answered(client.post("/settings/login", data={"token": pages.tokens["wil"]}), 303)
         yield client
 
 

@@ -154,8 +154,10 @@ def test_what_is_missing_or_refused_is_said_as_clients_expect(hub, api):
     assert not api.file_exists(name, "nothing.md")
     assert api.file_exists(name, ".gitattributes")
     assert api.list_repo_files(name) == [".gitattributes"]
-    with pytest.raises(RepositoryNotFoundError, match="HF_ENDPOINT"):
-        api.model_info("gpt2")
+    rows = ("gpt2", "HF_ENDPOINT"), ("x/y", r"--upstream .*adapterhub pull https://")
+    for other, shown in rows:
+        with pytest.raises(RepositoryNotFoundError, match=shown):
+            api.model_info(other)
     for token in (False, "ah_" + "x" * 43, "hf_" + "x" * 34):
         with pytest.raises(HfHubHTTPError) as error:
             HfApi(endpoint=hub.address, token=token).model_info(name)

@@ -22,6 +22,7 @@ from adapterhub.hub.postgres import PostgresDatabase
 from adapterhub.hub.state import create_hub, open_hub, schema_revision
 from tests.kit import real_hub
 from tests.kit.real_hub import (
+    answered,
     batch,
     commit,
     create,
@@ -62,8 +63,7 @@ def test_what_one_has_answered_the_other_knows(pair):
     token = servers[0].token("ada", "write", "second")
     with servers[1].client(token=token) as client:
         assert client.get("/api/whoami-v2").status_code == 200
-        answer = first.request("DELETE", "/api/repos/delete", json={"name": "ada/x"})
-        assert answer.status_code == 200, answer.text
+        answered(first.request("DELETE", "/api/repos/delete", json={"name": "ada/x"}), 200)
         assert client.get("/api/models/ada/x").status_code == 404
 
 

@@ -13,7 +13,7 @@ from adapterhub.hub.gc import collect, verify_hub
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.store import Publication
 from tests.kit import real_hub, registries
-from tests.kit.real_hub import commit, create, delete, digest, head, move, set_rules, tag
+from tests.kit.real_hub import answered, commit, create, delete, digest, head, move, set_rules, tag
 
 pytestmark = [
     pytest.mark.usefixtures("online"),
@@ -141,8 +141,7 @@ def test_what_is_deleted_does_not_come_back_from_another_branch(new_hub, ada, pu
     assert commit(ada, "acme/polite", {"c.md": b"c"}, revision="dev").status_code == 200
     store_of(new_hub, "ada").delete("acme/polite", "v2")
     for name in ("dev", "old"):
-        answer = commit(ada, "acme/polite", files, revision=name, deleted=gone)
-        assert answer.status_code == 200, answer.text
+        answered(commit(ada, "acme/polite", files, revision=name, deleted=gone), 200)
     collect(new_hub.hub, grace=0)
     first = ada.get("/acme/polite/resolve/v1/adapter.safetensors").content
     for name in ("main", "dev", "old"):

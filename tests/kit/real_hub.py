@@ -265,6 +265,13 @@ def commit(client, name, files=None, *, revision="main", **options):
     return client.post(url, content=commit_lines(files, **options))
 
 
+def answered(answer, status, *words):
+    """Assert that an answer has a status, and that its text has the words."""
+    assert answer.status_code == status, answer.text
+    for each in words:
+        assert each in answer.text
+
+
 def delete(client, name):
     """Delete a repository; return the answer."""
     owner, _, own = name.partition("/")
