@@ -281,16 +281,10 @@ def main() -> None:
         outcomes, findings = fuzz(
             Path(folder), options.seed, options.inputs, options.seconds, options.only
         )
-    total: collections.Counter[str] = collections.Counter()
     for name, counts in outcomes.items():
-        accepted = counts["accepted"]
-        print(
-            f"{name:16} {counts.total():8,} inputs  {len(counts):5} outcomes  {accepted:6} accepted"
-        )
-        total += counts
-    print(
-        f"{'all':16} {total.total():8,} inputs  {len(total):5} outcomes  {len(findings)} findings"
-    )
+        numbers = f"{counts.total():8,} inputs  {len(counts):5} outcomes"
+        print(f"{name:16} {numbers}  {counts['accepted']:6} accepted")
+    print(f"{len(findings)} findings")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
     for text in findings[:20]:
         print("\n" + text)

@@ -100,11 +100,6 @@ def same_shape(text: str) -> None:
         assert yaml.safe_load(code.content)["note"] == text
 
 
-@long_table("text", ATTACKS, ids=ascii)
-def test_a_hostile_text_changes_no_block_of_a_card(text) -> None:
-    same_shape(text)
-
-
 pieces = st.sampled_from([*ATTACKS, "\n", " ", "a", "_", "*", "<", ">", "`", "|", "-", "#", "\\"])
 texts = st.one_of(st.lists(pieces, max_size=6).map("".join), st.text(max_size=40))
 
@@ -134,19 +129,13 @@ def metadata_of(text: str) -> Any:
 
 
 @long_table("text", ATTACKS, ids=ascii)
-def test_the_hubs_metadata_is_what_the_manifest_says(text) -> None:
+def test_a_hostile_text_changes_no_block_of_a_card_nor_its_metadata(text) -> None:
+    same_shape(text)
     manifest = dataclasses.replace(planted(text), files={"adapter.safetensors": "0" * 64})
-    data = to_json(manifest)
-    entry = entry_of(data, reference="hf:me/polite@v1", name="me/polite", version="v1")
+    entry = entry_of(to_json(manifest), reference="hf:me/polite@v1", name="me/polite", version="v1")
     made = hub_card(card(manifest, reference="hf:me/polite").encode(), entry).decode()
     front = metadata_of(made)
     assert front["adapterhub"]["description"] == manifest.description
     assert front["adapterhub"]["digest"] == entry.digest
     assert front["license"] == "mit"
-    harmless = card(planted("plain"), reference="hf:me/polite")
-    assert shape(made) == shape(harmless)
-
-
-def test_the_attacks_are_many() -> None:
-    assert len(set(ATTACKS)) >= 45
-    assert len(shape(card(HARMLESS))) > 60
+    assert shape(made) == shape(card(planted("plain"), reference="hf:me/polite"))
