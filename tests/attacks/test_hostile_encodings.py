@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import sys
-from pathlib import Path
 
 import pytest
 from forge import harmless_text
@@ -14,29 +13,13 @@ from tests.kit.selection import long_table
 from tests.kit.session import refused
 
 BYTES = {
+    **{code: "a good movie\n".encode(code) for code in ("utf-16", "utf-16-le", "utf-32")},
     "latin-1": b"a good movie\nna\xefve\n",
-    "utf-16": "a good movie\n".encode("utf-16"),
-    "utf-16 without a mark": "a good movie\n".encode("utf-16-le"),
-    "utf-32": "a good movie\n".encode("utf-32"),
     "NUL": b"a good\0movie\n",
     "half a character": b"a good movie \xe2\x82",
     "a surrogate": b"a good \xed\xa0\x80 movie\n",
     "binary": bytes(range(256)) * 9,
 }
-
-
-@pytest.fixture(scope="module")
-def run(backbone: Path, tmp_path_factory) -> Path:
-    """Make the folder of a training run."""
-    import adapterhub as ah
-
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
-    adapter = ah.attach(model, "lora(rank=2)", name="default")
-    adapter.metadata.training = {"recipe": {"task": "classification", "data": {"text": "text"}}}
-    adapter.save(folder / "adapter")
-    (folder / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-    return folder
 
 
 def stdin(monkeypatch, data: bytes, encoding: str = "utf-8") -> None:

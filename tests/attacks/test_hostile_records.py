@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import regex
-from forge import LABELS, bomb, forge, harmless_text
+from forge import bomb, forge, harmless_text, limited
 
-import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
@@ -23,18 +21,6 @@ from adapterhub.tasks import parse_task
 from tests.kit.selection import long_table
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
-
-
-@pytest.fixture(scope="module")
-def run(backbone: Path, tmp_path_factory) -> Path:
-    """Make the folder of a training run."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"])
-    adapter = ah.attach(model, "lora(rank=2)", name="default")
-    adapter.metadata.training = {"recipe": {"task": "classification", "data": {"text": "text"}}}
-    adapter.save(folder / "adapter")
-    (folder / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-    return folder
 
 
 @pytest.fixture
@@ -93,10 +79,8 @@ RECORDS: dict[str, dict[str, Any]] = {
 @long_table("attack", RECORDS)
 def test_a_hostile_record_is_refused(copy, attack) -> None:
     record(copy, **RECORDS[attack])
-    start = time.process_time()
-    with pytest.raises(FileError) as error:
+    with pytest.raises(FileError) as error, limited():
         read_training_record(copy)
-    assert time.process_time() - start < 5
     assert harmless_text(str(error.value))
     assert len(str(error.value)) < 20_000
 
@@ -113,10 +97,8 @@ def test_an_exponential_answer_pattern_is_stopped(monkeypatch) -> None:
     search = regex.search
     monkeypatch.setattr(regex, "search", lambda *a, timeout: search(*a, timeout=timeout / 20))
     task: Any = parse_task({"causal-lm": {"answer": "((?:a|aa)+)$"}})
-    start = time.process_time()
-    with pytest.raises(ConfigError, match="too long"):
+    with pytest.raises(ConfigError, match="too long"), limited():
         task._answer("a" * 40 + "b")
-    assert time.process_time() - start < 10
 
 
 def test_labels_cannot_control_the_terminal(copy, adapterhub) -> None:
@@ -142,13 +124,6 @@ def test_errors_cannot_control_the_terminal(copy, adapterhub, tmp_path) -> None:
         assert harmless_text(out + err)
 
 
-def test_a_run_with_a_linked_adapter_is_refused(copy, tmp_path) -> None:
-    (copy / "adapter").rename(tmp_path / "elsewhere")
-    (copy / "adapter").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileError, match="has no adapter"):
-        read_training_record(copy)
-
-
 FOREIGN: dict[str, str] = {
     "python": "backbone: !!python/object/apply:os.system ['touch canary']\n",
     "an alias": "a: &a [1]\nbackbone: *a\n",
@@ -170,18 +145,25 @@ def test_a_hostile_recipe_next_to_an_adapter_is_refused(copy, attack, monkeypatc
     assert not (copy / "canary").exists()
 
 
-@pytest.mark.parametrize("place", ["\\\\evil\\share", "//evil/share", '"a\\0b"', "nowhere", "[1]"])
-def test_a_recipe_with_no_local_backbone_is_ignored(copy, place) -> None:
-    (copy / "recipe.yaml").write_text(f"backbone: {place}\n", encoding="utf-8")
-    with pytest.raises(BackboneError, match="the backbone 'tiny-bert' was not found"):
-        open_adapter(copy)
+LINKED = "a link"
 
 
-def test_a_linked_recipe_is_ignored(copy, tmp_path) -> None:
-    (copy / "recipe.yaml").rename(tmp_path / "recipe.yaml")
-    (copy / "recipe.yaml").symlink_to(tmp_path / "recipe.yaml")
+@pytest.mark.parametrize(
+    "place", ["\\\\evil\\share", "//evil/share", '"a\\0b"', "nowhere", "[1]", LINKED]
+)
+def test_a_recipe_with_no_local_backbone_is_ignored(copy, tmp_path, place) -> None:
+    recipe = copy / "recipe.yaml"
+    if place == LINKED:
+        recipe.rename(tmp_path / "recipe.yaml")
+        recipe.symlink_to(tmp_path / "recipe.yaml")
+    else:
+        recipe.write_text(f"backbone: {place}\n", encoding="utf-8")
     with pytest.raises(BackboneError, match="the backbone 'tiny-bert' was not found"):
         open_adapter(copy)
+    (copy / "adapter").rename(tmp_path / "elsewhere")
+    (copy / "adapter").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError, match="has no adapter"):
+        read_training_record(copy)
 
 
 CODE = "import pathlib; pathlib.Path({canary!r}).touch()\n"
@@ -213,9 +195,3 @@ def test_a_pickled_backbone_is_never_loaded(copy, canary, backbone, tmp_path) ->
     (copy / "recipe.yaml").write_text(f"backbone: {evil}\n", encoding="utf-8")
     with pytest.raises(BackboneError, match="cannot be loaded"):
         open_adapter(copy)
-
-
-def test_the_tables_are_not_empty() -> None:
-    assert len(RECORDS) >= 35
-    assert len(FOREIGN) >= 7
-    assert LABELS

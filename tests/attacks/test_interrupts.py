@@ -54,10 +54,10 @@ class World:
 class Case:
     """An operation on a model with some adapters."""
 
-    architecture: str
-    task: str
     prepare: Callable[[World], None]
     operate: Callable[[World], Any]
+    architecture: str = "bert"
+    task: str = "classification"
     half: bool = False  # the backbone in bf16
 
 
@@ -157,46 +157,44 @@ def compute(world: World) -> None:
 
 
 CASES = {
-    "compute in fp32": Case("bert", "classification", heads_and_norms, compute, True),
-    "compute an average": Case("bert", "classification", averaged, compute),
-    "compute tokens": Case("llama", "causal-lm", loaded, compute),
-    "compute a prompt": Case("t5", "seq2seq", lambda w: w.attach("prompt(length=2)", "a"), compute),
-    "compute a mix": Case("bert", "features", lambda w: w.attach("scalar-mix", "a"), compute),
+    "compute in fp32": Case(heads_and_norms, compute, half=True),
+    "compute an average": Case(averaged, compute),
+    "compute tokens": Case(loaded, compute, "llama", "causal-lm"),
+    "compute a prompt": Case(lambda w: w.attach("prompt(length=2)", "a"), compute, "t5", "seq2seq"),
+    "compute a mix": Case(lambda w: w.attach("scalar-mix", "a"), compute, "bert", "features"),
     "compute a prefix": Case(
-        "llama", "causal-lm", lambda w: w.attach("prefix(length=2)", "a"), compute
+        lambda w: w.attach("prefix(length=2)", "a"), compute, "llama", "causal-lm"
     ),
-    "attach lora": Case("bert", "classification", nothing, attach("lora(rank=2)")),
-    "attach bitfit to others": Case(
-        "bert", "classification", heads_and_norms, attach("bitfit"), True
-    ),
-    "attach prefix": Case("llama", "causal-lm", nothing, attach("prefix(length=2)")),
-    "attach prompt": Case("bert", "features", two, attach("prompt(length=2)")),
-    "attach full": Case("gpt2", "causal-lm", two, attach("full")),
-    "attach dora": Case("llama", "causal-lm", nothing, attach("dora(rank=2)")),
-    "attach mix": Case("bert", "features", nothing, attach("scalar-mix")),
+    "attach lora": Case(nothing, attach("lora(rank=2)")),
+    "attach bitfit to others": Case(heads_and_norms, attach("bitfit"), half=True),
+    "attach prefix": Case(nothing, attach("prefix(length=2)"), "llama", "causal-lm"),
+    "attach prompt": Case(two, attach("prompt(length=2)"), "bert", "features"),
+    "attach full": Case(two, attach("full"), "gpt2", "causal-lm"),
+    "attach dora": Case(nothing, attach("dora(rank=2)"), "llama", "causal-lm"),
+    "attach mix": Case(nothing, attach("scalar-mix"), "bert", "features"),
     "attach a fusion": Case(
-        "bert", "features", two_bottlenecks, attach("adapterfusion(adapters=['a', 'b'])")
+        two_bottlenecks, attach("adapterfusion(adapters=['a', 'b'])"), "bert", "features"
     ),
-    "load with tokens": Case("llama", "causal-lm", two, load),
-    "load refused": Case("llama", "causal-lm", two, refused),
-    "activate a stack": Case("bert", "classification", heads_and_norms, activate("b", "a")),
-    "activate none": Case("bert", "classification", heads_and_norms, activate(), True),
-    "activate an average": Case("bert", "classification", two, activate(ah.Average(["a", "b"]))),
-    "leave an average": Case("bert", "classification", averaged, activate("a")),
-    "route rows": Case("bert", "classification", two, routed(["a", None, "b"])),
-    "route one": Case("bert", "classification", heads_and_norms, routed(["a"] * 3)),
-    "disabled": Case("bert", "classification", heads_and_norms, disabled),
-    "route tokens": Case("llama", "causal-lm", loaded, routed(["stranger"] * 3)),
-    "route a loss": Case("bert", "classification", two, route_a_loss),
-    "routes nested": Case("bert", "classification", two, nested),
-    "detach one": Case("bert", "classification", heads_and_norms, detach("a"), True),
-    "detach all": Case("bert", "classification", averaged, detach()),
-    "detach tokens": Case("llama", "causal-lm", loaded, detach("stranger")),
+    "load with tokens": Case(two, load, "llama", "causal-lm"),
+    "load refused": Case(two, refused, "llama", "causal-lm"),
+    "activate a stack": Case(heads_and_norms, activate("b", "a")),
+    "activate none": Case(heads_and_norms, activate(), half=True),
+    "activate an average": Case(two, activate(ah.Average(["a", "b"]))),
+    "leave an average": Case(averaged, activate("a")),
+    "route rows": Case(two, routed(["a", None, "b"])),
+    "route one": Case(heads_and_norms, routed(["a"] * 3)),
+    "disabled": Case(heads_and_norms, disabled),
+    "route tokens": Case(loaded, routed(["stranger"] * 3), "llama", "causal-lm"),
+    "route a loss": Case(two, route_a_loss),
+    "routes nested": Case(two, nested),
+    "detach one": Case(heads_and_norms, detach("a"), half=True),
+    "detach all": Case(averaged, detach()),
+    "detach tokens": Case(loaded, detach("stranger"), "llama", "causal-lm"),
     "detach prompt": Case(
-        "t5", "seq2seq", lambda w: w.attach("prompt(length=2)", "a"), detach("a")
+        lambda w: w.attach("prompt(length=2)", "a"), detach("a"), "t5", "seq2seq"
     ),
-    "merge": Case("bert", "features", one_with_a_training_part, merge),
-    "unmerge": Case("gpt2", "causal-lm", merged, lambda world: ah.unmerge(world.model)),
+    "merge": Case(one_with_a_training_part, merge, "bert", "features"),
+    "unmerge": Case(merged, lambda world: ah.unmerge(world.model), "gpt2", "causal-lm"),
 }
 
 
