@@ -1,4 +1,4 @@
-"""Hostile training records and run folders: no field sets a path or a loader argument.
+"""Hostile training records, run folders and chat templates: none sets a path or runs code.
 
 Nor can a label or an error message control the terminal.
 """
@@ -18,6 +18,8 @@ from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileE
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.tasks import parse_task
+from adapterhub.tasks.common.chat_template import chat_text
+from tests.kit.data import word_tokenizer
 from tests.kit.selection import long_table
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
@@ -195,3 +197,31 @@ def test_a_pickled_backbone_is_never_loaded(copy, canary, backbone, tmp_path) ->
     (copy / "recipe.yaml").write_text(f"backbone: {evil}\n", encoding="utf-8")
     with pytest.raises(BackboneError, match="cannot be loaded"):
         open_adapter(copy)
+
+
+# Chat templates run in transformers' sandbox, and print nothing that they like.
+TURNS = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": " a <b> 'c'\n\u00e9 \U0001f600"},
+    {"role": "assistant", "content": "<think>x</think>yes"},
+    {"role": "user", "content": "why"},
+]
+TEMPLATES = {
+    "an attribute": "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "an import": "{% import 'x' as y %}",
+    "an include": "{% include '/etc/passwd' %}",
+    "a message of its own": "{{ raise_exception('\x1b[2J\u202e[bold]' ~ '\n$ sudo') }}",
+    "a syntax error": "{% \x1b[2J %}",
+    "a mutation": "{{ messages.append(1) }}",
+    "an unknown filter": "{{ 1|\u0435xit }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_hostile_template_is_refused(name) -> None:
+    made = word_tokenizer("<s>", "</s>")
+    made.chat_template = TEMPLATES[name]
+    with pytest.raises(ConfigError, match="the chat template of") as error:
+        chat_text(made, TURNS, generation_prompt=True)
+    assert harmless_text(str(error.value))
+    assert not [line for line in str(error.value).splitlines()[1:] if not line.startswith("  ")]
