@@ -173,9 +173,7 @@ def flip_in(name: str) -> Callable[[Path], None]:
         (lambda run: (run / "checkpoints/last/progress.json").write_text("[" * 9999), "progress"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(
-    net_run: Path, tmp_path: Path, damage: Callable[[Path], None], expected: str
-) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused(net_run, tmp_path, damage, expected):
     output = shutil.copytree(net_run, tmp_path / "run")
     damage(output)
     refuse_to_resume(output, expected)
@@ -275,9 +273,7 @@ def test_a_refused_run_changes_no_byte_of_its_folder(copied: Recipe, reason: str
     assert content(output) == before
 
 
-def test_a_refused_run_creates_no_folder(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_run_creates_no_folder(recipe, tmp_path, monkeypatch):
     def refuse(*arguments: object) -> None:
         assert (tmp_path / "run" / LOCK).exists(), "the last check is made under the lock"
         raise ConfigError("train.mixed_precision=fp16 fails on this device")
@@ -308,9 +304,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(copied: 
     assert outcome.result.steps == 2
 
 
-def test_a_flipped_bit_of_the_recipe_selects_no_other_backbone(
-    copied: Recipe, finished: Path
-) -> None:
+def test_a_flipped_bit_of_the_recipe_selects_no_other_backbone(copied, finished):
     """Commands that read a run take only the backbone from it; a resume writes the file again."""
     path = Path(copied.output, "recipe.yaml")
     whole = path.read_bytes()
@@ -365,9 +359,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     run(copied, Reporter(), resume=True)
 
 
-def test_two_fresh_runs_of_one_folder_train_once(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_fresh_runs_of_one_folder_train_once(recipe, tmp_path, monkeypatch):
     """The second one passes the first check before the first has created the folder."""
     from adapterhub.training import run as running
 
@@ -387,9 +379,7 @@ def test_two_fresh_runs_of_one_folder_train_once(
         check_output(output, resume=True)
 
 
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
 
     def no_locks(*arguments: object) -> None:

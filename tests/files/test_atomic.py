@@ -57,9 +57,7 @@ def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_an_overwrite_replaces_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
+def test_an_overwrite_replaces_the_folder(tmp_path, monkeypatch, exchange):
     if not exchange:
         monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
     save(tmp_path / "out", b"old")
@@ -101,16 +99,13 @@ def test_only_replaceable_files_are_overwritten(tmp_path: Path) -> None:
     assert caught.value.offenders == ("thesis.tex",)
 
 
-def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
+def test_a_file_is_replaced_in_one_step_and_through_no_link(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     replace_file(path, b"one")
     replace_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_replacing_a_file_writes_to_no_link(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
+    path.unlink()
     (tmp_path / "other").write_bytes(b"x")
     for name in (".a.txt.new", "a.txt"):
         os.symlink(tmp_path / "other", tmp_path / name)
@@ -159,9 +154,7 @@ _CODES = ("EINVAL", "EIO", "ENOTSUP", "ENOSYS", "EACCES", "EPERM", "EBADF", "ENO
 
 @pytest.mark.parametrize("code", _CODES)
 @pytest.mark.parametrize("of", ["fsync", "open"])
-def test_a_disk_that_syncs_no_folder_takes_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, of: str
-) -> None:
+def test_a_disk_that_syncs_no_folder_takes_files(tmp_path, monkeypatch, code, of):
     number, real = getattr(errno, code), getattr(os, of)
     monkeypatch.setattr(atomic, "fcntl", None)  # whose lock opens the folder, too
 
@@ -183,9 +176,7 @@ def test_a_disk_that_syncs_no_folder_takes_files(
 
 
 @pytest.mark.parametrize("code", _CODES)
-def test_a_file_that_the_disk_lost_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
+def test_a_file_that_the_disk_lost_is_an_error(tmp_path, monkeypatch, code):
     number = getattr(errno, code)
 
     def fsync(_: int) -> None:

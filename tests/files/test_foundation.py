@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.errors import FileError
+from adapterhub.errors import FileError, OutputError
 from adapterhub.files.manifest import FoundationRef, from_json, to_json
 from adapterhub.files.native import (
     Foundation,
@@ -41,14 +41,11 @@ def test_copies_are_adapters_with_copies(foundation: Foundation, tmp_path: Path)
     below = copy_of(copy, foundation.ref)
     assert Saved.at(below).digest == foundation.ref.digest
     assert (below / "README.md").read_text() == "the card\n"
-
-
-def test_altered_files_are_not_copied(foundation: Foundation, tmp_path: Path) -> None:
     file = foundation.saved.folder / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-2] + b"x\n")
-    (tmp_path / "target").mkdir()
+    (tmp_path / "other").mkdir()
     with pytest.raises(FileError, match="is not what 'lang' was"):
-        write_copies(tmp_path / "target", [foundation])
+        write_copies(tmp_path / "other", [foundation])
 
 
 def test_the_manifest_names_them_and_older_files_keep_their_bytes(foundation: Foundation) -> None:
@@ -67,11 +64,7 @@ def test_the_manifest_names_them_and_older_files_keep_their_bytes(foundation: Fo
     ("field", "value"),
     [("digest", "ab"), ("reference", "/home/me/lang"), ("reference", "../x"), ("name", "a/../b")],
 )
-def test_a_manifest_with_a_wrong_record_is_refused(
-    foundation: Foundation, field: str, value: str
-) -> None:
-    from adapterhub.errors import OutputError
-
+def test_a_manifest_with_a_wrong_record_is_refused(foundation, field, value):
     ref = replace(foundation.ref, **{field: value})  # type: ignore[arg-type]
     with pytest.raises(OutputError, match="cannot be written"):
         to_json(replace(foundation.saved.manifest, on=(ref,)))

@@ -86,9 +86,7 @@ def test_names_of_tensors_lead_back_to_the_file() -> None:
     [(SEVERAL, None, "2 heads: which one"), (SEVERAL, "rtee", "did you mean 'rte'"),
      (ONE, "rte", "no heads with names")],
 )  # fmt: skip
-def test_a_head_that_is_not_there_is_refused(
-    manifest: Manifest, head: str | None, match: str
-) -> None:
+def test_a_head_that_is_not_there_is_refused(manifest, head, match):
     with pytest.raises(ConfigError, match=match) as error:
         with_head(manifest, head)
     if manifest.heads:
