@@ -21,7 +21,8 @@ quickstart: .venv/.installed
 
 # Every method, every signature of methods on a part of the core, and a fixed eighth of each long
 # table: docs/testing.md has the times.
-PYTEST := $(PY) -m pytest -n 2 --dist worksteal
+# What failed last comes first.
+PYTEST := $(PY) -m pytest -n 2 --dist worksteal --ff
 test: venv
 	$(TEST_ENV) $(PYTEST) -m "not apart" $(ARGS)
 

@@ -52,6 +52,22 @@ def pytest_collectstart() -> None:
     gc.disable()
 
 
+# Rooms by how often their tests had to change with the package, in the last 600 commits: what fails
+# most often runs first. Tests of the whole tree, which take a minute, come before them.
+ROOMS = ("", "cli", "training", "serving", "tasks", "contract", "registry")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of these rooms first; the order depends on nothing but the paths."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.relative_to(Path(__file__).parent).parts
+        room = folder[0] if folder else ""
+        return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+    items.sort(key=place)
+
+
 def pytest_collection_finish() -> None:
     """Take what was collected out of the garbage collector's rounds, and make them rarer."""
     gc.collect()
