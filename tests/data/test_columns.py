@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
+from adapterhub.data.column_names import KNOWN, NEVER
+from adapterhub.data.columns import WANTS, ColumnProfile, choose_columns, profile_of
 from adapterhub.data.options import DataOptions
+from adapterhub.data.table import Table, numbers_rows, plain_name
 from adapterhub.errors import DataError
 
 _TEXT = "the movie was really good bad boring wonderful actors plot and never again"
@@ -20,11 +22,11 @@ _WORDS = _TEXT.split()
 LABELS = ("pos", "neg", "neutral")
 
 
-def text(draw: random.Random) -> str:
+def text(draw):
     return " ".join(draw.choices(_WORDS, k=draw.randint(5, 15))) + draw.choice((".", ", yes!"))
 
 
-def write(path: Path, header: tuple[str, ...] | None, kinds: str, rows: int = 60) -> str:
+def write(path, header, kinds, rows=60):
     """Write a CSV file with a column for each letter: text, class, number, id, date or empty."""
     draw = random.Random(0)
     cells = {
@@ -47,8 +49,8 @@ def write(path: Path, header: tuple[str, ...] | None, kinds: str, rows: int = 60
     return str(path)
 
 
-def chosen(source: str, wants: str = "classes", **options: object) -> ColumnChoice:
-    return choose_columns(source, DataOptions(**options), "train", WANTS[wants])  # type: ignore[arg-type]
+def chosen(source, wants="classes", **options):
+    return choose_columns(source, DataOptions(**options), "train", WANTS[wants])
 
 
 # header, kinds of cells, what is wanted: text, pair, label (or None for a doubt)
@@ -86,7 +88,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout[0]} {layout[2]}")
-def test_columns_of_common_layouts_are_guessed(tmp_path: Path, layout: tuple[str, ...]) -> None:
+def test_columns_of_common_layouts_are_guessed(tmp_path, layout):
     header, kinds, wants, *expected = layout
     source = write(tmp_path / "a.csv", tuple(header.split(",")) if header else None, kinds)
     options = chosen(source, wants).options
@@ -111,7 +113,7 @@ DOUBTS = [
 
 
 @pytest.mark.parametrize("layout", DOUBTS, ids=lambda layout: f"{layout[0]} {layout[1]}")
-def test_a_doubt_shows_the_columns_and_what_to_type(tmp_path: Path, layout) -> None:
+def test_a_doubt_shows_the_columns_and_what_to_type(tmp_path, layout):
     header, kinds, wants, typed = layout
     source = write(tmp_path / "a.csv", tuple(header.split(",")) if header else None, kinds)
     if typed is None:
@@ -130,9 +132,7 @@ def test_a_doubt_shows_the_columns_and_what_to_type(tmp_path: Path, layout) -> N
     st.sampled_from(["named", "usual", "none"]),
     st.integers(0, 9),
 )
-def test_a_guess_is_never_an_id_or_a_text_as_a_label(
-    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], names: str, seed: int
-) -> None:
+def test_a_guess_is_never_an_id_or_a_text_as_a_label(tmp_path_factory, kinds, names, seed):
     draw = random.Random(seed)
     usual = ["text", "label", "id", "review", "class", "score", "title", "content", "target"]
     header = {
@@ -152,7 +152,7 @@ def test_a_guess_is_never_an_id_or_a_text_as_a_label(
         assert kind_of[options.text] == "t"
 
 
-def test_what_was_read_and_guessed_is_told(tmp_path: Path) -> None:
+def test_what_was_read_and_guessed_is_told(tmp_path):
     source = write(tmp_path / "reviews.csv", ("review text", "stars"), "tb")
     assert chosen(source).notes == (
         "reviews.csv: comma-separated, 60 rows; columns: review text, stars",
@@ -162,15 +162,15 @@ def test_what_was_read_and_guessed_is_told(tmp_path: Path) -> None:
     assert chosen(source).notes == ("a.csv: comma-separated, 60 rows; columns: text, label",)
 
 
-def test_columns_that_are_given_are_taken_and_the_rest_is_guessed(tmp_path: Path) -> None:
+def test_columns_that_are_given_are_taken_and_the_rest_is_guessed(tmp_path):
     source = write(tmp_path / "a.csv", ("sentence1", "sentence2", "label"), "ttc")
     choice = chosen(source, text="sentence2")
     assert (choice.options.text, choice.options.pair) == ("sentence2", None)
     with pytest.raises(DataError, match="columns not found"):
-        chosen(source, text="sentence3").table.take(["sentence3"])  # type: ignore[union-attr]
+        chosen(source, text="sentence3").table.take(["sentence3"])
 
 
-def test_a_template_is_taken_and_its_empty_cells_counted(tmp_path: Path) -> None:
+def test_a_template_is_taken_and_its_empty_cells_counted(tmp_path):
     file = tmp_path / "a.csv"
     rows = "".join(f"A {i},{'' if i % 4 else 'some words'},{'pn'[i % 2]}\n" for i in range(40))
     file.write_text(f"title,body,label\n{rows}")
@@ -178,44 +178,52 @@ def test_a_template_is_taken_and_its_empty_cells_counted(tmp_path: Path) -> None
     assert choice.options.text == "{title}. {body}"
     assert choice.notes[-1] == "30 of 40 rows have no 'body': it is left out there"
     with pytest.raises(DataError, match="'boddy'; did you mean 'body'"):
-        list(choice.table.take(["{boddy}"]))  # type: ignore[union-attr]
+        list(choice.table.take(["{boddy}"]))
 
 
 RECORDED = DataOptions(text="review", label="stars")
 
 
-def test_data_to_predict_on_without_names_is_read_by_its_look(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.csv", None, "t")
-    choice = choose_columns(source, RECORDED, "eval", WANTS["classes"], labelled=False)
-    assert choice.options.text == "0"
-    assert "guessed: --text 0" in choice.notes
-    source = write(tmp_path / "b.csv", None, "bt")
-    choice = choose_columns(source, RECORDED, "eval", WANTS["classes"])
-    assert (choice.options.text, choice.options.label) == ("1", "0")
+PAIRS = DataOptions(text="premise", pair="hypothesis", label="label")
 
 
-def test_recorded_pairs_are_found_in_data_without_names(tmp_path: Path) -> None:
-    recorded = DataOptions(text="premise", pair="hypothesis", label="label")
-    source = write(tmp_path / "a.csv", None, "tt")
-    choice = choose_columns(source, recorded, "eval", WANTS["classes"], labelled=False)
-    assert (choice.options.text, choice.options.pair) == ("0", "1")
+NUMBERED = DataOptions(text="3", label="1")
 
 
-def test_recorded_numbers_are_columns_of_data_without_names_only(tmp_path: Path) -> None:
-    recorded = DataOptions(text="3", label="1")
-    source = write(tmp_path / "a.csv", None, "ubet")
-    choice = choose_columns(source, recorded, "eval", WANTS["classes"])
-    assert (choice.options.text, choice.options.label) == ("3", "1")
-    source = write(tmp_path / "b.csv", ("sentence", "label"), "tb")
-    choice = choose_columns(source, recorded, "eval", WANTS["classes"])
-    assert (choice.options.text, choice.options.label) == ("sentence", "label")
+LATER = [  # recorded columns, header and cells of other data, whether it has labels, what is read
+    (RECORDED, None, "t", False, ("0", None, None)),
+    (RECORDED, None, "bt", True, ("1", None, "0")),
+    (PAIRS, None, "tt", False, ("0", "1", None)),
+    (NUMBERED, None, "ubet", True, ("3", None, "1")),
+    (NUMBERED, ("sentence", "label"), "tb", True, ("sentence", None, "label")),
+]
 
 
-def test_a_recorded_column_that_named_data_lacks_is_not_guessed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recorded", "header", "kinds", "labelled", "expected"), LATER)
+def test_recorded_columns_are_found_in_later_data(
+    tmp_path, recorded, header, kinds, labelled, expected
+):
+    """Data without names are read by their look; numbers are columns of such data only."""
+    source = write(tmp_path / "a.csv", header, kinds)
+    choice = choose_columns(source, recorded, "eval", WANTS["classes"], labelled=labelled)
+    options = choice.options
+    assert (options.text, options.pair, options.label if labelled else None) == expected
+    if kinds == "t":
+        assert "guessed: --text 0" in choice.notes
+
+
+def test_a_recorded_column_that_named_data_lacks_is_not_guessed(tmp_path):
     source = write(tmp_path / "a.csv", ("sentence", "label"), "tb")
     choice = choose_columns(source, DataOptions(text="text"), "eval", WANTS["classes"])
     with pytest.raises(DataError, match="columns not found"):
-        choice.table.take([choice.options.text_column])  # type: ignore[union-attr]
+        choice.table.take([choice.options.text_column])
+
+
+CHOICES = {
+    "question,A,B,C,D,answer": ("A", "B", "C", "D"),
+    "id,ctx,ending0,ending1,label": ("ending0", "ending1"),
+    "context,choice_1,choice_2,choice_3,label": ("choice_1", "choice_2", "choice_3"),
+}
 
 
 OTHERS = {
@@ -230,7 +238,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("wants", OTHERS)
-def test_columns_of_other_tasks_are_guessed(tmp_path: Path, wants: str) -> None:
+def test_columns_of_other_tasks_are_guessed(tmp_path, wants):
     row, text_column, label_column = OTHERS[wants]
     file = tmp_path / "a.jsonl"
     file.write_text(f"{json.dumps(row)}\n" * 30)
@@ -240,24 +248,15 @@ def test_columns_of_other_tasks_are_guessed(tmp_path: Path, wants: str) -> None:
         assert options.choices == "options"
 
 
-@pytest.mark.parametrize(
-    ("header", "choices"),
-    [
-        ("question,A,B,C,D,answer", ("A", "B", "C", "D")),
-        ("id,ctx,ending0,ending1,label", ("ending0", "ending1")),
-        ("context,choice_1,choice_2,choice_3,label", ("choice_1", "choice_2", "choice_3")),
-    ],
-)
-def test_choices_in_several_columns_are_guessed(
-    tmp_path: Path, header: str, choices: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("header", CHOICES)
+def test_choices_in_several_columns_are_guessed(tmp_path, header):
     names = tuple(header.split(","))
     kinds = "".join("i" if n == "id" else "l" if n in ("answer", "label") else "t" for n in names)
     options = chosen(write(tmp_path / "a.csv", names, kinds), "choices").options
-    assert options.choices == choices
+    assert options.choices == CHOICES[header]
 
 
-def test_the_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_read_once(tmp_path, monkeypatch):
     from adapterhub.data import tables
     from adapterhub.data.examples import read_examples
 
@@ -269,3 +268,74 @@ def test_the_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(calls) == 1
     Path(source).write_text("review,stars\nanother file now,1\n")
     assert len(read_examples(source, choice.options, labelled=True)) == 1
+
+
+# What columns contain.
+
+
+TEXTS = [f"this is the text number {i} of a few" for i in range(40)]
+CLASSES = ["pos", "neg"] * 20
+
+
+def profile(*values, name="x"):
+    return ColumnProfile(name, tuple(values))
+
+
+def test_empty_cells_are_left_out():
+    column = [None, "", " ", "a", 3]
+    table = Table("x", "row", ("a",), range(5), lambda name: column)
+    assert profile_of(table, "a").values == ("a", 3)
+
+
+KINDS = ("is_text", "is_class", "is_number", "is_words", "is_tags", "is_answers")
+CELLS = {
+    "texts": (TEXTS, {"is_text"}),
+    "chinese": ([f"这部电影非常好看我很喜欢它的故事{i}" for i in range(30)], {"is_text"}),
+    "classes": (CLASSES, {"is_class"}),
+    "numbers of classes": (["0", "1"] * 20, {"is_class", "is_number"}),
+    "numbers": ([f"{i / 7:.3f}" for i in range(40)], {"is_number"}),
+    "decimal commas": ([f"{i},5" for i in range(40)], {"is_number"}),
+    "words": ([["a", "b"], ["c"]], {"is_words"}),
+    "tags": ([["O", "B-x"], ["O"]], {"is_words", "is_tags"}),
+    "answers": ([{"text": ["a"], "answer_start": [0]}], {"is_answers"}),
+    "ids": ([f"gj{i:04}" for i in range(40)], set()),
+    "links": ([f"https://example.org/{i}" for i in range(40)], set()),
+    "dates": ([f"2024-01-{i % 28 + 1:02} 10:00 UTC" for i in range(40)], set()),
+    "one value": (["same"] * 40, set()),
+    "nothing": ([], set()),
+}
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_cells_are_recognized_by_their_look(case):
+    values, expected = CELLS[case]
+    found = profile(*values)
+    assert {kind for kind in KINDS if getattr(found, kind)} == expected
+
+
+@pytest.mark.parametrize("values", [TEXTS, CLASSES, list("0123456789") * 4])
+def test_a_column_that_numbers_rows_is_nothing_to_learn(values):
+    found = profile(*values, name="doc_id")
+    assert not any((found.is_text, found.is_class, found.is_number))
+
+
+def test_a_label_of_few_rows_may_be_anything_short():
+    assert profile("a", "b", "c").could_be_class
+    assert not profile("word " * 60).could_be_class
+    assert not profile(*map(str, range(40))).could_be_class
+    assert profile(*(f"c{i % 15}" for i in range(40))).could_be_class
+
+
+# Usual names of columns.
+
+
+def test_names_are_compared_without_case_and_punctuation():
+    for name, plain in (("Review Text", "reviewtext"), ("#1 String", "1string"), ("_id_", "id")):
+        assert plain_name(name) == plain
+    assert all(name == plain_name(name) for name in KNOWN | NEVER)
+
+
+def test_columns_that_number_or_date_rows_are_known():
+    known = ("id", "ID", "user_id", "tweetId", "docID", "#1 ID", "index", "", "Unnamed: 0", "date")
+    assert all(map(numbers_rows, known))
+    assert not any(map(numbers_rows, ("text", "label", "said", "paid", "kid", "valid", "Idea")))

@@ -73,10 +73,14 @@ def test_what_a_file_is_compared_by(folder, tmp_path):
     first = read(folder)[0]
     moved = tmp_path / "elsewhere.png"
     os.rename(folder / first.name, moved)
-    again = open_media(str(moved), open_picture).with_label("0")
+    again = open_media(str(moved), open_picture)
+    assert again.label is None
+    again = again.with_label("0")
     assert again == first
     assert content_of(again) == content_of(first) == (first.sha256,)
     assert dataclasses.replace(first, label="1") != first
+    with pytest.raises(DataError, match="no such file"):
+        open_media("missing.png", open_picture)
 
 
 def test_a_column_of_captions_is_not_the_files(folder):
@@ -107,9 +111,6 @@ def test_a_picture_outside_of_the_folders_has_no_label(folder):
     assert "file 6: the label is empty" in told(folder)
     assert [f.name for f in read(folder, labelled=False)][-1] == "loose.png"
     assert len(read(folder, skip_empty=True)) == 5
-
-
-def test_a_broken_link_is_told(folder):
     os.symlink(folder / "gone.png", folder / "0/9.png")
     assert "no such file" in told(folder)
 
@@ -130,9 +131,3 @@ def test_a_file_that_changes_after_it_was_read(folder):
     (folder / second.name).write_bytes(b"")
     with pytest.raises(DataError, match=r"0/1.png is not an image"):
         second.decoded(open_picture)
-
-
-def test_a_path_of_the_command_line(folder):
-    with pytest.raises(DataError, match="no such file"):
-        open_media("missing.png", open_picture)
-    assert open_media(str(folder / "0/0.png"), open_picture).label is None

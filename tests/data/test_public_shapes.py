@@ -13,7 +13,6 @@ import random
 import shlex
 import wave
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -21,7 +20,7 @@ from PIL import Image
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.recipe.recipe import Recipe
-from adapterhub.training.run_data import RunData, read_data
+from adapterhub.training.run_data import read_data
 from tests.kit.data import write_json_lines
 
 ROWS = 24
@@ -35,13 +34,13 @@ LINES = (Path(__file__).parent / "public_shapes.jsonl").read_text().splitlines()
 SHAPES = {shape["shape"]: shape for shape in map(json.loads, LINES)}
 
 
-def sentence(row: int, number: int) -> str:
+def sentence(row, number):
     draw = random.Random(row * 31 + number).choice
     begin = f"the {draw(NOUNS)} {draw(VERBS)} the {draw(NOUNS)}"
     return f"{begin} near the {draw(NOUNS)} number {row * 7 + number}"
 
 
-def filled(value: Any, row: int) -> Any:
+def filled(value, row):
     """Return the value of a row."""
     if isinstance(value, str):
         value = value.replace("{i}", str(row))
@@ -62,7 +61,7 @@ def filled(value: Any, row: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("shapes")
     for row in range(ROWS):
         Image.new("RGB", (8, 8), (row, 0, 0)).save(made / f"i{row}.png")
@@ -74,72 +73,61 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run_data(folder: Path, shape: str, task: str | None = None) -> RunData:
+def run_data(folder, shape, task=None):
     rows = [filled(SHAPES[shape]["row"], row) for row in range(ROWS)]
     file = write_json_lines(folder / "rows.jsonl", rows)
     data = DataOptions(train=str(file), eval="none")
     return read_data(Recipe(backbone="b", task=task, output="o", data=data))
 
 
-def outcome(folder: Path, shape: str) -> dict[str, Any]:
+def outcome(data):
     """Return what a form of data becomes, as its line has it."""
-    try:
-        data = run_data(folder, shape)
-    except DataError as error:
-        return {"refused": str(error).splitlines()[0].replace(str(folder / "rows.jsonl"), "")}
     names = {n: getattr(data.options, n) for n in ("text", "pair", "label", "choices")}
     if data.spec != "multiple-choice":
         del names["choices"]
     unused = [note.partition(": ")[2] for note in data.notes if note.startswith("columns not used")]
+    assert len(unused) <= 1
     columns = "".join(unused).replace(f" ({ROWS} rows)", "")
     return {"task": data.spec, "read": {n: v for n, v in names.items() if v}, "unused": columns}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_public_form_of_data_is_read_whole_or_refused(folder: Path, shape: str) -> None:
+def test_a_public_form_of_data_is_read_whole_or_refused(folder, shape):
+    """Every column is read, or named once."""
     known = {name: value for name, value in SHAPES[shape].items() if name not in ("shape", "row")}
-    found = outcome(folder, shape)
-    assert json.loads(json.dumps(found)) == known
-
-
-@pytest.mark.parametrize("shape", [n for n, shape in SHAPES.items() if "task" in shape])
-def test_every_column_is_read_or_named_once(folder: Path, shape: str) -> None:
-    data = run_data(folder, shape)
-    row = filled(SHAPES[shape]["row"], 0)
-    (first, *_) = data.train
-    lines = [note for note in data.notes if note.startswith("columns not used: ")]
-    told = "".join(lines)
-    assert len(lines) <= 1
-    for name, value in row.items():
+    try:
+        data = run_data(folder, shape)
+    except DataError as error:
+        problem = str(error).splitlines()[0].replace(str(folder / "rows.jsonl"), "")
+        assert known == {"refused": problem}
+        return
+    assert json.loads(json.dumps(outcome(data))) == known
+    told = "".join(note for note in data.notes if note.startswith("columns not used: "))
+    for name, value in filled(SHAPES[shape]["row"], 0).items():
         texts = _texts(value)
-        used = bool(texts) and all(text in repr(first) for text in texts)
-        if not used and texts:
-            named = f"{name} (" in told or f"{name}." in told
-            assert named or name in _NAMES_ALONE, name
+        if texts and not all(text in repr(data.train[0]) for text in texts):
+            assert f"{name} (" in told or f"{name}." in told or name in _NAMES_ALONE, name
 
 
+# Files, which are read and known by their content; numbers of tags, and marks of choices.
 # Files, which are read and known by their content; numbers of tags, and marks of choices.
 _NAMES_ALONE = {"img", "image", "audio", "choices", "answerKey", "answers", "conversations"}
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value):
     """Return the sentences in a value."""
-    if isinstance(value, dict):
-        return [text for item in value.values() for text in _texts(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return (
-        [value] if isinstance(value, str) and len(value.split()) > 3 and "\n" not in value else []
-    )
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [text for item in inner for text in _texts(item)]
+    is_sentence = isinstance(value, str) and len(value.split()) > 3 and "\n" not in value
+    return [value] if is_sentence else []
 
 
 FORMLESS = [n for n, shape in SHAPES.items() if "no task reads whole" in shape.get("refused", "")]
 
 
 @pytest.mark.parametrize("shape", FORMLESS)
-def test_what_is_typed_for_questions_without_a_known_form_reads_them(
-    folder: Path, shape: str
-) -> None:
+def test_what_is_typed_for_questions_without_a_known_form_reads_them(folder, shape):
     with pytest.raises(DataError) as error:
         run_data(folder, shape)
     if error.value.hint.startswith("write them"):
@@ -151,24 +139,19 @@ def test_what_is_typed_for_questions_without_a_known_form_reads_them(
     assert len(read_data(Recipe(backbone="b", task=task, output="o", data=data)).train) == ROWS
 
 
-def test_choices_with_marks_are_those_of_the_key(folder: Path) -> None:
+def test_choices_are_those_of_the_key_and_counted_from_what_the_labels_have(folder):
     for shape in ("arc", "arc numbers", "openbookqa", "commonsense_qa"):
         for row, example in enumerate(run_data(folder, shape).train):
             given = filled(SHAPES[shape]["row"], row)
             choices = dict(zip(given["choices"]["label"], given["choices"]["text"], strict=True))
             assert example.choices[example.label] == choices[given["answerKey"]]
+    for shape, first in (("winogrande", 1), ("social_iqa", 1), ("swag", 0)):
+        for row, example in enumerate(run_data(folder, shape).train):
+            given = filled(SHAPES[shape]["row"], row)
+            assert example.label == int(given.get("label", given.get("answer"))) - first
 
 
-@pytest.mark.parametrize(("shape", "first"), [("winogrande", 1), ("social_iqa", 1), ("swag", 0)])
-def test_choices_are_counted_from_what_the_labels_have(
-    folder: Path, shape: str, first: int
-) -> None:
-    for row, example in enumerate(run_data(folder, shape).train):
-        given = filled(SHAPES[shape]["row"], row)
-        assert example.label == int(given.get("label", given.get("answer"))) - first
-
-
-def test_an_answer_that_was_judged_bad_is_not_learned(folder: Path) -> None:
+def test_an_answer_that_was_judged_bad_is_not_learned(folder):
     for task in (None, "causal-lm", "seq2seq"):
         with pytest.raises(DataError, match=r"unpaired preferences \(KTO\)"):
             run_data(folder, "kto", task)

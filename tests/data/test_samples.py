@@ -18,13 +18,13 @@ TABLES = [name for name, sample in SAMPLES.items() if sample.table]
 FOLDERS = [name for name, sample in SAMPLES.items() if sample.folder]
 
 
-def test_a_sample_is_a_table_or_a_folder() -> None:
+def test_a_sample_is_a_table_or_a_folder():
     assert sorted([*TABLES, *FOLDERS]) == sorted(SAMPLES)
     assert all("PATH" in sample.example for sample in SAMPLES.values())
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_are_equal_at_each_call_and_held_out_rows_are_others(name: str) -> None:
+def test_rows_are_equal_at_each_call_and_held_out_rows_are_others(name):
     train, held_out = sample_table(name), sample_table(name, held_out=True)
     assert train == sample_table(name)
     texts = [{json.dumps(cell) for cell in next(iter(part.values()))} for part in (train, held_out)]
@@ -40,7 +40,7 @@ def test_rows_are_equal_at_each_call_and_held_out_rows_are_others(name: str) -> 
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet", ""])
-def test_a_written_table_is_read_back(name: str, suffix: str, adapterhub, tmp_path: Path) -> None:
+def test_a_written_table_is_read_back(name, suffix, adapterhub, tmp_path):
     columns = sample_table(name, 24)
     path = tmp_path / f"table.{suffix or 'txt'}"
     code, out, err = adapterhub("sample", name, *([path] if suffix else []), "--rows", "24")
@@ -62,7 +62,7 @@ def test_a_written_table_is_read_back(name: str, suffix: str, adapterhub, tmp_pa
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_files_are_equal_at_each_call(name: str, tmp_path: Path) -> None:
+def test_files_are_equal_at_each_call(name, tmp_path):
     counts = write_sample_folder(name, tmp_path / "a", 12)
     assert counts == {"train": 12, "eval": 3}
     write_sample_folder(name, tmp_path / "b", 12)
@@ -76,14 +76,11 @@ def test_files_are_equal_at_each_call(name: str, tmp_path: Path) -> None:
     assert len(table.lines) == 12
 
 
-def test_the_list_and_refusals(adapterhub, tmp_path: Path, monkeypatch) -> None:
+def test_the_list_and_refusals(adapterhub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = adapterhub("sample")[1]
     assert [line.split()[0] for line in out.splitlines()] == list(SAMPLES)
-    assert (
-        next(csv.reader(io.StringIO(adapterhub("sample", "tickets", "--rows", "1")[1])))[0]
-        == "text"
-    )
+    assert adapterhub("sample", "tickets", "--rows", "1")[1].startswith("text,")
     Path("there.csv").touch()
     for words, message in {
         ("digts", "x"): "did you mean 'digits'",

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from adapterhub.data.table import Table, first_few
+from adapterhub.data.table import Table, cell_text, fill, first_few, is_template, template_columns
 from adapterhub.errors import DataError
 
 COLUMNS = {"title": ["One", "Two", None], "body": ["a b", "", "c"], "n": [1, 2, 3]}
 
 
-def table(**fields: object) -> Table:
-    return Table("x.csv", "line", tuple(COLUMNS), [2, 3, 4], COLUMNS.__getitem__, **fields)  # type: ignore[arg-type]
+def table(**fields):
+    return Table("x.csv", "line", tuple(COLUMNS), [2, 3, 4], COLUMNS.__getitem__, **fields)
 
 
 def test_columns_and_templates_are_taken():
     one, other = table().take(["n", "{title}. {body} ({n})"])
     assert list(one) == [1, 2, 3]
     assert list(other) == ["One. a b (1)", "Two.  (2)", ". c (3)"]
-
-
-def test_a_column_with_braces_in_its_name_is_a_column():
-    columns = {"{a}": ["x"], "a": ["y"]}
+    columns = {"{a}": ["x"], "a": ["y"]}  # braces in the name of a column
     braces = Table("x", "row", tuple(columns), [1], columns.__getitem__)
     assert list(braces.take(["{a}"])[0]) == ["x"]
 
@@ -58,7 +57,49 @@ def test_cells_from_all_over_the_table_are_looked_at():
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 11, 99])
-def test_first_few_lists_at_most_ten_items(count: int) -> None:
+def test_first_few_lists_at_most_ten_items(count):
     listed = first_few([str(i) for i in range(count)])
     assert listed[:10] == [str(i) for i in range(min(count, 10))]
     assert listed[10:] == ([f"... and {count - 10} more"] if count > 10 else [])
+
+
+# Templates substitute the names of columns and do nothing else.
+
+
+NAMES = st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"]), min_size=1)
+
+
+def test_names_in_braces_are_cells():
+    cells = {"title": "One", "body": "two"}
+    assert fill("{title}. {body}", cells) == "One. two"
+    assert template_columns("{title}. {body} {title}") == ["title", "body", "title"]
+    assert fill("{{{title}}} 100%", cells) == "{One} 100%"
+    assert (cell_text(3, "n"), cell_text(2.5, "n")) == ("3", "2.5")
+    with pytest.raises(DataError, match="'n' in a template has type list"):
+        cell_text(["a"], "n")
+    assert not any(map(is_template, ("text", "#1 String", "a{", "}", "{{a}}", "")))
+    with pytest.raises(DataError, match="2,000 at most"):
+        template_columns("{a}" * 1000)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), ""])
+def test_a_missing_cell_is_empty_and_leaves_no_space_at_the_ends(value):
+    assert fill("{a}\n\n{b}", {"a": "x", "b": value}) == "x"
+    assert fill("{a}. {b}", {"a": "x", "b": value}) == "x."
+
+
+@pytest.mark.parametrize("name", ["a.__class__", "a[0]", "a!r", "a:>99999", "0", " a"])
+def test_what_is_in_braces_is_a_name_and_no_code(name):
+    assert template_columns(f"{{{name}}}") == [name]
+    assert fill(f"{{{name}}}", {name: "x"}) == "x"
+
+
+@pytest.mark.parametrize("template", ["{a} {", "{a}}", "}{a}", "{a} {}", "{a" + "{b}"])
+def test_a_single_brace_is_refused(template):
+    with pytest.raises(DataError, match="invalid template"):
+        template_columns(template)
+
+
+@given(NAMES, st.text())
+def test_any_cell_is_put_in_unchanged_but_for_space_around(name, value):
+    assert fill(f"<{{{name}}}>", {name: value}) == f"<{value}>"

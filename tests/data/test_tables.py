@@ -6,20 +6,29 @@ import csv
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapterhub.data.examples import Example, labels_of, read_examples
 from adapterhub.data.options import DataOptions
-from adapterhub.data.tables import first_few, read_parallel, read_table
+from adapterhub.data.tables import (
+    metadata_file,
+    read_folder,
+    read_json,
+    read_parallel,
+    read_table,
+)
 from adapterhub.errors import DataError
+from tests.kit.selection import ALL
 
 PAIRS = DataOptions(text="text", pair="pair", label="label")
 
@@ -28,123 +37,112 @@ one_line = st.text(st.characters(codec="utf-8", exclude_characters="\x00\t\r\n")
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)
 
 
-def rows(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Example]]:
+def rows(text):
     nonempty = text.filter(str.strip)  # with a label, others are refused
     return st.lists(st.builds(Example, nonempty, nonempty, names), min_size=1)
 
 
-def cells(examples: list[Example]) -> list[list[str]]:
+def cells(examples):
     return [[e.text, str(e.pair), str(e.label)] for e in examples]
 
 
-def write(path: Path, text: str, encoding: str = "utf-8") -> str:
+def write(path, text, encoding="utf-8"):
     data = text.encode(encoding)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)
 
 
-def to_csv(examples: list[Example], dialect: str) -> str:
+def to_csv(examples, dialect):
     buffer = io.StringIO()
     csv.writer(buffer, dialect).writerows([["text", "pair", "label"], *cells(examples)])
     return buffer.getvalue()
 
 
-@given(examples=rows(texts), suffix=st.sampled_from(["csv", "csv.gz"]))
-def test_csv_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[Example], suffix: str
-) -> None:
-    path = tmp_path_factory.getbasetemp() / f"rows.{suffix}"
-    source = write(path, to_csv(examples, "excel"))
-    assert read_examples(source, PAIRS, labelled=True) == examples
-
-
-@given(examples=rows(texts), encoding=st.sampled_from(["utf-8", "utf-8-sig"]))
-def test_quoted_tsv_is_detected(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[Example], encoding: str
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "quoted.tsv"
-    source = write(path, to_csv(examples, "excel-tab"), encoding)
-    assert read_examples(source, PAIRS, labelled=True) == examples
-
-
-@given(examples=rows(one_line), end=st.sampled_from(["\n", "\r\n"]), last=st.booleans())
-def test_quotes_are_text_in_unquoted_tsv(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[Example], end: str, last: bool
-) -> None:
+def to_lines(examples, end="\n", last=True):
     lines = ["\t".join(row) for row in [["text", "pair", "label"], *cells(examples)]]
-    path = tmp_path_factory.getbasetemp() / "plain.tsv"
-    source = write(path, end.join(lines) + (end if last else ""))
-    options = replace(PAIRS, quoted=False)
+    return end.join(lines) + end * last
+
+
+def to_json(examples, escaped=True):
+    return "".join(json.dumps(vars(e), ensure_ascii=escaped) + "\n" for e in examples)
+
+
+FORMS = {  # file, texts of its cells, how it is written, and its encoding
+    "csv": ("rows.csv", texts, lambda e: to_csv(e, "excel"), "utf-8"),
+    "gzipped": ("rows.csv.gz", texts, lambda e: to_csv(e, "excel"), "utf-8"),
+    "quoted": ("quoted.tsv", texts, lambda e: to_csv(e, "excel-tab"), "utf-8"),
+    "quoted, marked": ("quoted.tsv", texts, lambda e: to_csv(e, "excel-tab"), "utf-8-sig"),
+    "quotes are text": ("plain.tsv", one_line, to_lines, "utf-8"),
+    "no last line end": ("plain.tsv", one_line, lambda e: to_lines(e, last=False), "utf-8"),
+    "of Windows": ("plain.tsv", one_line, lambda e: to_lines(e, "\r\n"), "utf-8"),
+    "JSON lines": ("rows.jsonl", texts, to_json, "utf-8"),
+    "JSON, not escaped": ("rows.jsonl", texts, lambda e: to_json(e, escaped=False), "utf-8"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=200 if ALL else 40)
+@given(data=st.data())
+def test_what_is_written_is_read(tmp_path_factory, form, data):
+    name, kind, written, encoding = FORMS[form]
+    examples = data.draw(rows(kind))
+    source = write(tmp_path_factory.getbasetemp() / name, written(examples), encoding)
+    options = replace(PAIRS, quoted=False) if name == "plain.tsv" else PAIRS
     assert read_examples(source, options, labelled=True) == examples
-
-
-@given(examples=rows(texts), escaped=st.booleans())
-def test_json_lines_round_trip(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[Example], escaped: bool
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "rows.jsonl"
-    lines = [json.dumps(vars(e), ensure_ascii=escaped) for e in examples]
-    source = write(path, "\n".join(lines) + "\n")
-    assert read_examples(source, PAIRS, labelled=True) == examples
 
 
 @pytest.mark.parametrize(
     "field",
-    [
-        '" The foodservice pie business',
-        'He is " 100 percent behind " it',
-        '"Yes," he said, "no"',
-        '"Yes."',
-        'a 6" nail',
-    ],
-)
-def test_quotes_that_enclose_no_field_are_detected_as_text(tmp_path: Path, field: str) -> None:
+    ['" The foodservice pie business', 'He is " 100 percent behind " it', '"Yes," he said, "no"',
+     '"Yes."', 'a 6" nail'],
+)  # fmt: skip
+def test_quotes_that_enclose_no_field_are_detected_as_text(tmp_path, field):
     text = f"\ufeffQuality\t#1 String\t#2 String\n1\t{field}\tplain\n0\tplain\tplain\n"
     options = DataOptions(text="#1 String", pair="#2 String", label="Quality")
     examples = read_examples(write(tmp_path / "a.tsv", text), options, labelled=True)
     assert examples == [Example(field, "plain", "1"), Example("plain", "plain", "0")]
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\n\n"])
-def test_a_tsv_with_all_fields_quoted_is_detected(tmp_path: Path, line_end: str) -> None:
-    source = write(tmp_path / "a.tsv", f'"text"\t"label"\n"one"\t"1"{line_end}')
-    assert read_examples(source, DataOptions(), labelled=True) == [Example("one", None, "1")]
+COLA = DataOptions(text="3", label="1", header=False)
 
 
-def test_columns_without_a_header_are_numbered_from_zero(tmp_path: Path) -> None:
-    source = write(tmp_path / "cola.tsv", "gj04\t1\t\tGood.\nbc01\t0\t*\tBad a.\n")
-    options = DataOptions(text="3", label="1", header=False)
-    examples = read_examples(source, options, labelled=True)
-    assert examples == [Example("Good.", None, "1"), Example("Bad a.", None, "0")]
+READ = [  # file, text, options, texts and labels
+    ("cola.tsv", "gj04\t1\t\tGood.\nbc01\t0\t*\tBad a.\n", COLA, [("Good.", "1"), ("Bad a.", "0")]),
+    ("a.tsv", "text\tlabel\t\none\t1\t\ntwo\t2\nsix\t6\t\t\t\n", DataOptions(),
+     [("one", "1"), ("two", "2"), ("six", "6")]),
+    ("a.txt", "text\tlabel\na,b\t1\n", DataOptions(format="tsv"), [("a,b", "1")]),
+    ("a.tsv", '"text"\t"label"\n"one"\t"1"\n', DataOptions(), [("one", "1")]),
+    ("a.tsv", '"text"\t"label"\n"one"\t"1"\n\n', DataOptions(), [("one", "1")]),
+]  # fmt: skip
 
 
-def test_a_field_may_be_longer_than_the_csv_module_allows(tmp_path: Path) -> None:
-    limit = csv.field_size_limit()
-    source = write(tmp_path / "a.csv", f"text,label\n{'x' * 200_000},1\n")
-    assert len(read_examples(source, DataOptions(), labelled=True)[0].text) == 200_000
-    assert csv.field_size_limit() == limit
+@pytest.mark.parametrize(("name", "text", "options", "expected"), READ)
+def test_files_are_read_as_they_are_written(tmp_path, name, text, options, expected):
+    examples = read_examples(write(tmp_path / name, text), options, labelled=True)
+    assert [(e.text, e.label) for e in examples] == expected
 
 
-def test_trailing_empty_fields_are_accepted(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.tsv", "text\tlabel\t\none\t1\t\ntwo\t2\nsix\t6\t\t\t\n")
-    assert [e.label for e in read_examples(source, DataOptions(), labelled=True)] == ["1", "2", "6"]
-
-
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [0, 1]}), path)
     examples = read_examples(str(path), DataOptions(), labelled=True)
     assert examples == [Example("a", None, "0"), Example("b", None, "1")]
 
 
-def test_labels_of_a_hub_dataset_are_its_class_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
+def test_a_field_may_be_longer_than_the_csv_module_allows(tmp_path):
+    limit = csv.field_size_limit()
+    source = write(tmp_path / "a.csv", f"text,label\n{'x' * 200_000},1\n")
+    assert len(read_examples(source, DataOptions(), labelled=True)[0].text) == 200_000
+    assert csv.field_size_limit() == limit
 
-    def load(name: str, subset: str | None, split: str) -> datasets.Dataset:
+
+def test_labels_of_a_hub_dataset_are_its_class_names(monkeypatch):
+    calls = []
+
+    def load(name, subset, split):
         calls.append((name, subset, split))
-        features = datasets.Features(
-            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
-        )
+        names = datasets.ClassLabel(names=["no", "yes"])
+        features = datasets.Features({"text": datasets.Value("string"), "label": names})
         return datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
@@ -152,94 +150,63 @@ def test_labels_of_a_hub_dataset_are_its_class_names(monkeypatch: pytest.MonkeyP
     assert labels_of(read_examples("nyu/glue", options, labelled=True)) == ["no", "yes"]
     read_examples("nyu/glue", options, labelled=True, split="eval")
     read_examples("glue", options, labelled=False, split="test[:5]")
-    assert calls == [
-        ("nyu/glue", "sst2", "train"),
-        ("nyu/glue", "sst2", "validation"),
-        ("glue", "sst2", "test[:5]"),
-    ]
-
-
-def test_an_unreachable_hub_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*args: object, **kwargs: object) -> datasets.Dataset:
-        raise ConnectionError("no route\nat all")
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    names = [("nyu/glue", "train"), ("nyu/glue", "validation"), ("glue", "test[:5]")]
+    assert calls == [(name, "sst2", split) for name, split in names]
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(DataError, match=r"no route\n(.|\n)*without a network, give a file"):
         read_examples("nyu/glue", DataOptions(), labelled=True)
 
 
-def column(path: Path, name: str) -> list[object]:
+def unreachable(*args, **options):
+    raise ConnectionError("no route\nat all")
+
+
+def test_each_line_and_each_sentence_is_a_row(tmp_path):
+    text, conll = tmp_path / "a.txt", tmp_path / "a.conll"
+    text.write_bytes(b"one\n\n two\r\n")
+    assert column(text, "text") == ["one", " two"]
+    assert read_table(str(text), DataOptions(), "train").lines == [1, 3]
+    conll.write_text("-DOCSTART- O\n\na DT O\nb NN B-x\n\nc NN O\n")
+    assert column(conll, "text") == column(conll, "0") == [["a", "b"], ["c"]]
+    assert column(conll, "label") == [["O", "B-x"], ["O"]]
+    assert read_table(str(conll), DataOptions(), "train").lines == [3, 6]
+    source, target = (tmp_path / name for name in ("a.en", "a.de"))
+    source.write_bytes(b"one\n\ntwo\n")  # parallel files keep empty lines
+    target.write_bytes(b"eins\r\nnull\r\nzwei")
+    table = read_parallel(str(source), str(target))
+    assert list(table.take(["text"])[0]) == ["one", "", "two"]
+    assert list(table.take(["target"])[0]) == ["eins", "null", "zwei"]
+
+
+MALFORMED = [
+    ("a.csv", "", "is empty"),
+    ("a.tsv", "\ufeff\n\n", "is empty"),
+    ("a.jsonl", " \n", "is empty"),
+    ("a.csv", "text,label\n", "has columns but no rows"),
+    ("a.tsv", "text\tlabel\na\t1\nb\nc\t1\t2\n", "line 3: 1 fields\n  - line 4: 3 fields"),
+    ("a.csv", 'text,label\n"a\nb",1\nc\n', "line 4: 1 fields"),
+    ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', "line 3: unexpected end"),
+    ("a.csv", 'text,label\n"a"b,1\n', "line 2: "),
+    ("a.csv", "sentence,lable\na,1\n", "cannot tell which columns"),
+    ("a.csv", "sentence,lable\na,1\n", "- sentence: a\n  - lable: 1"),
+    ("a.csv", "text,label,text\na,1,b\n", "duplicate column names"),
+    ("a.jsonl", '{"text": "a", "label": "1"}\n\n{"text": "b"\n', "line 3: "),
+    ("a.parquet", "PAR1 not really", "is not a Parquet file"),
+]
+
+
+def column(path, name):
     (values,) = read_table(str(path), DataOptions(), "train").take([name])
     return list(values)
 
 
-def test_plain_text_is_one_row_per_nonempty_line(tmp_path: Path) -> None:
-    source = tmp_path / "a.txt"
-    source.write_bytes(b"one\n\n two\r\n")
-    assert column(source, "text") == ["one", " two"]
-    assert read_table(str(source), DataOptions(), "train").lines == [1, 3]
-
-
-def test_conll_is_one_row_per_sentence(tmp_path: Path) -> None:
-    source = tmp_path / "a.conll"
-    source.write_text("-DOCSTART- O\n\na DT O\nb NN B-x\n\nc NN O\n")
-    assert column(source, "text") == column(source, "0") == [["a", "b"], ["c"]]
-    assert column(source, "label") == [["O", "B-x"], ["O"]]
-    assert read_table(str(source), DataOptions(), "train").lines == [3, 6]
-
-
-def test_parallel_files_keep_empty_lines(tmp_path: Path) -> None:
-    source, target = (tmp_path / name for name in ("a.en", "a.de"))
-    source.write_bytes(b"one\n\ntwo\n")
-    target.write_bytes(b"eins\r\nnull\r\nzwei")
-    table = read_parallel(str(source), str(target))
-    assert [list(values) for values in table.take(["text", "target"])] == [
-        ["one", "", "two"],
-        ["eins", "null", "zwei"],
-    ]
-
-
-@pytest.mark.parametrize("count", [0, 1, 10, 11, 99])
-def test_first_few_lists_at_most_ten_items(count: int) -> None:
-    listed = first_few([str(i) for i in range(count)])
-    assert listed[:10] == [str(i) for i in range(min(count, 10))]
-    assert listed[10:] == ([f"... and {count - 10} more"] if count > 10 else [])
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.csv", "", "is empty"),
-        ("a.tsv", "\ufeff\n\n", "is empty"),
-        ("a.jsonl", " \n", "is empty"),
-        ("a.csv", "text,label\n", "has columns but no rows"),
-        ("a.tsv", "text\tlabel\na\t1\nb\nc\t1\t2\n", "line 3: 1 fields\n  - line 4: 3 fields"),
-        ("a.csv", 'text,label\n"a\nb",1\nc\n', "line 4: 1 fields"),
-        ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', "line 3: unexpected end"),
-        ("a.csv", 'text,label\n"a"b,1\n', "line 2: "),
-        ("a.csv", "sentence,lable\na,1\n", "cannot tell which columns"),
-        ("a.csv", "sentence,lable\na,1\n", "- sentence: a\n  - lable: 1"),
-        ("a.csv", "text,label,text\na,1,b\n", "duplicate column names"),
-        ("a.jsonl", '{"text": "a", "label": "1"}\n\n{"text": "b"\n', "line 3: "),
-        ("a.jsonl", "[1]\n2\n", "line 1: list, not an object\n  - line 2: int, not"),
-        ("a.parquet", "PAR1 not really", "is not a Parquet file"),
-    ],
-)
-def test_malformed_data_is_reported_with_its_line(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+@pytest.mark.parametrize(("name", "text", "message"), MALFORMED)
+def test_malformed_data_is_reported_with_its_line(tmp_path, name, text, message):
     with pytest.raises(DataError, match=message):
         read_examples(write(tmp_path / name, text), DataOptions(), labelled=True)
 
 
-def test_a_damaged_line_among_utf8_is_reported(tmp_path: Path) -> None:
-    data = "text,label\nna\u00efve,1\n".encode() + "caf\u00e9,1\n".encode("latin-1")
-    (tmp_path / "a.csv").write_bytes(data)
-    with pytest.raises(DataError, match="line 3, byte 24: 0xe9 is not UTF-8"):
-        read_examples(str(tmp_path / "a.csv"), DataOptions(), labelled=True)
-
-
-def test_a_file_in_another_encoding_is_read_and_the_guess_is_told(tmp_path: Path) -> None:
+def test_a_file_in_another_encoding_is_read_and_the_guess_is_told(tmp_path):
     source = write(tmp_path / "a.csv", "text,label\ncaf\u00e9,1\n", "latin-1")
     assert read_examples(source, DataOptions(), labelled=True)[0].text == "caf\u00e9"
     (note,) = read_table(source, DataOptions(), "train").notes
@@ -247,7 +214,7 @@ def test_a_file_in_another_encoding_is_read_and_the_guess_is_told(tmp_path: Path
     assert "data.encoding=NAME" in note
 
 
-def test_a_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_refused(tmp_path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"text,label\na,1\n" * 50)[:-12])
     with pytest.raises(DataError, match="not a complete gzip file"):
@@ -255,16 +222,151 @@ def test_a_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trian.tsv", "./train"])
-def test_a_missing_file_suggests_the_nearest_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_missing_file_suggests_the_nearest_name(tmp_path, monkeypatch, name):
     write(tmp_path / "train.tsv", "text\tlabel\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"no such file: .*did you mean 'train.tsv'"):
         read_examples(name, DataOptions(), labelled=True)
 
 
-def test_the_format_option_overrides_the_suffix(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.txt", "text\tlabel\na,b\t1\n")
-    examples = read_examples(source, DataOptions(format="tsv"), labelled=True)
-    assert examples == [Example("a,b", None, "1")]
+# Folders of classes as tables: what is listed, and what is left out.
+
+
+def files(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return str(folder)
+
+
+def listed(source):
+    table = read_folder(source)
+    return list(zip(table.column("file"), table.column("label"), strict=True))
+
+
+def test_the_first_folder_is_the_class_and_hidden_files_are_left_out(tmp_path):
+    source = files(tmp_path, "dog/b.png", "cat/inner/c.JPG", "cat/a.png", "d.webp", "cat/.b.png",
+                   ".git/c.png", "notes.txt", "cat/Thumbs.db", "Zürich/\u4f60\u597d.png",
+                   "\U0001f642/a b.png")  # fmt: skip
+    assert listed(source) == [
+        ("Zürich/\u4f60\u597d.png", "Zürich"), ("cat/a.png", "cat"), ("cat/inner/c.JPG", "cat"),
+        ("d.webp", None), ("dog/b.png", "dog"), ("\U0001f642/a b.png", "\U0001f642"),
+    ]  # fmt: skip
+    assert read_folder(source).notes == ("2 other files are left out",)
+    assert read_folder(source).form == "4 folders"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights")
+def test_links_are_followed_once(tmp_path):
+    source = files(tmp_path / "photos", "cat/a.png")
+    files(tmp_path / "elsewhere", "b.png")
+    os.symlink(tmp_path / "elsewhere", tmp_path / "photos/dog")
+    os.symlink(tmp_path / "photos/cat/a.png", tmp_path / "photos/dog/c.png")
+    os.symlink(tmp_path / "photos", tmp_path / "photos/cat/loop")
+    os.symlink(tmp_path / "missing.png", tmp_path / "photos/cat/gone.png")
+    assert [name for name, _ in listed(source)] == [
+        "cat/a.png", "cat/gone.png", "dog/b.png", "dog/c.png"
+    ]  # fmt: skip
+
+
+def test_the_table_that_describes_a_folder(tmp_path):
+    source = files(tmp_path, "1.wav", "2.wav")
+    assert metadata_file(source) is None
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.wav", "text": "one"}\n')
+    assert metadata_file(source) == str(tmp_path / "metadata.jsonl")
+    table = read_table(source, DataOptions(), "train")
+    assert table.columns == ("file_name", "text")
+
+
+def test_a_folder_without_pictures(tmp_path):
+    with pytest.raises(DataError, match="has no images") as error:
+        read_folder(files(tmp_path, "a.txt"))
+    assert ".png" in str(error.value)
+    assert "one folder for each class" in str(error.value)
+
+
+# JSON as a table: lines, a list, an object with a list, an object of columns.
+
+
+JSON_ROWS = [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
+JSON_FORMS = {
+    "list": json.dumps(JSON_ROWS),
+    "indented": json.dumps(JSON_ROWS, indent=2),
+    "data": json.dumps({"version": 1, "data": JSON_ROWS}),
+    "one list": json.dumps({"reviews": JSON_ROWS}, indent=1),
+    "columns": json.dumps({"text": ["a", "b"], "label": ["1", "0"]}),
+    "pandas": json.dumps({"text": {"0": "a", "1": "b"}, "label": {"0": "1", "1": "0"}}),
+    "lines": "\n".join(map(json.dumps, JSON_ROWS)),
+}
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+def test_every_form_is_the_same_table(form):
+    table = read_json("a.json", JSON_FORMS[form])
+    assert table.columns == ("text", "label")
+    assert [list(column) for column in table.take(["label", "text"])] == [["1", "0"], ["a", "b"]]
+    assert list(table.lines) == [1, 2]
+    assert table.form
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.text(), min_size=1), min_size=1))
+def test_a_list_and_lines_are_equal(rows):
+    one = read_json("a.json", json.dumps(rows, indent=1))
+    other = read_json("a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert one.columns == other.columns
+    for name in one.columns:
+        assert one.column(name) == other.column(name) == [row.get(name) for row in rows]
+
+
+def test_one_line_of_lists_is_a_row_in_a_file_of_lines_only():
+    line = json.dumps({"tokens": ["a", "b"], "tags": ["O", "O"]})
+    assert len(read_json("a.jsonl", line).lines) == 1
+    assert len(read_json("a.json", line).lines) == 2
+
+
+OTHER_JSON = [
+    ("[]", "has no rows"),
+    ('[{"a": 1}, 2]', "item 2: int, not an object"),
+    ("[1]\n2\n", "line 1: list, not an object\n  - line 2: int, not"),
+    ('[\n {"a": 1},\n {"a": }\n]', "is not JSON: Expecting value: line 3"),
+    ('{"a": 1}\n{"a": \n', "line 2: "),
+    ("[" * 100_000, "is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), OTHER_JSON)
+def test_other_json_is_refused_with_its_place(text, words):
+    with pytest.raises(DataError) as error:
+        read_json("a.json", text)
+    assert words in str(error.value)
+    no_columns = '{"a": [1, 2], "b": [1]}'  # which have one length: one row
+    assert len(read_json("a.json", no_columns).lines) == 1
+
+
+# The data is read without the libraries that take seconds to import.
+
+
+HEAVY = ("torch", "transformers", "datasets", "pyarrow", "numpy", "accelerate")
+CODE = """
+import sys, pkgutil, importlib
+import adapterhub.data
+for module in pkgutil.iter_modules(adapterhub.data.__path__):
+    importlib.import_module(f"adapterhub.data.{module.name}")
+from adapterhub.data.columns import WANTS, choose_columns
+from adapterhub.data.examples import read_examples
+from adapterhub.data.options import DataOptions
+choice = choose_columns(sys.argv[1], DataOptions(), "train", WANTS["classes"])
+read_examples(sys.argv[1], choice.options, labelled=True)
+print(*(name for name in sys.argv[2:] if name in sys.modules))
+"""
+
+
+def test_reading_a_file_imports_no_heavy_library(tmp_path):
+    file = tmp_path / "a.csv"
+    rows = "caf\u00e9 was good;5\nit was bad;1\n" * 9
+    file.write_bytes(f"text;stars\n{rows}".encode("cp1252"))
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(file), *HEAVY], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from transformers import ByT5Tokenizer
 
 from adapterhub.data.options import DataOptions
-from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
+from adapterhub.data.text_pairs import (
+    Comparison,
+    TextPair,
+    are_chats,
+    comparison_columns,
+    has_scores,
+    pair_columns,
+    read_comparisons,
+    read_text_pairs,
+)
 from adapterhub.errors import DataError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.common.batches import IGNORED
+from tests.kit.data import write_json_lines
 
 
 def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(write_json_lines(path, rows))
 
 
 @pytest.fixture
@@ -23,21 +33,15 @@ def file(tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "scored"),
-    [
-        (("anchor", "positive"), False),
-        (("query", "positive"), False),
-        (("question", "answer"), False),
-        (("sentence1", "sentence2", "score"), True),
-        (("text", "pair2", "label"), None),
-    ],
-)
+    [(("anchor", "positive"), False), (("query", "positive"), False),
+     (("question", "answer"), False), (("sentence1", "sentence2", "score"), True),
+     (("text", "pair2", "label"), None)],
+)  # fmt: skip
 def test_columns_are_found_by_their_names(file, names, scored):
     values = ("how?", "so", 3.5)
     source = write(file, *[dict(zip(names, values, strict=False))] * 3)
-    if scored is None:
-        scored, options = True, DataOptions(pair="pair2")
-    else:
-        options = DataOptions()
+    options = DataOptions() if scored is not None else DataOptions(pair="pair2")
+    scored = scored is not False
     assert has_scores(source, options, "train") == scored
     choice = pair_columns(source, options, "train", scored=scored).options
     assert (choice.text, choice.pair) == names[:2]
@@ -47,13 +51,9 @@ def test_columns_are_found_by_their_names(file, names, scored):
 
 @pytest.mark.parametrize(
     ("negatives", "expected"),
-    [
-        ({"negative": "c"}, ("c",)),
-        ({"negative_1": "c", "negative_2": "d"}, ("c", "d")),
-        ({"hard_negatives": ["c", "d"]}, ("c", "d")),
-        ({"neg": None}, ()),
-    ],
-)
+    [({"negative": "c"}, ("c",)), ({"negative_1": "c", "negative_2": "d"}, ("c", "d")),
+     ({"hard_negatives": ["c", "d"]}, ("c", "d")), ({"neg": None}, ())],
+)  # fmt: skip
 def test_negatives(file, negatives, expected):
     source = write(file, {"anchor": "a", "positive": "b", "score": 1, **negatives})
     assert not has_scores(source, DataOptions(), "train")
@@ -93,3 +93,235 @@ def test_to_predict_on_only_the_first_texts_are_read(file):
     options = DataOptions(text="anchor", pair="positive", label="score")
     pairs = read_text_pairs(source, options, "eval", scored=True, labelled=False)
     assert pairs == [TextPair("a"), TextPair("")]
+
+
+# Comparisons: columns, chats and what is refused.
+
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def answer(text, role="assistant"):
+    return [{"role": role, "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected", "chats"),
+    [
+        ({"prompt": "p", "chosen": "c", "rejected": "r"}, Comparison("p", "c", "r"), False),
+        ({"question": "p", "chosen": "c", "rejected": "r"}, Comparison("p", "c", "r"), False),
+        ({"prompt": "p", "chosen": answer("c"), "rejected": answer("r")},
+         Comparison((("user", "p"),), "c", "r"), True),
+        ({"chosen": USER + answer("c"), "rejected": USER + answer("r")},
+         Comparison((("user", "hi"),), "c", "r"), True),
+    ],
+)  # fmt: skip
+def test_forms_of_data(tmp_path, row, expected, chats):
+    source = str(write_json_lines(tmp_path / "a.jsonl", [row] * 2))
+    assert read_comparisons(source, DataOptions(), "train") == [expected] * 2
+    assert are_chats(source, DataOptions(), "train") == chats
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"chosen": USER + answer("c"), "rejected": answer("no") + answer("r")}, "differ before"),
+        ({"chosen": USER + answer("c", "user"), "rejected": USER + answer("r")}, "not the assist"),
+        ({"chosen": USER + answer(" "), "rejected": USER + answer("r")}, "is empty"),
+        ({"chosen": None, "rejected": USER + answer("r")}, "is missing"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path, row, problem):
+    first = {"prompt": "p", "chosen": USER + answer("c"), "rejected": USER + answer("r")}
+    source = str(write_json_lines(tmp_path / "a.jsonl", [first, {"prompt": "p"} | row]))
+    with pytest.raises(DataError, match=f"line 2: .*{problem}"):
+        read_comparisons(source, DataOptions(), "train")
+
+
+def test_to_predict_on_only_prompts_are_read(tmp_path):
+    source = str(write_json_lines(tmp_path / "a.jsonl", [{"prompt": "p"}, {"prompt": ""}]))
+    options = DataOptions(text="prompt", label="chosen", pair="rejected")
+    rows = read_comparisons(source, options, "eval", labelled=False)
+    assert rows == [Comparison("p"), Comparison("")]
+
+
+QUESTIONS = [f"name the {word} that is near the river" for word in
+             ("castle", "market", "bridge", "island", "garden", "village")]  # fmt: skip
+GOOD, BAD = "I think so: it is good", "I think not"  # which begin with the same words
+
+
+def responses(form):
+    """Return rows of which both responses have a form, made of the question and the answer."""
+    return lambda question: {"chosen": form(question, GOOD), "rejected": form(question, BAD)}
+
+
+def said(*contents, system=None):
+    roles = ("user", "assistant") * len(contents)
+    front = () if system is None else (("system", system),)
+    return front + tuple(zip(roles, contents, strict=False))
+
+
+def lists(question, answer):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def shared(question, answer):
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
+# The rows of a question, and the prompt that they must have.
+FORMS = {
+    "HH": (responses(lambda q, a: f"\n\nHuman: {q}\n\nAssistant: {a}"), said),
+    "HH in a line": (responses(lambda q, a: f"Human: {q} Assistant: {a}"), said),
+    "HH of turns": (
+        responses(lambda q, a: f"\n\nHuman: hi\n\nAssistant: yes\n\nHuman: {q}\n\nAssistant: {a}"),
+        lambda q: said("hi", "yes", q),
+    ),
+    "Vicuna": (
+        responses(lambda q, a: f"A chat. USER: {q} ASSISTANT: {a}"),
+        lambda q: said(q, system="A chat."),
+    ),
+    "User and Bot": (responses(lambda q, a: f"User: {q}\nBot: {a}"), said),
+    "Q and A": (responses(lambda q, a: f"Q: {q}\nA: {a}"), said),
+    "Question and Answer": (responses(lambda q, a: f"Question: {q} Answer: {a}"), said),
+    "Alpaca": (responses(lambda q, a: f"### Instruction:\n{q}\n\n### Response:\n{a}"), said),
+    "Guanaco": (responses(lambda q, a: f"### Human: {q}### Assistant: {a}"), said),
+    "ChatML": (
+        responses(lambda q, a: f"<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n{q}"
+                  f"<|im_end|>\n<|im_start|>assistant\n{a}<|im_end|>\n"),
+        lambda q: said(q, system="be kind"),
+    ),
+    "Llama 3": (
+        responses(lambda q, a: "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
+                  f"{q}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{a}<|eot_id|>"),
+        said,
+    ),
+    "Llama 2": (responses(lambda q, a: f"<s>[INST] {q} [/INST] {a} </s>"), said),
+    "Zephyr": (responses(lambda q, a: f"<|user|>\n{q}</s>\n<|assistant|>\n{a}</s>"), said),
+    "OASST": (responses(lambda q, a: f"<|prompter|>{q}<|endoftext|><|assistant|>{a}"), said),
+    "Gemma": (
+        responses(lambda q, a: f"<start_of_turn>user\n{q}<end_of_turn>\n<start_of_turn>model\n{a}"),
+        said,
+    ),
+    "a prompt beside a dialogue": (
+        lambda q: {"prompt": q, **FORMS["HH"][0](q), "score_chosen": 2}, said,
+    ),
+    "a dialogue beside its prompt": (
+        lambda q: {"prompt": f"Human: {q}\n\nAssistant:", "chosen": GOOD, "rejected": BAD},
+        lambda q: f"Human: {q}\n\nAssistant:",
+    ),
+    "any other name": (lambda q: {"frage": q, "chosen": GOOD, "rejected": BAD, "id": 1}, str),
+    "a prompt in front, too": (
+        lambda q: {"prompt": q, **responses(lambda q, a: f"{q} {a}")(q)}, str,
+    ),
+    "a constant beside": (
+        lambda q: {"source": "web", "ask": q, "chosen": GOOD, "rejected": BAD}, str,
+    ),
+    "a label beside": (
+        lambda q: {"label": 1, "prompt": q, "chosen": GOOD, "rejected": BAD}, str,
+    ),
+    "an input": (
+        lambda q: {"instruction": "Say it.", "input": q, "chosen": GOOD, "rejected": BAD},
+        lambda q: f"Say it.\n\n{q}",
+    ),
+    "a context": (
+        lambda q: {"question": q, "context": "All of it.", "chosen": GOOD, "rejected": BAD},
+        lambda q: f"All of it.\n\n{q}",
+    ),
+    "a system message": (
+        lambda q: {"system": "be kind", "question": q, "chosen": GOOD, "rejected": BAD},
+        lambda q: said(q, system="be kind"),
+    ),
+    "lists": (responses(lists), said),
+    "lists of ShareGPT": (responses(shared), said),
+    "lists beside their prompt": (
+        lambda q: {"prompt": q, "messages": lists(q, GOOD), **responses(lists)(q), "margin": 2},
+        said,
+    ),
+    "lists with a system message": (
+        lambda q: {"system": "be kind", **responses(lists)(q)}, lambda q: said(q, system="be kind"),
+    ),
+    "lists whose prompt has a system message": (
+        lambda q: {"prompt": [{"role": "system", "content": "be kind"}, lists(q, "")[0]],
+                   **responses(lists)(q)},
+        lambda q: said(q, system="be kind"),
+    ),
+    "lists of answers alone": (
+        lambda q: {"prompt": lists(q, "")[:1], **responses(lambda q, a: lists(q, a)[1:])(q)}, said,
+    ),
+    "conversations": (
+        lambda q: {"conversations": shared(q, "")[:1], "chosen": shared(q, GOOD)[1],
+                   "rejected": shared(q, BAD)[1]},
+        said,
+    ),
+    "messages": (lambda q: {"ask": q, **responses(lambda q, a: lists(q, a)[1])(q)}, said),
+}  # fmt: skip
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_prompts_are_found_and_answers_alone_are_compared(tmp_path, form):
+    rows, prompt = FORMS[form]
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
+    for name in ("reward", "preference"):
+        task, choice = parse_task(name).fitted(source, DataOptions(), "train")
+        examples = task.read(source, choice.options, "train")
+        assert examples == [Comparison(prompt(question), GOOD, BAD) for question in QUESTIONS]
+    for template in (None, TEMPLATE):
+        if task.data == "chat" and template is None:
+            continue  # which is refused, as for chats of causal-lm
+        tokenizer = ByT5Tokenizer()
+        tokenizer.chat_template = template
+        encoded = task.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
+        for row, question in zip(encoded, QUESTIONS, strict=True):
+            for response, answer in zip(row["responses"], (GOOD, BAD), strict=True):
+                ids, labels = response["input_ids"], response["labels"]
+                kept = [i for i in labels if i != IGNORED]
+                assert tokenizer.decode(kept, skip_special_tokens=True) == answer
+                text = tokenizer.decode(ids[: labels.index(kept[0])])
+                assert text.count(question) == 1
+                if template and not isinstance(prompt(question), str):
+                    said_before = "".join(f"[{role}]{each}" for role, each in prompt(question))
+                    assert text == f"{said_before}[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (responses(lambda q, a: f"{q}? {a}"), "expected: the column with the prompt .--text."),
+        (responses(lambda q, a: f"{a} {q}"), "--text COLUMN"),
+        (lambda q: {"one": q, "two": f"{q} now", "chosen": GOOD, "rejected": BAD}, "--text one"),
+        (lambda q: {"frage": q.split()[2] + "1", "chosen": GOOD, "rejected": BAD}, "--text frage"),
+        (
+            lambda q: {"chosen": f"Human: {q}\n\nAssistant: yes\n\nHuman: so\n\nAssistant: {GOOD}",
+                       "rejected": f"Human: {q}\n\nAssistant: {BAD}"},
+            "differ before their last turns",
+        ),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_in_doubt_are_refused(tmp_path, rows, problem):
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
+    with pytest.raises(DataError, match=problem):
+        read_comparisons(source, DataOptions(), "train")
+
+
+def test_a_row_of_another_form_is_named(tmp_path):
+    rows = [FORMS["HH"][0](f"{question}{n}") for question in QUESTIONS for n in range(4)]
+    rows[5] = {"chosen": "Yes.", "rejected": "No."}
+    source = str(write_json_lines(tmp_path / "a.jsonl", rows))
+    with pytest.raises(DataError, match=r"line 6: .* share no turn of the assistant"):
+        read_comparisons(source, DataOptions(), "train")
+
+
+def test_prompts_of_dialogues_are_predicted_on(tmp_path):
+    source = str(write_json_lines(tmp_path / "a.jsonl", map(FORMS["HH"][0], QUESTIONS)))
+    options = comparison_columns(source, DataOptions(), "train").options
+    rows = read_comparisons(source, options, "eval", labelled=False)
+    assert rows == [Comparison(said(question)) for question in QUESTIONS]
+    rows = read_comparisons(source, options, "eval", labelled=False, chosen=True)
+    assert rows == [Comparison(said(question), GOOD) for question in QUESTIONS]

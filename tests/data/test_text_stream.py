@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -27,12 +26,12 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def kept(folder: Path) -> list[Path]:
+def kept(folder):
     """Return the token files in the cache."""
     return list((folder / "cache/adapterhub/tokens").glob("*"))
 
 
-def written(folder: Path, kind: str, texts: list[str]) -> Path:
+def written(folder, kind, texts):
     """Write texts in a format."""
     path = folder / f"a.{kind}"
     if kind == "jsonl":
@@ -58,10 +57,14 @@ def test_documents_are_the_same_in_every_format(tmp_path, kind):
     assert data_hash(stream) == data_hash(content)
 
 
-def test_lines_are_documents_if_asked(tmp_path):
+def test_lines_are_documents_and_another_encoding_is_read_if_asked(tmp_path):
     path = written(tmp_path, "txt", TEXTS)
     stream = open_stream(str(path), DataOptions(documents="lines"))
+    assert isinstance(stream, TextStream)
     assert [text.text for text in stream] == ["one", "two", "three", "four"]
+    path.write_bytes("café".encode("cp1252"))
+    (text,) = open_stream(str(path), DataOptions(encoding="cp1252"))
+    assert text.text == "café"
 
 
 @given(
@@ -130,7 +133,7 @@ def test_long_documents_are_held_out_whole(tmp_path):
     assert len({text.text[0] for text in again}) == 5
 
 
-def peak(path: Path) -> int:
+def peak(path):
     """Return the most memory while a file is opened and read, in bytes."""
     tracemalloc.start()
     stream = open_stream(str(path), DataOptions())
@@ -152,36 +155,26 @@ def test_memory_does_not_grow_with_the_file(tmp_path, separator):
     assert large < small + 100_000
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "expected"),
-    [
-        ("a.txt", b"", "is empty"),
-        ("a.txt", b" \n\n \n", "is empty"),
-        ("a.txt", b"caf\xe9 noir", "is not UTF-8"),
-        ("a.txt.gz", b"plain", "zip"),
-        ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not JSON"),
-        ("a.jsonl", b'{"body": "a"}\n', "no text in the column 'text'"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', "lone surrogate"),
-        ("a.parquet", b"PAR1", "is not a Parquet file"),
-        ("a.csv", b"text\na\n", "cannot be streamed"),
-    ],
-)
+INVALID = [
+    ("a.txt", b"", "is empty"),
+    ("a.txt", b" \n\n \n", "is empty"),
+    ("a.txt", b"caf\xe9 noir", "is not UTF-8"),
+    ("a.txt.gz", b"plain", "zip"),
+    ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not JSON"),
+    ("a.jsonl", b'{"body": "a"}\n', "no text in the column 'text'"),
+    ("a.jsonl", b'{"text": "\\ud800"}\n', "lone surrogate"),
+    ("a.parquet", b"PAR1", "is not a Parquet file"),
+    ("a.csv", b"text\na\n", "cannot be streamed"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "expected"), INVALID)
 def test_invalid_files(tmp_path, name, data, expected):
+    with pytest.raises(DataError, match=name):
+        open_stream(str(tmp_path / name), DataOptions())  # which is missing
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=expected):
         open_stream(str(tmp_path / name), DataOptions())
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"a\.txt"):
-        open_stream(str(tmp_path / "a.txt"), DataOptions())
-
-
-def test_an_encoding_is_an_option(tmp_path):
-    (tmp_path / "a.txt").write_bytes("café".encode("cp1252"))
-    (text,) = open_stream(str(tmp_path / "a.txt"), DataOptions(encoding="cp1252"))
-    assert text.text == "café"
-    assert isinstance(open_stream(str(written(tmp_path, "txt", TEXTS)), DataOptions()), TextStream)
 
 
 @pytest.fixture
@@ -212,29 +205,23 @@ def test_tokens_are_read_from_the_file_the_second_time(stream, tmp_path):
         stored_tokens(stream, "b", refused)
 
 
-def test_a_failure_leaves_no_file(stream, tmp_path):
-    def fails(texts):
-        raise ValueError("no")
+def fails(texts):
+    raise ValueError("no")
 
+
+def test_a_failure_leaves_no_file(stream, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no"):
         stored_tokens(stream, "a", fails)
-    assert kept(tmp_path) == []
-
-
-def test_a_file_that_changes_while_it_is_read_is_refused(stream, tmp_path):
+    with monkeypatch.context() as patch:
+        (tmp_path / "file").write_text("")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        with pytest.raises(OutputError, match="cannot be written"):
+            stored_tokens(stream, "a", numbers)
+    kept_text = (tmp_path / "a.txt").read_text()
     (tmp_path / "a.txt").write_text("1\n\n2")
     with pytest.raises(DataError, match="has changed"):
         stored_tokens(stream, "a", numbers)
     assert kept(tmp_path) == []
-
-
-def test_texts_without_tokens_are_refused(stream, tmp_path):
+    (tmp_path / "a.txt").write_text(kept_text)
     with pytest.raises(DataError, match="contains no tokens"):
         stored_tokens(stream, "a", lambda texts: np.array([], dtype=np.uint32))
-
-
-def test_a_cache_that_cannot_be_written(stream, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match="cannot be written"):
-        stored_tokens(stream, "a", numbers)

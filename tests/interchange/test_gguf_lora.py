@@ -82,20 +82,32 @@ def in_transformers_order(rows, name, model):
     return torch.empty_like(rows).index_copy(0, order, rows)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "lora(rank=3, alpha=5)",
-        f"lora(rank=2, {EVERYWHERE})",
-        "rslora(rank=4)",
-        "pissa(rank=2)",
-        "lora(ranks={'attn.q': 3, 'attn.v': 1}, sites=[attn.q, attn.v])",
-        ["lora(rank=2)", "rslora(rank=1, sites=[attn.k])"],
-    ],
-    ids=str,
-)
+SPECS = (
+    "lora(rank=3, alpha=5)", f"lora(rank=2, {EVERYWHERE})", "rslora(rank=4)", "pissa(rank=2)",
+    "lora(ranks={'attn.q': 3, 'attn.v': 1}, sites=[attn.q, attn.v])",
+    ["lora(rank=2)", "rslora(rank=1, sites=[attn.k])"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_file_has_the_updates_that_merging_adds(spec, tmp_path):
     check_updates(tiny_models.model("llama", "causal-lm"), spec, tmp_path / "a.gguf")
+    fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
+    found = {name: field.contents() for name, field in fields.items() if "." in name}
+    expected = {"general.architecture": "llama", "general.type": "adapter", "general.name": "a"}
+    expected |= {"adapter.type": "lora", "adapter.lora.alpha": 0.0}
+    assert found.items() >= expected.items()
+
+
+REFUSED = [
+    ("llama", "dora", "DoRA"),
+    ("llama", "ia3", "IA3"),
+    ("llama", "pfeiffer", "pfeiffer"),
+    ("llama", ["lora", "norms"], "norm"),
+    ("opt", "lora", "opt"),
+    ("mixtral", "lora(sites=['ffn.*'])", "experts"),
+    ("gpt2", "lora(sites=[lm_head])", "as embeddings"),
+]
 
 
 FALCONS = [{"new_decoder_architecture": True, "num_kv_heads": 2}, {"multi_query": False}]
@@ -151,29 +163,7 @@ def check_updates(model, spec, file):
     assert changed == len(found) > 0
 
 
-def test_the_metadata_are_those_of_an_adapter(tmp_path):
-    model = tiny_models.model("llama", "causal-lm")
-    ah.attach(model, "lora", name="a").export(tmp_path / "a.gguf", format="gguf")
-    fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
-    found = {name: field.contents() for name, field in fields.items() if "." in name}
-    expected = {"general.architecture": "llama", "general.type": "adapter", "general.name": "a"}
-    expected |= {"adapter.type": "lora", "adapter.lora.alpha": 0.0}
-    assert found.items() >= expected.items()
-
-
-@pytest.mark.parametrize(
-    ("architecture", "spec", "reason"),
-    [
-        ("llama", "dora", "DoRA"),
-        ("llama", "ia3", "IA3"),
-        ("llama", "pfeiffer", "pfeiffer"),
-        ("llama", ["lora", "norms"], "norm"),
-        ("opt", "lora", "opt"),
-        ("mixtral", "lora(sites=['ffn.*'])", "experts"),
-        ("gpt2", "lora(sites=[lm_head])", "as embeddings"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("architecture", "spec", "reason"), REFUSED, ids=str)
 def test_what_llama_cpp_cannot_compute_is_refused(architecture, spec, reason, tmp_path):
     model = tiny_models.model(architecture, "causal-lm")
     adapter = ah.attach(model, spec, name="a")

@@ -83,27 +83,34 @@ def test_of_two_concurrent_writers_one_is_refused(hub, published, tmp_path):
     assert [entry.version for entry in store(hub).versions("acme/polite")] == ["v1", "v2", "v3"]
 
 
-def test_offline_the_cache_is_used(hub, published, tmp_path, monkeypatch):
+def test_offline_the_cache_is_used(hub, published, tmp_path, monkeypatch, capfd):
+    pull(published.reference)
+    assert f"Fetching {published.reference}" in capfd.readouterr().err  # its progress
+    again = store(hub).put(tmp_path / "made", Publication("acme/polite", tags=("best",)))
+    assert again.tags == ("best",)
+    store(hub).get(again)
+    store(hub).yank(again, "wrong")
+    store(hub).resolve("acme/polite", "v1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for version in ("v1", "best"):
+        entry = store(hub).resolve("acme/polite", version)
+        assert (entry.version, entry.yanked, entry.digest) == ("v1", "wrong", published.digest)
+        assert Saved.at(store(hub).get(entry)).read()
+    assert [entry.version for entry in store(hub).versions("acme/polite")] == ["v1"]
+    with pytest.raises(RegistryError, match="cannot be reached"):
+        store(hub).resolve("acme/other")
+
+
+def test_offline_the_newest_version_is_known(hub, published, monkeypatch):
     pull(published.reference)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    offline = store(hub)
-    for version in ("v1", None):
-        entry = offline.resolve("acme/polite", version)
-        assert entry.digest == published.digest
-        Saved.at(offline.get(entry)).read()
-    with pytest.raises(RegistryError, match="cannot be reached"):
-        offline.resolve("acme/other")
+    assert store(hub).resolve("acme/polite").digest == published.digest
 
 
 def test_a_repository_without_an_adapter_is_an_error(hub):
     hub.add("acme/text", {"README.md": b"x"})
     with pytest.raises(FileError, match="holds no adapter"):
         store(hub).resolve("acme/text")
-
-
-def test_a_download_shows_its_progress(hub, published, capfd):
-    pull(published.reference)
-    assert f"Fetching {published.reference}" in capfd.readouterr().err
 
 
 def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
@@ -116,19 +123,6 @@ def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
     hub.requests.clear()
     store(hub).get(published)
     assert hub.requests == []
-
-
-def test_a_tag_is_known_offline(hub, published, tmp_path, monkeypatch):
-    again = store(hub).put(tmp_path / "made", Publication("acme/polite", tags=("best",)))
-    assert again.tags == ("best",)
-    store(hub).get(again)
-    store(hub).yank(again, "wrong")
-    store(hub).resolve("acme/polite", "v1")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    offline = store(hub).resolve("acme/polite", "best")
-    assert (offline.version, offline.yanked) == ("v1", "wrong")
-    assert Saved.at(store(hub).get(offline)).read()
-    assert [entry.version for entry in store(hub).versions("acme/polite")] == ["v1"]
 
 
 def test_another_librarys_adapter_is_pinned_to_its_commit(hub):

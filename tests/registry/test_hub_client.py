@@ -42,6 +42,13 @@ def download(hub, path, **expected):
     )
 
 
+EXPECTED = (
+    {"size": len(DATA)},
+    {"sha256": hashlib.sha256(DATA).hexdigest()},
+    {"git_sha1": fake_hub.git_sha1(DATA)},
+)
+
+
 def test_an_answer_has_a_limit(hub):
     client = HubClient(hub.address)
     assert client.read("/acme/a/resolve/v1/file", len(DATA), "acme/a") == DATA
@@ -58,12 +65,7 @@ def test_the_query_and_the_token_are_sent(hub):
     assert hub.authorizations == ["Bearer secret-token"]
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [{"size": len(DATA)}, {"sha256": hashlib.sha256(DATA).hexdigest()},
-     {"git_sha1": fake_hub.git_sha1(DATA)}],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("expected", EXPECTED, ids=str)
 def test_a_download_is_verified(hub, tmp_path, expected):
     download(hub, tmp_path / "a", **expected)
     assert (tmp_path / "a").read_bytes() == DATA
@@ -74,14 +76,8 @@ def test_a_download_is_verified(hub, tmp_path, expected):
 
 
 def test_a_download_goes_on_where_it_was_cut(hub, tmp_path):
-    cuts = iter((100, 5000, 0))
-
-    def cut(handler):
-        hub.cut_after = next(cuts, None)
-        return False
-
-    hub.attack = cut
-    counts = []
+    cuts, counts = iter((100, 5000, 0)), []
+    hub.attack = lambda handler: setattr(hub, "cut_after", next(cuts, None))
     client = HubClient(hub.address)
     expected = Expected(len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
     client.download("/acme/a/resolve/v1/file", tmp_path / "a", expected, "a", counts.append)
@@ -102,12 +98,7 @@ def test_a_server_without_ranges_sends_everything_again(hub, tmp_path):
 
 def test_the_attempts_are_counted_from_the_last_progress(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(hub_client, "_PROGRESS_BYTES", 10_000)
-
-    def cut(handler):
-        hub.cut_after = 11_000
-        return False
-
-    hub.attack = cut
+    hub.attack = lambda handler: setattr(hub, "cut_after", 11_000)
     download(hub, tmp_path / "a")
     assert len(hub.resumed_at) == len(DATA) // 11_000
     hub.attack = lambda handler: setattr(hub, "cut_after", 9_000)
@@ -162,10 +153,6 @@ def test_no_thread_or_connection_is_left(hub):
 def test_a_malformed_endpoint_is_an_error(base):
     with pytest.raises(ConfigError, match="HF_ENDPOINT"):
         HubClient(base)
-
-
-def test_the_hint_names_the_right_login(monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
     assert login_hint("https://huggingface.co") == "hf auth login, or set HF_TOKEN"
     assert login_hint("https://h.org:443/x") == "adapterhub login https://h.org"
 

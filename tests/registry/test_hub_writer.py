@@ -25,38 +25,16 @@ def writer(hub, token=TOKEN):
     return HubWriter(hub.address, token, "hf:")
 
 
-def test_a_repository_a_commit_and_a_tag(hub):
-    writing = writer(hub)
-    writing.create("acme/a", private=True)
-    repository = hub.repositories["acme/a"]
-    commit = writing.commit("acme/a", {"x": b"1"}, "Publish", repository.commits[-1][0])
-    writing.create_tag("acme/a", "v1", commit)
-    assert repository.private
-    assert repository.tags == {"v1": commit}
-    writing.delete_tag("acme/a", "v1")
-    assert repository.tags == {}
-    assert set(hub.authorizations) == {f"Bearer {TOKEN}"}
-
-
-def test_no_token_is_no_token(hub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    writer(hub, None).create("acme/a", private=False)
-    assert set(hub.authorizations) == {None}
-
-
 @pytest.mark.parametrize(
     ("status", "code", "words"),
-    [
-        (401, "", "adapterhub login http://127.0.0.1"),
-        (404, "RepoNotFound", "you have no access"),
-        (403, "", "lacks the permission"),
-        (403, "GatedRepo", "gated"),
-        (409, "", "another writer"),
-        (412, "", "another writer"),
-        (418, "", "repeats your token"),
-    ],
-)
-def test_errors_are_explained(hub, status, code, words):
+    [(401, "", "adapterhub login http://127.0.0.1"), (404, "RepoNotFound", "you have no access"),
+     (403, "", "lacks the permission"), (403, "GatedRepo", "gated"), (409, "", "another writer"),
+     (412, "", "another writer"), (418, "", "repeats your token")],
+)  # fmt: skip
+def test_errors_are_explained(hub, monkeypatch, status, code, words):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    writer(hub, None).create("acme/a", private=False)
+    assert set(hub.authorizations) == {None}  # no token is no token
     hub.attack = fake_hub.on("", fake_hub.echo(status, code))
     with pytest.raises(RegistryError) as caught:
         writer(hub).create_tag("acme/a", "v1", "a" * 40)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import subprocess
 import sys
 import warnings
@@ -11,7 +10,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError
 from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
@@ -80,18 +79,6 @@ def test_the_default_is_in_the_users_data_folder(monkeypatch, tmp_path):
     assert default_root().parts[-2:] == ("adapterhub", "registry")
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path))
     assert LocalRegistry().root == tmp_path
-
-
-def test_changes_made_by_other_programs_are_found(registry, tmp_path):
-    put(registry, tmp_path, "a")
-    assert names(registry) == ["a"]
-    home = registry.root / "acme--bert-small"
-    shutil.copytree(home / "a", home / "b")
-    assert names(registry) == ["a", "b"]
-    registries.write_sample(home / "b" / "v2", 7, accuracy=0.5)
-    assert names(registry, metric="accuracy") == ["b"]
-    shutil.rmtree(home / "a")
-    assert names(registry) == ["b"]
 
 
 def test_a_search_without_changes_writes_nothing(registry, tmp_path, monkeypatch):
@@ -186,26 +173,6 @@ def test_concurrent_writers(registry, tmp_path):
     assert registry.gc() == []
 
 
-def test_verify_names_each_damaged_version(registry, tmp_path):
-    put(registry, tmp_path, "a")
-    entry = put(registry, tmp_path, "b")
-    assert registry.verify() == []
-    tensors = registry.root / "acme--bert-small" / "b" / "v1" / "adapter.safetensors"
-    data = bytearray(tensors.read_bytes())
-    data[-1] ^= 1
-    tensors.write_bytes(data)
-    (problem,) = registry.verify()
-    assert problem.startswith("acme--bert-small/b/v1: ")
-    with pytest.raises(FileError):
-        registry.get(entry)
-
-
-def test_names_that_differ_in_case_only_are_refused(registry, tmp_path):
-    put(registry, tmp_path, "polite")
-    with pytest.raises(RegistryError, match="only in case"):
-        put(registry, tmp_path, "Polite")
-
-
 def test_a_clone_by_git_for_windows_is_the_same_registry(registry, tmp_path):
     put(registry, tmp_path)
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "core.autocrlf=true"]
@@ -230,22 +197,6 @@ def test_line_ends_that_git_changed_are_named(registry, tmp_path, file):
         with pytest.raises(FileError, match="CRLF") as caught:
             registry.get(registry.resolve(entry.name, "v1"), None)
         assert "* -text" in str(caught.value)
-
-
-def test_the_stamp_changes_with_versions_tags_and_yanks(registry, tmp_path):
-    stamps = [registry.stamp(PATH)]
-    entry = put(registry, tmp_path)
-    changes = (
-        lambda: None,
-        lambda: registry.tag(entry, "best"),
-        lambda: registry.yank(entry, "wrong"),
-    )
-    for change in changes:
-        change()
-        stamps.append(registry.stamp(PATH))
-    registry.yank(entry, "wrong")
-    assert len(set(stamps)) == 4
-    assert registry.stamp(PATH) == stamps[-1]
 
 
 def exchange(first, second):
@@ -290,22 +241,6 @@ def test_leftovers_of_writers_are_removed(registry, tmp_path):
     assert len(registry.gc()) == 3
     assert registry.contents(PATH).names.tags == {"best": "v1"}
     assert (tmp_path / "made-polite-0").is_dir()
-
-
-def test_a_broken_version_is_listed_with_its_error(registry, tmp_path):
-    for seed in (0, 1):
-        entry = put(registry, tmp_path, seed=seed)
-    (registry.root / PATH / "v2" / "adapter.json").unlink()
-    contents = registry.contents(PATH)
-    assert [entry.version for entry in contents.entries] == ["v1"]
-    assert list(contents.broken) == ["v2"]
-    contents.raise_broken("polite", "v1")
-    with pytest.raises(FileError, match="missing"):
-        contents.raise_broken("polite", "2")
-    with pytest.raises(FileError, match="the newest version, polite@v2, cannot be read"):
-        contents.raise_broken("polite", None)
-    registry.yank(entry, "broken")
-    registry.contents(PATH).raise_broken("polite", None)
 
 
 def test_a_folder_that_another_writer_makes_meanwhile_is_no_link(registry, tmp_path, monkeypatch):

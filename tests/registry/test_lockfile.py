@@ -213,16 +213,16 @@ def test_another_hub_is_recorded_and_gets_no_token(hub, tmp_path, monkeypatch):
     assert set(hub.authorizations) == {None}
 
 
-@pytest.mark.parametrize(
-    ("reference", "variable", "endpoint"),
-    [
-        ("hf:a/b", "https://huggingface.co", "https://huggingface.co"),
-        ("hf:a/b", "https://mirror.org", "https://mirror.org"),
-        ("hf:a/b", "http://intern:8080", None),  # no reference could name it
-        ("hf:a/b", "https://mirror.org/hf", None),
-        ("https://H.org:443/a/b", "https://huggingface.co", "https://h.org"),
-    ],
-)
+ORIGINS = [
+    ("hf:a/b", "https://huggingface.co", "https://huggingface.co"),
+    ("hf:a/b", "https://mirror.org", "https://mirror.org"),
+    ("hf:a/b", "http://intern:8080", None),  # no reference could name it
+    ("hf:a/b", "https://mirror.org/hf", None),
+    ("https://H.org:443/a/b", "https://huggingface.co", "https://h.org"),
+]
+
+
+@pytest.mark.parametrize(("reference", "variable", "endpoint"), ORIGINS)
 def test_the_origin_of_the_hub_is_recorded(reference, variable, endpoint, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", variable)
     parsed = parse_reference(reference)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 
 import pytest
 import torch
@@ -57,13 +56,6 @@ def test_a_name_is_pulled_from_the_registry(registry, tmp_path):
         ah.pull("polite@v3", registry=registry)
 
 
-def test_a_tag_on_a_hub_is_pulled(hub, tmp_path):
-    folder = registries.write_sample(tmp_path / "made")
-    ah.push(folder, f"{hub.address}/acme/polite", tags=("best",), peft=False)
-    copy = ah.pull(f"{hub.address}/acme/polite@best", tmp_path / "mine")
-    assert Saved.at(copy).read()[0] == Saved.at(folder).read()[0]
-
-
 def test_a_folder_is_returned_as_it_is(tmp_path):
     folder = registries.write_sample(tmp_path / "run" / "adapter")
     assert ah.pull(folder) == ah.pull(tmp_path / "run") == folder
@@ -72,15 +64,6 @@ def test_a_folder_is_returned_as_it_is(tmp_path):
     assert ah.pull(tmp_path / "foreign") == tmp_path / "foreign"
     with pytest.raises(FileError):
         ah.pull(tmp_path)
-
-
-def test_a_yanked_version_comes_with_a_warning(registry):
-    ah.yank("polite@v1", "trained on the dev set", registry=registry)
-    with pytest.warns(UserWarning, match="polite@v1 was yanked: trained on the dev set"):
-        ah.pull("polite@v1", registry=registry)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ah.pull("polite", registry=registry)
 
 
 # The checks that every adapter passes.
@@ -265,13 +248,17 @@ def two_backbones(tmp_path):
     return tmp_path / "registry"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_adapter_for_the_models_backbone_is_loaded(two_backbones, tmp_path, seed):
+@pytest.mark.parametrize(("seed", "half"), [(0, False), (1, False), (1, True)])
+def test_the_adapter_for_the_models_backbone_is_loaded(two_backbones, tmp_path, seed, half):
+    """Also on a copy in FP16, whose weights are rounded."""
     model, expected = tiny_models.model("bert", seed=seed), tiny_models.model("bert", seed=seed)
+    if half:
+        tiny_models.model("bert", seed=seed).half().save_pretrained(tmp_path / "copy")
+        model = type(model).from_pretrained(tmp_path / "copy", dtype=torch.float32)
     adapter = ah.load(model, "polite", name="renamed", registry=two_backbones)
     ah.load(expected, tmp_path / f"out-{seed}")
     assert adapter.name == "renamed"
-    assert torch.equal(logits(model), logits(expected))
+    torch.testing.assert_close(logits(model), logits(expected), atol=half * 1e-2, rtol=0)
 
 
 def test_an_adapter_for_another_backbone_is_refused(two_backbones, tmp_path):
@@ -284,15 +271,6 @@ def test_an_adapter_for_another_backbone_is_refused(two_backbones, tmp_path):
     assert torch.equal(logits(model), bare)
     ah.load(model, tmp_path / "out-0", any_backbone=True)
     assert not torch.equal(logits(model), bare)
-
-
-def test_an_fp16_copy_finds_its_adapter_among_several(two_backbones, tmp_path):
-    model, expected = tiny_models.model("bert", seed=1), tiny_models.model("bert", seed=1)
-    tiny_models.model("bert", seed=1).half().save_pretrained(tmp_path / "copy")
-    model = type(model).from_pretrained(tmp_path / "copy", dtype=torch.float32)
-    ah.load(model, "polite", registry=two_backbones)
-    ah.load(expected, tmp_path / "out-1")
-    assert torch.allclose(logits(model), logits(expected), atol=1e-2)
 
 
 def test_adapters_that_were_trained_without_a_name_have_that_of_the_registry(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from adapterhub.registry.store import (
     Reference,
     backbone_folder,
     folder_of_id,
-    holds_adapter,
     is_backbone_folder,
     is_name,
     nearby_adapters,
@@ -27,51 +25,51 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter
 VERSIONS = st.none() | NAMES
 
 
-@pytest.mark.parametrize(
-    ("text", "reference"),
-    [
-        ("./out/polite", Reference("folder", "./out/polite")),
-        ("../a@b", Reference("folder", "../a@b")),
-        (".", Reference("folder", ".")),
-        ("/srv/a b", Reference("folder", "/srv/a b")),
-        ("~/x", Reference("folder", "~/x")),
-        ("C:\\x", Reference("folder", "C:\\x")),
-        ("polite", Reference("local", "polite")),
-        ("polite@v2", Reference("local", "polite", "v2")),
-        ("hf:some/polite", Reference("hub", "some/polite")),
-        ("hf:some/polite@refs/pr/1", Reference("hub", "some/polite", "refs/pr/1")),
-        ("https://h.org/a/b@v1", Reference("server", "a/b", "v1", "https://h.org")),
-        ("http://127.0.0.1:8000/a/b", Reference("server", "a/b", None, "http://127.0.0.1:8000")),
-    ],
-)
-def test_each_form(text, reference):
-    assert parse_reference(text) == reference
-    assert str(reference) == text
+FORMS = {
+    "./out/polite": Reference("folder", "./out/polite"),
+    "../a@b": Reference("folder", "../a@b"),
+    ".": Reference("folder", "."),
+    "/srv/a b": Reference("folder", "/srv/a b"),
+    "~/x": Reference("folder", "~/x"),
+    "C:\\x": Reference("folder", "C:\\x"),
+    "polite": Reference("local", "polite"),
+    "polite@v2": Reference("local", "polite", "v2"),
+    "hf:some/polite": Reference("hub", "some/polite"),
+    "hf:some/polite@refs/pr/1": Reference("hub", "some/polite", "refs/pr/1"),
+    "https://h.org/a/b@v1": Reference("server", "a/b", "v1", "https://h.org"),
+    "http://127.0.0.1:8000/a/b": Reference("server", "a/b", None, "http://127.0.0.1:8000"),
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "remedy"),
-    [
-        ("some/polite", "./some/polite for a folder, hf:some/polite for the Hub"),
-        ("a/b/c", "./a/b/c for a folder"),
-        ("", "expected"),
-        (" polite", "expected"),
-        ("polite@", "version"),
-        ("polite@../x", "version"),
-        ("hf:polite", "hf:owner/name"),
-        ("hf:a/..", "hf:owner/name"),
-        ("http://h.org/a/b", "https"),
-        ("https://h.org/a", "https://host/owner/name"),
-        ("https://me:secret@h.org/a/b", "more than a host"),
-        ("https://h.org:x/a/b", "URL"),
-        ("ftp://h.org/a/b", "https"),
-        ("-polite", "letters"),
-    ],
-)
-def test_an_invalid_reference_gives_a_hint(text, remedy):
+@pytest.mark.parametrize("text", FORMS)
+def test_each_form(text):
+    assert parse_reference(text) == FORMS[text]
+    assert str(FORMS[text]) == text
+
+
+HINTS = {
+    "some/polite": "./some/polite for a folder, hf:some/polite for the Hub",
+    "a/b/c": "./a/b/c for a folder",
+    "": "expected",
+    " polite": "expected",
+    "polite@": "version",
+    "polite@../x": "version",
+    "hf:polite": "hf:owner/name",
+    "hf:a/..": "hf:owner/name",
+    "http://h.org/a/b": "https",
+    "https://h.org/a": "https://host/owner/name",
+    "https://me:secret@h.org/a/b": "more than a host",
+    "https://h.org:x/a/b": "URL",
+    "ftp://h.org/a/b": "https",
+    "-polite": "letters",
+}
+
+
+@pytest.mark.parametrize("text", HINTS)
+def test_an_invalid_reference_gives_a_hint(text):
     with pytest.raises(ConfigError) as caught:
         parse_reference(text)
-    assert remedy in str(caught.value)
+    assert HINTS[text] in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -115,15 +113,10 @@ def test_two_ids_never_have_the_same_folder(ids):
     assert all(is_backbone_folder(name) for name in folders if ".." not in name)
 
 
-@pytest.mark.parametrize(
-    "backbone",
-    ["acme/bert", "gpt2", "sentence-transformers/all-MiniLM-L6-v2", "bert--0123456789ab"],
-)
-def test_ordinary_ids_are_accepted(backbone):
-    assert backbone_folder(backbone) == folder_of_id(backbone) == backbone.replace("/", "--")
-
-
-def test_an_ambiguous_id_names_the_other():
+def test_ordinary_ids_are_accepted_and_an_ambiguous_one_names_the_other():
+    for backbone in ("acme/bert", "gpt2", "sentence-transformers/all-MiniLM-L6-v2",
+                     "bert--0123456789ab"):  # fmt: skip
+        assert backbone_folder(backbone) == folder_of_id(backbone) == backbone.replace("/", "--")
     with pytest.raises(RegistryError, match="share the folder 'a--b' with those of 'a/b'"):
         backbone_folder("a--b")
 
@@ -146,13 +139,6 @@ def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):
     assert nearby_adapters("sst2") == ["./sst2", "runs/sst2"]
     assert nearby_adapters("ssst2") == ["./sst2", "runs/sst2"]
     assert nearby_adapters("polite") == []
-
-
-def test_what_holds_an_adapter(tmp_path):
-    assert not holds_adapter(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert holds_adapter(tmp_path)
-    assert not holds_adapter(Path("no/such/folder"))
 
 
 def test_a_folder_of_peft_is_to_be_imported(tmp_path, monkeypatch, adapterhub):

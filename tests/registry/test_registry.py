@@ -66,27 +66,23 @@ def publish(store, folder, version=None):
 
 
 def test_racing_publishers_never_share_a_version(store, made):
-    folders = [made(seed) for seed in range(24)]
-    with ThreadPoolExecutor(8) as pool:
-        versions = list(pool.map(lambda folder: publish(store, folder), folders))
-    assert sorted(versions, key=lambda v: int(v[1:])) == [f"v{n}" for n in range(1, 25)]
-    assert len({entry.digest for entry in store.versions("polite")}) == 24
-    assert store.verify() == []
+    """Nor do two that ask for the same one."""
 
-
-def test_one_of_several_publishers_gets_the_version_that_all_ask_for(store, made):
-    def attempt(folder):
+    def attempt(seed):
         try:
-            return publish(store, folder, "v7")
+            return publish(store, made(seed), "v7" if seed >= 8 else None)
         except RegistryError as error:
             return error.problem
 
-    folders = [made(seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(attempt, folders))
-    assert found.count("v7") == 1
-    assert all("v7" in text for text in found)
-    assert [entry.version for entry in store.versions("polite")] == ["v7"]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(attempt, range(12)))
+    versions = [text for text in found if text[1:].isdigit()]
+    assert all("v7" in text for text in found if text not in versions)
+    assert len({*versions}) == len(versions) >= 8
+    entries = store.versions("polite")
+    assert [entry.version for entry in entries] == sorted(versions, key=lambda v: int(v[1:]))
+    assert len({entry.digest for entry in entries}) == len(versions)
+    assert store.verify() == []
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -135,17 +131,6 @@ def test_a_missing_name_is_told_with_what_there_is(store, made):
         store.resolve("polit")
     with pytest.raises(RegistryError, match="for other/model"):
         store.resolve("polite", backbone="other/model")
-
-
-def test_files_are_grouped_by_version_in_their_order(store, bucket):
-    for path in ("b/n/v10/x", "b/n/v2/y", "b/n/v2/x", "b/n/names.json", "b/n/v02/x", "b/n2/v1/x"):
-        bucket.write(path, b"1")
-    files = store._files("b/n")
-    assert {version: sorted(own) for version, own in files.items()} == {
-        "v2": ["x", "y"],
-        "v10": ["x"],
-    }
-    assert list(files) == ["v2", "v10"]
 
 
 def test_a_manifest_is_read_once_and_again_if_it_has_changed(store, bucket, tmp_path, monkeypatch):

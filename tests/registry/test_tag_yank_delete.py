@@ -83,15 +83,15 @@ def test_a_damaged_version_can_be_deleted(published):
     assert ah.pull("polite").name == "v2"
 
 
-@pytest.mark.parametrize(
-    ("reference", "problem"),
-    [
-        ("polite", "one version by its number"),
-        ("polite@best", "one version by its number"),
-        ("./polite", "is a folder"),
-        ("hf:acme/polite@v1", "is on the Hub, where adapterhub deletes nothing"),
-    ],
-)
+KEPT = [
+    ("polite", "one version by its number"),
+    ("polite@best", "one version by its number"),
+    ("./polite", "is a folder"),
+    ("hf:acme/polite@v1", "is on the Hub, where adapterhub deletes nothing"),
+]
+
+
+@pytest.mark.parametrize(("reference", "problem"), KEPT)
 def test_only_a_version_of_a_local_registry_is_deleted(reference, problem):
     with pytest.raises(ConfigError, match=problem):
         ah.delete(reference)
@@ -120,17 +120,13 @@ def test_a_tag_is_set_moved_listed_and_removed(published):
 
 
 def test_removing_what_is_not_there(published):
+    with pytest.raises(ConfigError, match="invalid tags"):
+        ah.tag("polite", "a b")
     with pytest.raises(ConfigError, match="unknown tag of polite 'bset'; did you mean 'best'"):
         ah.tag("polite", "bset", remove=True)
     with pytest.raises(ConfigError, match="polite@best is v1, not v2"):
         ah.tag("polite@v2", "best", remove=True)
     assert ah.tag("polite@v1", "best", remove=True) == {}
-
-
-@pytest.mark.parametrize("tag", ["v3", "3", "-x", "a b", "con"])
-def test_an_invalid_tag(published, tag):
-    with pytest.raises(ConfigError, match="invalid tags"):
-        ah.tag("polite", tag)
 
 
 def test_a_version_that_was_deleted_meanwhile_gets_no_tag(published):

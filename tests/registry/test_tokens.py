@@ -25,20 +25,17 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "adapterhub"
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://huggingface.co", "hf_of_the_endpoint"),
-        ("https://HUGGINGFACE.co:443/some/name", "hf_of_the_endpoint"),
-        ("http://huggingface.co", None),
-        ("https://huggingface.co:8443", None),
-        ("https://huggingface.co.example.org", None),
-        ("https://www.huggingface.co", None),
-        (HUB, None),
-    ],
-)
-def test_the_token_of_huggingface_hub_belongs_to_its_endpoint(url, expected):
-    assert token_for(url) == expected
+OWNERS = {
+    "https://huggingface.co": "hf_of_the_endpoint",
+    "https://HUGGINGFACE.co:443/some/name": "hf_of_the_endpoint",
+    **dict.fromkeys(("http://huggingface.co", "https://huggingface.co:8443", HUB,
+                     "https://huggingface.co.example.org", "https://www.huggingface.co")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("url", OWNERS)
+def test_the_token_of_huggingface_hub_belongs_to_its_endpoint(url):
+    assert token_for(url) == OWNERS[url]
 
 
 def test_the_endpoint_may_be_another_one(monkeypatch):

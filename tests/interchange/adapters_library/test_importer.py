@@ -205,12 +205,9 @@ def test_a_pickle_is_opened_only_on_request_and_runs_no_code(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_checkpoint_info_names_what_to_load():
+def test_another_model_type_is_refused():
     info = adapters_checkpoint_info(GOLDEN / "bert" / "houlsby")
     assert (info.backbone, info.task, info.outputs) == ("backbone", "classification", 3)
-
-
-def test_another_model_type_is_refused():
     with pytest.raises(MismatchError, match="bert"):
         imported(backbone("roberta"), "bert", "pfeiffer", head=False)
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
 from adapterhub.errors import FileError, MismatchError
 from adapterhub.interchange.peft import files, targets
-from adapterhub.interchange.peft.targets import Targets, ends_with, modules_of
+from adapterhub.interchange.peft.targets import Targets, modules_of
+from adapterhub.interchange.peft.updates import subtracted_factors
 from tests.kit import tiny_models
-from tests.kit.peers import edit, edit_tensors, lora_config, trained
+from tests.kit.peers import (
+    compare_import,
+    core,
+    edit,
+    edit_tensors,
+    linear_names,
+    lora_config,
+    trained,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -74,22 +86,43 @@ def test_the_named_modules_are_targets(subtests):
             assert matched(**config) == [f"{LAYER}.{n}.attention.self.query" for n in layers]
 
 
-def test_a_name_matches_whole_path_components():
-    assert ends_with("a.query", ["query"])
-    assert ends_with("query", ["query"])
-    assert not ends_with("a.subquery", ["query"])
-
-
-def test_the_first_matching_pattern_gives_the_value():
-    found = Targets(files.neutral("LORA"), tiny_models.model("bert"))
-    patterns = {"query": 2, r"layer\.0\..*": 3}
-    assert found.value_at(patterns, "layer.0.query", 8) == 2
-    assert found.value_at(patterns, "layer.0.key", 8) == 3
-    assert found.value_at(patterns, "layer.1.key", 8) == 8
-    assert found.value_at(None, "layer.1.key", 8) == 8
-
-
 def test_expressions_share_a_time_limit(monkeypatch):
     monkeypatch.setattr(targets, "SECONDS", 0.05)
     with pytest.raises(FileError, match="takes too long"):
         matched(target_modules=r"(?:(?:[a-z0-9_.]|[a-z0-9_.]{2})+)+[!&]")
+
+
+# Updates: their biases, and what an initialization subtracts.
+
+
+BIASED = {a: None for a in ("bert", "gpt2", "bart", "opt")}
+
+
+@pytest.mark.parametrize("architecture", core(BIASED, "bert", "gpt2"))
+def test_biases_of_updates(tmp_path, architecture):
+    """Also at the pooler of BERT and the head of BART, which are not sites."""
+    model = tiny_models.model(architecture)
+    names = [n for n in linear_names(model) if model.get_submodule(n).bias is not None]
+    names = [n for n in names if not n.startswith(("classifier", "score"))]
+    config = lora_config(target_modules=names, lora_bias=True)
+    adapter = compare_import(tmp_path, architecture, config, std=0.1, atol=1e-4)
+    assert {"lora", "chosen"} <= {method.name for method in adapter.methods}
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
+@pytest.mark.parametrize("kind", [nn.Linear, Conv1D])
+@pytest.mark.parametrize("initialization", ["pissa", "olora"])
+@pytest.mark.parametrize("rank", [3, 9])
+def test_the_subtracted_part_is_that_of_peft(initialization, kind, rank):
+    """A rank above that of the weight takes all of its components."""
+    torch.manual_seed(0)
+    module = nn.Sequential(kind(6, 6))
+    weight = module[0].weight.detach().clone()
+    expected = weight.T if kind is Conv1D else weight
+    left, right = subtracted_factors(initialization, module[0], expected, min(rank, 6), 2.0)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, init_lora_weights=initialization, target_modules=["0"]
+    )
+    changed = peft.get_peft_model(module, config).base_model.model[0].base_layer.weight.detach()
+    changed = changed.T if kind is Conv1D else changed
+    torch.testing.assert_close(expected - 2.0 * left @ right, changed, atol=1e-5, rtol=0)
