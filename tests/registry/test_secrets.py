@@ -248,7 +248,8 @@ def test_what_this_project_writes_is_no_leak(monkeypatch):
     files = {str(p.relative_to(ROOT)): p.read_bytes() for p in paths if p.is_file()}
     assert len(files) > 30
     assert findings(files) == []
-    texts = [example.text for split in docstrings.load_docstrings(limit_per_class=50) for example in split]
+    splits = docstrings.load_docstrings(limit_per_class=50)
+    texts = [example.text for split in splits for example in split]
     found = findings({"docstrings": "\n".join(texts).encode()})
     assert len(texts) >= 300
     assert len(found) == 0, [texts[int(f.place[5:]) - 1] for f in found]
