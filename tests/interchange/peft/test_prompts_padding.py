@@ -8,8 +8,8 @@ import torch
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, SiteError
-from tests.kit import peers, tiny_models
-from tests.kit.peers import KINDS, core, lora_config, trained
+from tests.kit import tiny_models
+from tests.kit.peers import KINDS, core, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 LENGTH = 4
