@@ -293,97 +293,6 @@ def test_grouped_kinds_are_there():
     assert set(GROUPED) <= KINDS.keys()
 
 
-class Block(nn.Module):
-    """A layer of a vision transformer, with the names of timm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(8)
-        self.attn = nn.Module()
-        self.attn.qkv, self.attn.proj = nn.Linear(8, 24), nn.Linear(8, 8)
-        self.norm2 = nn.LayerNorm(8)
-        self.mlp = nn.Sequential()
-        self.mlp.fc1, self.mlp.act, self.mlp.fc2 = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.attn.qkv(self.norm1(x)).chunk(3, -1)
-        x = x + self.attn.proj((q @ k.mT).softmax(-1) @ v)
-        y: torch.Tensor = x + self.mlp(self.norm2(x))
-        return y
-
-
-def test_a_vision_transformer_has_the_roles_of_one_of_transformers():
-    torch.manual_seed(0)
-    vit = nn.Sequential()
-    vit.patch_embed = nn.Conv2d(3, 8, 4, stride=4)
-    vit.tokens = nn.Flatten(2)
-    vit.blocks = nn.Sequential(Block(), Block())
-    sites = ah.anatomy_of(vit).sites
-    assert sites["blocks.1.attn.qkv.v"].role == "attn.v"
-    assert (sites["blocks.1.mlp"].role, sites["blocks.1.mlp"].layer) == ("ffn", 1)
-    x = torch.randn(2, 5, 8)
-    blocks = vit.blocks.eval()
-    bare = blocks(x)
-    weight = blocks[1].attn.qkv.weight.clone()
-    scramble_parameters(ah.attach(blocks, "lora(sites=['attn.q'], layers='top 1')"))
-    adapted = blocks(x)
-    ah.merge(blocks, batch=(x,))
-    change = (blocks[1].attn.qkv.weight - weight).abs().sum(1)
-    assert change[:8].all()
-    assert not change[8:].any()
-    assert difference(blocks(x), adapted) <= TOLERANCE
-    ah.unmerge(blocks)
-    ah.detach(blocks)
-    ah.attach(blocks, "houlsby(size=4)")
-    assert difference(blocks(x), bare) < 0.1
-
-
-@pytest.mark.parametrize("spec", ["lora(sites=['0', '3'])", "norms", "full"])
-@pytest.mark.parametrize("by_adapter", [False, True])
-def test_averages_of_batch_norms_stay_those_of_the_backbone(spec, by_adapter, tmp_path):
-    """They are no part of an adapter: it would be on another backbone, and change it for good."""
-
-    def made():
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(),
-            nn.Linear(32, 3),
-        )  # fmt: skip
-
-    net, x = made(), torch.randn(4, 3, 6, 6)
-    norm = net[1]
-    assert norm.training
-    adapter = ah.attach(net, spec, name="a", head=["5"])
-    if by_adapter:
-        adapter.train_mode()
-    else:
-        net.train()
-    assert not norm.training
-    optimizer = torch.optim.SGD(adapter.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        net(x).square().sum().backward()
-        optimizer.step()
-    net.eval()
-    adapted = net(x)
-    adapter.save(tmp_path / "a")
-    copied = pickle.loads(pickle.dumps(net))
-    ah.detach(net)
-    fresh = made().eval()
-    assert torch.equal(net(x), fresh(x))
-    assert "train" not in vars(norm)
-    assert not norm.training
-    assert net.train()[1].training
-    ah.load(fresh, tmp_path / "a")
-    assert difference(fresh(x), adapted) <= TOLERANCE
-    fresh.train()
-    ah.detach(fresh)
-    assert fresh[1].training
-    ah.detach(copied.train())
-    assert copied[1].training
-    assert "train" not in vars(copied[1])
-
-
 class Reads(nn.Module):
     """An attention that adds a bias of its own to a fused projection, as that of BEiT in timm."""
 
@@ -474,36 +383,46 @@ class Normed(nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.q, self.v = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.inner = {
-            "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-            "spectral norm in a hook": lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
-            "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
-            "batch norm": lambda: nn.BatchNorm1d(8),
-            "codebook": Codebook,
-        }[kind]()
+        self.q, self.v, self.inner = nn.Linear(8, 8), nn.Linear(8, 8), BUFFERS[kind]()
 
     def forward(self, x):
         return self.q(x) * self.v(x) + self.inner(x)
 
 
-BUFFERS = (
-    "spectral norm", "spectral norm in a hook", "weight norm", "batch norm", "codebook",
-)  # fmt: skip
+BUFFERS = {
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+    "spectral norm in a hook": lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "batch norm": lambda: nn.BatchNorm1d(8),
+    "codebook": Codebook,
+}
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.parametrize("training", [False, True])
-def test_buffers_of_a_frozen_module_stay_as_they_are(kind, training):
-    model = Normed(kind).train(training)
+@pytest.mark.parametrize("spec", ["lora(rank=2, sites=['q', 'v'])", "bitfit"])
+def test_buffers_of_a_frozen_module_stay_those_of_the_backbone(kind, training, spec, tmp_path):
+    """They are no part of an adapter: it would be on another backbone, and change it for good."""
+    model, x = Normed(kind).train(training), torch.randn(5, 8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    adapter = ah.attach(model, ah.LoRA(rank=2, sites=["q", "v"]))
+    plain = {"train" in vars(module) for module in model.modules()}
+    adapter = ah.attach(model, spec)
     for mode in (adapter.train_mode, model.train):
         mode()
-        model(torch.randn(5, 8)).sum().backward()
-    adapter.detach()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(module.training for module in model.modules())  # as `train` has left it
+        assert kind != "batch norm" or not model.inner.training
+        model(x).sum().backward()
+    scramble_parameters(adapter)
+    adapted = model.eval()(x)
+    adapter.save(tmp_path / "a")
+    computed = kind in ("spectral norm", "weight norm")  # which torch does not pickle
+    copied = copy.deepcopy(model) if computed else pickle.loads(pickle.dumps(model))
+    for each in (model.train(), copied.train()):
+        ah.detach(each)
+        assert all(torch.equal(value, before[name]) for name, value in each.state_dict().items())
+        assert all(module.training for module in each.modules())  # as `train` has left it
+        assert {"train" in vars(module) for module in each.modules()} == plain
+    ah.load(model.eval(), tmp_path / "a")
+    assert difference(model(x), adapted) <= TOLERANCE
 
 
 def by_weight(x, layer):

@@ -97,26 +97,6 @@ def test_missing_names_are_listed_with_the_nearest():
     assert error.value.expected == "one of 'a', 'b'"
 
 
-def hooks_of(model):
-    return {
-        name: (len(module._forward_pre_hooks), len(module._forward_hooks))
-        for name, module in model.named_modules()
-    }
-
-
-def test_watching_is_undone_with_the_last_adapter(subtests):
-    for architecture in tiny_models.MATRIX:
-        with subtests.test(architecture=architecture):
-            model = tiny_models.usual_model(architecture)
-            before = hooks_of(model)
-            attributes = {n: set(vars(m)) for n, m in model.named_modules()}
-            ah.attach(model, "prompt")
-            assert hooks_of(model) != before
-            ah.detach(model)
-            assert hooks_of(model) == before
-            assert {n: set(vars(m)) for n, m in model.named_modules()} == attributes
-
-
 def test_a_pass_ends_with_what_it_began_with():
     model = two_adapters(tiny_models.language_model("llama"))
     batch = tiny_models.batch()

@@ -6,6 +6,7 @@ import contextvars
 import gc
 import threading
 import weakref
+from functools import partial
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -21,7 +22,6 @@ from adapterhub.hooks.composition import (
     Average,
     BatchPlan,
     ContextEntry,
-    ModelScope,
     RecomputedInContext,
     adapter_names,
     applying,
@@ -149,59 +149,35 @@ def slot():
     return slot
 
 
-def test_an_entry_replaces_what_is_active_and_nests(slot):
-    assert slot.keys == ("active",)
-    with applying(slot.scope, entry_of(slot, "a")):
-        assert slot.keys == ("a",)
-        with applying(slot.scope, entry_of(slot, "b")):
-            assert slot.keys == ("b",)
-        assert slot.keys == ("a",)
-    assert slot.keys == ("active",)
-
-
-def test_a_slot_that_an_entry_does_not_list_has_no_modules(slot):
-    other = Slot()
-    with applying(slot.scope, entry_of(other, "a")):
-        assert slot.applied == NO_MODULES
-
-
-def test_an_entry_is_of_one_model(slot):
+def test_an_entry_replaces_what_is_active_in_its_context_and_model(slot):
+    """A slot that it does not list has no modules, nor has a thread the entry of another."""
     other = Slot()
     other.active = AppliedModules(("other",))
     with applying(slot.scope, entry_of(slot, "a")):
-        assert other.keys == ("other",)
-        with applying(other.scope, entry_of(other, "b")):
-            assert (slot.keys, other.keys) == (("a",), ("b",))
-        assert other.keys == ("other",)
-
-
-def test_a_thread_has_no_entry_and_a_copied_context_has(slot):
-    with applying(slot.scope, entry_of(slot, "a")):
+        with applying(slot.scope, entry_of(slot, "b")), applying(other.scope, entry_of(other, "c")):
+            assert (slot.keys, other.keys) == (("b",), ("c",))
+        assert (slot.keys, other.keys) == (("a",), ("other",))
         context = contextvars.copy_context()
         assert in_thread(lambda: slot.keys) == ("active",)
         assert in_thread(lambda: context.run(lambda: slot.keys)) == ("a",)
+    with applying(slot.scope, entry_of(other, "a")):
+        assert slot.applied == NO_MODULES
+    assert slot.keys == ("active",)
+    set_entry(slot.scope, ContextEntry({}, "pass"))
+    assert current_entry(slot.scope) is not None
+    set_entry(slot.scope, None)
+    assert current_entry(slot.scope) is None
 
 
-def test_a_cleared_entry_leaves_no_trace():
-    scope = ModelScope()
-    set_entry(scope, ContextEntry({}, "pass"))
-    assert current_entry(scope) is not None
-    set_entry(scope, None)
-    assert current_entry(scope) is None
-
-
-def test_what_is_kept_belongs_to_the_thread_and_the_slot(slot):
-    slot.keep("x", 1)
-    assert slot.kept("x") == 1
-    assert in_thread(lambda: slot.kept("x")) is None
-    assert Slot().kept("x") is None
-    assert slot.take("x") == 1
-    assert slot.take("x", "nothing") == "nothing"
-
-
-def test_what_is_kept_dies_with_its_slot():
+def test_what_is_kept_belongs_to_the_thread_and_the_slot_and_dies_with_it():
     slot = Slot()
     slot.keep("x", value := nn.Linear(2, 2))
+    assert slot.kept("x") is value
+    assert in_thread(partial(slot.kept, "x")) is None
+    assert Slot().kept("x") is None
+    assert slot.take("x") is value
+    assert slot.take("x", "nothing") == "nothing"
+    slot.keep("x", value)
     reference = weakref.ref(value)
     del slot, value
     gc.collect()

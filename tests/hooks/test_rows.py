@@ -103,10 +103,15 @@ def test_all_methods_in_one_batch(order, architecture):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_method_alone_and_beside_others(method):
+def test_each_method_beside_others_and_in_low_precision(method):
     model = held(methods=(method, method, "lora(rank=2)"))
     assert_same(model, ["a0", "a1", None, "a0", "a1"])
     assert_same(model, ["a2", "a0", "a1", ("a2", "a0"), ("a1", "a2")])
+    rows = ["a1", "a0", "a2", None, "a0"]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=0.1, rtol=0.05)
+    model.to(torch.bfloat16)
+    torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=0.1, rtol=0.05)
 
 
 def test_no_held_module_is_called_or_stacked_again(monkeypatch):
@@ -250,16 +255,6 @@ def test_large_modules_are_called(monkeypatch):
     for model in (held(methods=PAIRS["lora"]), free()):
         assert_same(model, ["a0", "a1", "a0"])
         assert not stacked_slots(model, ["a0", "a1", "a0"])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_another_dtype(method):
-    model = held(methods=(method, method, "lora(rank=2)"))
-    rows = ["a1", "a0", "a2", None, "a0"]
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=0.1, rtol=0.05)
-    model.to(torch.bfloat16)
-    torch.testing.assert_close(routed(model, rows), by_groups(model, rows), atol=0.1, rtol=0.05)
 
 
 def test_copies_of_a_model_hold_nothing():

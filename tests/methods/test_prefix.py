@@ -165,20 +165,6 @@ def test_padding_changes_no_text(model_type, method):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "exaone4_5"])
-def test_a_padded_batch_generates_what_each_text_does(model_type):
-    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
-    model = every_type.build(model_type, auto, tiny=True)
-    tiny_models.scramble(ah.attach(model, "prefix(length=4)"), std=0.5)
-    ids, options = torch.arange(6, 11)[None], {"max_new_tokens": 4, "do_sample": False}
-    options |= {"eos_token_id": None, "pad_token_id": 1}
-    padding = torch.ones(1, 3, dtype=torch.long)
-    mask = torch.cat([0 * padding, torch.ones_like(ids)], 1)
-    alone = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    behind = model.generate(torch.cat([padding, ids], 1), attention_mask=mask, **options)
-    assert torch.equal(behind[:, 3:], alone)
-
-
 def test_a_stack_that_counts_padding_itself_refuses_it_on_the_left():
     model = every_type.build("roformer", "AutoModelForMaskedLM", tiny=True)
     ah.attach(model, "prefix")

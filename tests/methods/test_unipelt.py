@@ -16,7 +16,6 @@ from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
-from tests.kit.tiny_adapters import attention_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 KINDS = {
@@ -57,44 +56,6 @@ def test_logits_equal_those_of_adapters(name, gate, attention):
         logits = model(**inputs).logits
     assert not torch.allclose(bare, expected, atol=1e-2)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("gate", ["token", "sequence"])
-def test_a_prefix_gate_scales_the_prefix_of_each_query(gate):
-    """Two gated prefixes and a plain one equal attention with separate keys for each query."""
-    model = tiny_models.model("bert", "features")
-    gated = f"unipelt(length=3, gate={gate})"
-    adapters = [
-        ah.attach(model, method, name=name)
-        for name, method in {"a": gated, "b": "prefix(length=2)", "c": gated}.items()
-    ]
-    for number, adapter in enumerate(adapters):
-        tiny_models.scramble(adapter, seed=number, std=0.5)
-    ah.activate(model, "a", "b", "c")
-    seen = attention_tensors(model, model.encoder.layer[0].attention.self)
-    rows, tokens, width = seen["x"].shape
-    keys = seen["key"][:, None].expand(-1, tokens, -1, -1)  # (rows, queries, keys, width)
-    values = seen["value"][:, None].expand(-1, tokens, -1, -1)
-    for adapter in adapters:
-        tensors = adapter.tensors()
-        path = "encoder.0.attn.kv.prefix"
-        if f"{path}.gate.weight" not in tensors:
-            scaled = tensors[f"{path}.prefix"][:, None, None].expand(-1, rows, tokens, -1, -1)
-        else:
-            g = seen["x"] @ tensors[f"{path}.gate.weight"][0] + tensors[f"{path}.gate.bias"]
-            g = torch.sigmoid(g)
-            g = g if gate == "token" else g.mean(1, keepdim=True).expand(-1, tokens)
-            scaled = g[:, :, None, None] * tensors[f"{path}.prefix.prefix"][:, None, None]
-        keys, values = torch.cat([scaled[0], keys], 2), torch.cat([scaled[1], values], 2)
-
-    def heads(t):
-        return t.unflatten(-1, (4, -1))
-
-    scores = (
-        torch.einsum("bqhd,bqkhd->bhqk", heads(seen["query"]), heads(keys)) / (width / 4) ** 0.5
-    )
-    expected = torch.einsum("bhqk,bqkhd->bqhd", scores.softmax(-1), heads(values)).flatten(2)
-    torch.testing.assert_close(seen["output"], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["lora", "pfeiffer"])
