@@ -24,7 +24,7 @@ from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
 from tests.kit import tiny_models
 from tests.kit.matrix import CELLS, example, representatives
-from tests.kit.selection import ALL, cases_of, long_table
+from tests.kit.selection import ALL, long_table
 
 # By default every method on one encoder and one encoder-decoder.
 FEW = ("bert", "t5")

@@ -6,8 +6,8 @@ import contextvars
 import gc
 import threading
 import weakref
-from functools import partial
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -59,6 +60,19 @@ def changed_parameters(model):
     return found
 
 
+@contextlib.contextmanager
+def replaced(values):
+    """Put parameters in place of others, in a block."""
+    originals = [(module, name, module._parameters[name]) for module, name, _ in values]
+    try:
+        for module, name, value in values:
+            module._parameters[name] = nn.Parameter(value)
+        yield
+    finally:
+        for module, name, original in originals:
+            module._parameters[name] = original
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
     """And from the products alone: no changed copy of a weight is made."""
@@ -74,14 +88,8 @@ def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
         assert not torch.equal(adapted, bare)
         adapter.detach()
         assert torch.equal(expert_logits(model), bare)
-        originals = [(module, name, module._parameters[name]) for module, name, _ in changed]
-        try:
-            for module, name, value in changed:
-                module._parameters[name] = nn.Parameter(value)
+        with replaced(changed):
             torch.testing.assert_close(adapted, expert_logits(model), atol=2e-5, rtol=1e-4)
-        finally:
-            for module, name, original in originals:
-                module._parameters[name] = original
 
 
 @pytest.mark.parametrize("spec", SPECS[:3])
@@ -119,15 +127,9 @@ def test_gradients_are_those_of_the_weights(model):
     values = [(m, n, v.detach().requires_grad_()) for m, n, v in changed_parameters(model)]
     scale, B = placed.module.scale, placed.module.B.detach()
     adapter.detach()
-    originals = [(m, n, m._parameters[n]) for m, n, _ in values]
-    try:
-        for module, name, value in values:
-            module._parameters[name] = nn.Parameter(value)
+    with replaced(values):
         expert_logits(model).square().sum().backward()
         whole = host._parameters[expected_name].grad
-    finally:
-        for module, name, original in originals:
-            module._parameters[name] = original
     expected = scale * torch.einsum("or,eoi->ri", B, whole)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
