@@ -15,7 +15,6 @@ from adapterhub.adapters.activation import (
 )
 from adapterhub.adapters.state import get_state
 from adapterhub.anatomy.backbone import LABEL_FIELDS, Backbone
-from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 
 
@@ -75,18 +74,3 @@ def test_a_stack_without_one_adapter_keeps_the_others(model):
     ah.activate(model, "a", "b")
     rest = state.activation.without(state.adapters["a"])
     assert rest.compositions == (("b",),)
-
-
-def test_an_average_cannot_lose_a_part(model):
-    state = get_state(model)
-    ah.activate(model, ah.Average(["a", "b"]))
-    with pytest.raises(AttachError, match="part of the active average"):
-        state.activation.without(state.adapters["a"])
-
-
-def test_adapters_that_change_the_whole_batch_are_not_routed(model):
-    ah.attach(model, "bitfit", name="biases")
-    with pytest.raises(AttachError, match="cannot be routed per row") as error:
-        route_activation_of(Backbone.of(model), get_state(model).adapters, ["a", "biases"])
-    assert error.value.offenders == ("'biases': bitfit",)
-    assert "lora" in error.value.expected

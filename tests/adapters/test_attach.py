@@ -41,24 +41,6 @@ def test_a_refused_adapter_leaves_the_model_as_it_was(method, name, says):
         ah.attach(model, method, name=name)
 
 
-def test_detach_without_a_name_detaches_all():
-    model = tiny_models.model("bert")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    ah.attach(model, "bitfit", name="a")
-    ah.attach(model, "lora", name="b")
-    ah.detach(model)
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-def test_detach_names_the_nearest_adapter():
-    model = tiny_models.model("bert")
-    ah.attach(model, "lora", name="polite")
-    with pytest.raises(AttachError, match="did you mean 'polite'"):
-        ah.detach(model, "polit")
-
-
 def sharing_models():
     one, other = (tiny_models.model("bert", seed=seed) for seed in (0, 1))
     other.bert = one.bert
@@ -161,14 +143,6 @@ def test_weights_in_float64_are_not_called_quantized(method):
     assert "it is stored as float64" in str(error.value)
     assert "model.float()" in str(error.value)
     assert "quantized" not in str(error.value)
-
-
-def test_names_that_look_alike_as_module_names_stay_apart():
-    model = tiny_models.model("bert")
-    ah.attach(model, "lora", name="a.b")
-    ah.attach(model, "lora", name="a_b")
-    keys = [name for name, _ in model.named_modules() if "a_b-" in name]
-    assert len(keys) == len(set(keys)) == 2 * 4
 
 
 def test_a_head_behind_an_encoder_is_of_modules_with_parameters():

@@ -12,7 +12,6 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.route import adapters, disabled
-from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.tiny_models import logits
@@ -171,21 +170,6 @@ def two():
     for seed, name in enumerate(("a", "b")):
         tiny_models.scramble(ah.attach(two, "lora(rank=2)", name=name), seed=seed)
     return two
-
-
-def test_an_error_inside_closes_the_route(two):
-    ah.activate(two, "a")
-    with pytest.raises(ZeroDivisionError), ah.route(two, ["a", "b"]):
-        raise ZeroDivisionError
-    state = get_state(two)
-    assert state.routes == []
-    assert state.compositions == (("a",),)
-
-
-def test_routes_nest(two):
-    with ah.route(two, ["a", "b"]), ah.route(two, ["b"]):
-        assert get_state(two).compositions == ("b",)
-    assert get_state(two).routes == []
 
 
 def test_logits_of_another_batch_are_not_split(two):

@@ -75,18 +75,6 @@ def test_a_failed_activation_leaves_what_was_active():
     assert active(model) == ["a"]
 
 
-def test_the_last_detach_restores_what_trains():
-    model = tiny_models.model("bert")
-    flags = [n for n, p in model.named_parameters() if n.endswith("bias")]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in flags)
-    ah.attach(model, "ia3")
-    assert not any(p.requires_grad for n, p in model.named_parameters() if n in flags[:3])
-    ah.detach(model)
-    assert [n for n, p in model.named_parameters() if p.requires_grad] == flags
-    assert find_state(model) is None
-
-
 def test_missing_names_are_listed_with_the_nearest():
     model = two_adapters()
     with pytest.raises(AttachError) as error:

@@ -9,7 +9,7 @@ from adapterhub.anatomy.projections import matrices_in
 from adapterhub.anatomy.sites import Site
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
-from adapterhub.hooks.composition import NO_MODULES, AppliedModules
+from adapterhub.hooks.composition import AppliedModules
 from adapterhub.hooks.new_tokens import MAX_NEW, new_token_rows
 from adapterhub.hooks.weight_host import TokenRows, embedding_slot
 from tests.kit import tiny_models
@@ -47,35 +47,12 @@ def test_new_rows_start_as_the_mean_of_the_known_ones_or_as_they_are():
     assert torch.equal(rows.input.rows[0].detach(), table[VOCAB - 1]), "a resized model has it"
 
 
-def switch(rows, applied):
-    for slot in rows.slots():
-        slot.active = applied
-    (rows.widen if applied.keys else rows.narrow)()
-
-
 @pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True), ("llama", False)])
 def test_a_tied_output_layer_shares_the_rows(architecture, tied):
     _, rows = rows_on(architecture)
     assert (rows.output is None) == tied
     names = {"tokens.input"} if tied else {"tokens.input", "tokens.output"}
     assert set(rows.tensors()) == names
-
-
-def test_the_model_accepts_new_ids_only_while_the_rows_are_active():
-    model, rows = rows_on("llama")
-    ids = torch.tensor([[5, VOCAB + 1, 6]])
-    plain = torch.tensor([[5, 7, 6]])
-    with torch.no_grad():
-        expected = model(plain).logits
-        rows.inject()
-        assert torch.equal(model(plain).logits, expected)
-        switch(rows, AppliedModules((rows.key,)))
-        assert model(ids).logits.shape[-1] == model.config.vocab_size == VOCAB + 2
-        switch(rows, NO_MODULES)
-        rows.eject()
-        assert torch.equal(model(plain).logits, expected)
-    assert model.config.vocab_size == VOCAB
-    assert not any("adapterhub" in name for name, _ in model.named_modules())
 
 
 def test_an_id_far_above_the_table_and_an_embedding_that_is_no_table_are_refused():

@@ -128,7 +128,7 @@ def trains_saves_and_detaches(cell, folder):
 def test_the_contract_holds(spec, architecture, subtests, tmp_path, monkeypatch):
     cell = contract.Cell(spec, architecture)
     # A spec with options is not in the registry, where the contract looks; a route of sources is
-    # in tests/hooks/test_row_stacks.py.
+    # in tests/hooks/test_rows.py.
     monkeypatch.setattr(contract, "is_routed", lambda cell: False)
     with subtests.test("trains, saves and detaches"), cell.checked():
         trains_saves_and_detaches(cell, tmp_path / "adapter")
