@@ -51,15 +51,6 @@ def test_the_dtype_is_the_requested_one(name, dtype, backbone):
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
-def test_new_tokens_are_added_to_the_tokenizer_only(backbone):
-    model, tokenizer = ah.load_backbone(str(backbone), new_tokens=["<one>", "<two>"])
-    plain, _ = ah.load_backbone(str(backbone))
-    ids = tokenizer.convert_tokens_to_ids(["<one>", "<two>"])
-    assert ids == [len(tokenizer) - 2, len(tokenizer) - 1]
-    table = model.get_input_embeddings().weight
-    assert torch.equal(table, plain.get_input_embeddings().weight)
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "problem"),
     [

@@ -152,8 +152,7 @@ def four_bit_experts(folder):
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("quantize", [None, "dequantize"])
+@pytest.mark.parametrize(("dtype", "quantize"), [("fp32", "dequantize"), ("bf16", None)])
 def test_experts_in_mxfp4_train_when_they_are_decoded(dtype, quantize, tmp_path):
     folder = four_bit_experts(tmp_path / "gpt-oss")
     options = {"task": "causal-lm", "dtype": dtype, "quantize": quantize}
@@ -396,15 +395,11 @@ class NoBackward(torch.autograd.Function):
         raise NotImplementedError
 
 
-def test_a_kernel_without_a_backward_pass_is_found():
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_kernel_without_a_backward_pass_is_found(is_there):
+    """A layer without a kernel here is left to the model."""
     layer = nn.Linear(16, 24)
-    layer.forward = lambda x: NoBackward.apply(x, layer.weight)
-    assert computes_with(layer, layer.weight, torch.float32) is False  # the bias is missing
-    assert blocks_gradients(layer, 16, layer.weight)
-
-
-def test_a_layer_without_a_kernel_here_is_left_to_the_model():
-    layer = nn.Linear(16, 24)
-    layer.forward = lambda x: torch.ops.not_there.kernel(x)
-    assert not blocks_gradients(layer, 16, layer.weight)
-    assert not computes_with(layer, layer.weight, torch.float32)
+    kernel = NoBackward.apply if is_there else lambda *each: torch.ops.not_there.kernel(*each)
+    layer.forward = lambda x: kernel(x, layer.weight)
+    assert not computes_with(layer, layer.weight, torch.float32)  # the bias is missing
+    assert blocks_gradients(layer, 16, layer.weight) == is_there

@@ -10,7 +10,6 @@ from adapterhub.backbones.torch_free_checks import (
     DTYPE_NAMES,
     QUANTIZATION_LIBRARIES,
     check_backbone_options,
-    check_location,
 )
 from adapterhub.errors import BackboneError, ConfigError
 
@@ -27,25 +26,21 @@ def test_folders_and_hub_ids_pass(tmp_path):
     check_backbone_options("bert-base-uncased")
 
 
-@pytest.mark.parametrize("name", ["./nothing", "a/b/c", "/no/such", "a b"])
-def test_a_missing_folder_that_is_no_hub_id_is_refused(name):
-    with pytest.raises(BackboneError, match="no backbone"):
-        check_location(name)
-
-
-def test_a_file_and_a_folder_without_configuration_are_refused(tmp_path):
-    (tmp_path / "x.bin").write_text("")
-    with pytest.raises(BackboneError, match="is a file"):
-        check_backbone_options(str(tmp_path / "x.bin"))
-    with pytest.raises(BackboneError, match=r"lacks config\.json"):
-        check_backbone_options(str(tmp_path))
-
-
-def test_the_one_checkpoint_in_a_folder_is_suggested(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(BackboneError, match=r"--backbone .*model"):
-        check_backbone_options(str(tmp_path))
+@pytest.mark.parametrize(
+    ("file", "place", "problem"),
+    [
+        *((None, name, "no backbone") for name in ("./nothing", "a/b/c", "/no/such", "a b")),
+        ("x.bin", "x.bin", "is a file"),
+        ("x.bin", ".", r"lacks config\.json"),
+        ("model/config.json", ".", r"--backbone .*model"),  # the one checkpoint in a folder
+    ],
+)
+def test_a_place_without_a_checkpoint_is_refused(file, place, problem, tmp_path):
+    if file:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(BackboneError, match=problem):
+        check_backbone_options(str(tmp_path / place) if file else place)
 
 
 @pytest.mark.parametrize(
