@@ -18,25 +18,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from adapterhub.backbones import checkpoint
-from adapterhub.backbones.checkpoint import (
-    HEAD_PART,
-    RUN,
-    RUNS,
-    TensorReader,
-    chunks,
-    combined,
-    digest_table,
-    form_of,
-    in_checkpoint_form,
-    load_torch_file,
-    named_tensors,
-    opened_tensors,
-    reader_of,
-    remembered,
-    sample_of,
-    take_runs,
-    weight_files,
-)
 from adapterhub.errors import BackboneError
 from tests.kit import tiny_models
 from tests.kit.selection import long_table
@@ -44,8 +25,8 @@ from tests.kit.selection import long_table
 
 def stored_tensors(folder):
     """Yield the tensors of a checkpoint; each is to be read before the next is requested."""
-    for file in weight_files(folder):
-        with opened_tensors(file) as tensors:
+    for file in checkpoint.weight_files(folder):
+        with checkpoint.opened_tensors(file) as tensors:
             yield from tensors
 
 
@@ -85,19 +66,22 @@ def test_runs_are_concatenated(suffix, tmp_path):
     tensors = stored_tensors(tmp_path)  # keeps the file open
     stored = next(tensors)
     assert stored.read([(1, 2), (18, 2)]).tolist() == [1, 2, 18, 19]
-    assert take_runs(tensor, [(1, 2), (18, 2)]).tolist() == [1, 2, 18, 19]
+    assert checkpoint.take_runs(tensor, [(1, 2), (18, 2)]).tolist() == [1, 2, 18, 19]
 
 
 def test_safetensors_are_preferred_and_shards_stay_in_the_folder(tmp_path):
     for name in ("pytorch_model.bin", "model.safetensors"):
         (tmp_path / name).touch()
-    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+    assert checkpoint.weight_files(tmp_path) == [tmp_path / "model.safetensors"]
     (tmp_path / "model.safetensors").unlink()
-    assert weight_files(tmp_path) == [tmp_path / "pytorch_model.bin"]
+    assert checkpoint.weight_files(tmp_path) == [tmp_path / "pytorch_model.bin"]
     index = {"weight_map": {"a": "../2.safetensors", "b": "1.safetensors", "c": "1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     # An index must not lead out of the checkpoint's folder.
-    assert weight_files(tmp_path) == [tmp_path / "2.safetensors", tmp_path / "1.safetensors"]
+    assert checkpoint.weight_files(tmp_path) == [
+        tmp_path / "2.safetensors",
+        tmp_path / "1.safetensors",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +93,7 @@ def test_safetensors_are_preferred_and_shards_stay_in_the_folder(tmp_path):
 def test_a_broken_index_is_named(tmp_path, data):
     (tmp_path / "model.safetensors.index.json").write_bytes(data)
     with pytest.raises(BackboneError, match=r"model\.safetensors\.index\.json cannot be read"):
-        weight_files(tmp_path)
+        checkpoint.weight_files(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,24 +113,30 @@ def test_the_files_have_these_names_and_values(architecture, tmp_path):
     model = tiny_models.usual_model(architecture)
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    form = form_of(model.config)
+    form = checkpoint.form_of(model.config)
     names = form.names(stored)
     found = {
         name: tensor
-        for layer in in_checkpoint_form(named_tensors(model), form)
+        for layer in checkpoint.in_checkpoint_form(checkpoint.named_tensors(model), form)
         for name, tensor in layer
     }
     assert names.keys() == stored.keys(), "each is of the base model or of a head"
     assert form.embedding in names.values()
     for name, new in names.items():
         assert torch.equal(found[new], stored[name]), name
-    assert sum(not new.startswith(HEAD_PART) for new in names.values()) > 10
+    assert sum(not new.startswith(checkpoint.HEAD_PART) for new in names.values()) > 10
 
 
 def test_fused_experts_are_split():
     model = tiny_models.model("mixtral", "features")
-    (fused,) = {tensor.ndim for n, tensor in named_tensors(model).items() if "experts.down" in n}
-    layers = list(in_checkpoint_form(named_tensors(model), form_of(model.config)))
+    (fused,) = {
+        tensor.ndim for n, tensor in checkpoint.named_tensors(model).items() if "experts.down" in n
+    }
+    layers = list(
+        checkpoint.in_checkpoint_form(
+            checkpoint.named_tensors(model), checkpoint.form_of(model.config)
+        )
+    )
     experts = [(n, t) for layer in layers for n, t in layer if ".experts." in n]
     assert fused == 3
     assert len(experts) == 2 * 4 * 3
@@ -155,7 +145,7 @@ def test_fused_experts_are_split():
 
 
 def test_the_prefix_is_the_one_of_most_names():
-    form = form_of(tiny_models.model("llama", "features").config)
+    form = checkpoint.form_of(tiny_models.model("llama", "features").config)
     names = form.names(
         ["model.norm.weight", "model.layers.0.input_layernorm.weight", "lm_head.weight",
          "model.layers.0.self_attn.rotary_emb.inv_freq", "score.norm.weight",
@@ -172,20 +162,20 @@ def test_the_prefix_is_the_one_of_most_names():
 
 def test_a_configuration_without_a_model_is_refused():
     with pytest.raises(BackboneError, match="cannot build"):
-        form_of(transformers.BertConfig(hidden_size=30, num_attention_heads=4))
+        checkpoint.form_of(transformers.BertConfig(hidden_size=30, num_attention_heads=4))
 
 
 @pytest.mark.parametrize("model_type", ["cosmos3_omni", "emu3", "qianfan_ocr"])
 def test_the_base_model_has_its_own_names_whatever_a_task_model_writes(model_type):
     auto = every_type.autos(model_type, every_type.ADAPTED)[0]
     model = every_type.build(model_type, auto, tiny=True)
-    form = form_of(model.config)
-    assert form.prefix_in_memory(named_tensors(model)) == "model."
-    assert form.prefix_in_memory(named_tensors(model.base_model)) == ""
-    layers = in_checkpoint_form(named_tensors(model), form)
+    form = checkpoint.form_of(model.config)
+    assert form.prefix_in_memory(checkpoint.named_tensors(model)) == "model."
+    assert form.prefix_in_memory(checkpoint.named_tensors(model.base_model)) == ""
+    layers = checkpoint.in_checkpoint_form(checkpoint.named_tensors(model), form)
     names = {name for layer in layers for name, _ in layer}
     assert form.embedding in names
-    assert sum(not name.startswith(HEAD_PART) for name in names) > 10
+    assert sum(not name.startswith(checkpoint.HEAD_PART) for name in names) > 10
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
@@ -194,7 +184,7 @@ def test_tensors_of_both_formats_are_read_from_disk_and_from_memory(tmp_path, ne
     tensors = {"a": tied, "b": tied, "c": torch.ones(2, dtype=torch.bfloat16), "d": tied.T}
     torch.save(tensors, tmp_path / "x.bin", _use_new_zipfile_serialization=new)
     for source in (tmp_path / "x.bin", io.BytesIO((tmp_path / "x.bin").read_bytes())):
-        read = load_torch_file(source)
+        read = checkpoint.load_torch_file(source)
         assert read.keys() == tensors.keys()
         assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
@@ -214,16 +204,18 @@ def test_tensors_of_both_formats_are_read_from_disk_and_from_memory(tmp_path, ne
 def test_what_is_no_plain_tensor_is_refused(tmp_path, value, words):
     torch.save(value, tmp_path / "x.bin")
     with pytest.raises(ValueError, match=words):
-        load_torch_file(tmp_path / "x.bin")
+        checkpoint.load_torch_file(tmp_path / "x.bin")
 
 
 def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(OSError, match="No such file"):
-        load_torch_file(tmp_path / "x.bin")
+        checkpoint.load_torch_file(tmp_path / "x.bin")
 
 
 def digests_of(tensor, sampled=False):
-    (digests,) = digest_table([reader_of("a", tensor)], sampled=sampled).values()
+    (digests,) = checkpoint.digest_table(
+        [checkpoint.reader_of("a", tensor)], sampled=sampled
+    ).values()
     return digests
 
 
@@ -242,24 +234,27 @@ def test_copies_share_a_digest(seed, scale):
 def test_padding_does_not_change_a_sample(rows, width, pad):
     padded = -(-rows // pad) * pad
     samples = [
-        sample_of(TensorReader("a", (n, width), None, is_table=True)) for n in (rows, padded)
+        checkpoint.sample_of(checkpoint.TensorReader("a", (n, width), None, is_table=True))
+        for n in (rows, padded)
     ]
     assert rows > pad or samples[0] == samples[1][: len(samples[0])]
     if rows > pad:
         assert samples[0] == samples[1]
 
 
-@pytest.mark.parametrize("numel", [1, RUN * RUNS, RUN * RUNS + 1, 10**9])
+@pytest.mark.parametrize(
+    "numel", [1, checkpoint.RUN * checkpoint.RUNS, checkpoint.RUN * checkpoint.RUNS + 1, 10**9]
+)
 def test_a_sample_is_within_its_tensor(numel):
-    runs = sample_of(TensorReader("a", (numel,), None))
+    runs = checkpoint.sample_of(checkpoint.TensorReader("a", (numel,), None))
     assert runs[0][0] == 0
     assert sum(runs[-1]) == numel
-    assert sum(count for _, count in runs) <= RUN * RUNS
+    assert sum(count for _, count in runs) <= checkpoint.RUN * checkpoint.RUNS
 
 
 def test_chunks_cover_every_value_once(monkeypatch):
     monkeypatch.setattr(checkpoint, "_CHUNK", 7)
-    runs = list(chunks(TensorReader("a", (5, 9), None)))
+    runs = list(checkpoint.chunks(checkpoint.TensorReader("a", (5, 9), None)))
     covered = [i for start, count in runs for i in range(start, start + count)]
     assert covered == list(range(45))
 
@@ -267,8 +262,8 @@ def test_chunks_cover_every_value_once(monkeypatch):
 def test_threads_change_nothing_and_run_nothing_of_torch(monkeypatch):
     """New threads that enter torch's parallel code set up its pool, which failed now and then."""
     tensors = [torch.randn(30, 40) for _ in range(20)]
-    plain = [reader_of(str(i), tensor) for i, tensor in enumerate(tensors)]
-    expected = digest_table(plain, sampled=False)
+    plain = [checkpoint.reader_of(str(i), tensor) for i, tensor in enumerate(tensors)]
+    expected = checkpoint.digest_table(plain, sampled=False)
     monkeypatch.setattr(checkpoint, "_CHUNK", 100)
     of_torch, hashing = set(), set()
     rounded, update = checkpoint._rounded, checkpoint._Strands._update
@@ -289,9 +284,10 @@ def test_threads_change_nothing_and_run_nothing_of_torch(monkeypatch):
     monkeypatch.setattr(checkpoint, "_rounded", note)
     monkeypatch.setattr(checkpoint._Strands, "_update", note_hashing)
     readers = [
-        TensorReader(str(i), t.shape, partial(read, tensor=t)) for i, t in enumerate(tensors)
+        checkpoint.TensorReader(str(i), t.shape, partial(read, tensor=t))
+        for i, t in enumerate(tensors)
     ]
-    assert digest_table(readers, sampled=False) == expected
+    assert checkpoint.digest_table(readers, sampled=False) == expected
     assert of_torch == {threading.get_ident()}
     assert hashing
     assert threading.get_ident() not in hashing
@@ -300,10 +296,10 @@ def test_threads_change_nothing_and_run_nothing_of_torch(monkeypatch):
 def test_names_and_shapes_count():
     values = torch.arange(6.0)
     tables = [
-        digest_table([reader_of(name, values.reshape(shape))], sampled=False)
+        checkpoint.digest_table([checkpoint.reader_of(name, values.reshape(shape))], sampled=False)
         for name, shape in (("a", (6,)), ("b", (6,)), ("a", (2, 3)))
     ]
-    assert len({combined(table) for table in tables}) == 3
+    assert len({checkpoint.combined(table) for table in tables}) == 3
     codes = torch.arange(9, dtype=torch.uint8)  # digested as bytes
     assert digests_of(codes) == digests_of(codes.clone()) != digests_of(codes.flip(0))
 
@@ -322,7 +318,7 @@ def count(tmp_path, cache):
     file.write_bytes(b"one")
 
     def run(key="k"):
-        remembered([file], key, lambda: calls.append(1) or file.read_text())
+        checkpoint.remembered([file], key, lambda: calls.append(1) or file.read_text())
         return len(calls)
 
     run.file = file
@@ -357,8 +353,11 @@ def test_a_change_of_a_file_is_seen(count, change):
 def test_a_file_that_changes_meanwhile_is_not_remembered(tmp_path, cache):
     file = tmp_path / "a"
     file.write_bytes(b"one")
-    assert remembered([file], "k", lambda: file.write_bytes(b"other") and "stale") == "stale"
-    assert remembered([file], "k", lambda: "fresh") == "fresh"
+    assert (
+        checkpoint.remembered([file], "k", lambda: file.write_bytes(b"other") and "stale")
+        == "stale"
+    )
+    assert checkpoint.remembered([file], "k", lambda: "fresh") == "fresh"
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff"])

@@ -17,22 +17,6 @@ import adapterhub as ah
 from adapterhub.anatomy.backbone import quantization_kind
 from adapterhub.backbones import quantized
 from adapterhub.backbones.checkpoint import stored_quantization
-from adapterhub.backbones.quantized import (
-    QUANTIZATIONS,
-    blocks_gradients,
-    bytes_of,
-    can_requantize,
-    computes_with,
-    dequantized,
-    drop_saved_input,
-    has_own_code,
-    keep_4bit_layout,
-    loading_options,
-    prepare_quantized,
-    remaining_quantization,
-    row_scales,
-    size_of,
-)
 from adapterhub.backbones.torch_free_checks import QUANTIZATION_LIBRARIES
 from adapterhub.errors import AttachError, BackboneError, ConfigError
 from adapterhub.patch import Patch
@@ -78,7 +62,7 @@ def test_a_configuration_has_a_kind(config, kind):
 def test_the_kind_of_each_scheme_is_its_own_name():
     pytest.importorskip("bitsandbytes")
     for name in ("nf4", "fp4", "int8"):
-        config = QUANTIZATIONS[name].config(torch.bfloat16, ["head"])
+        config = quantized.QUANTIZATIONS[name].config(torch.bfloat16, ["head"])
         assert quantization_kind(config.to_dict()) == name
         assert config.llm_int8_skip_modules == ["head"]
 
@@ -86,14 +70,14 @@ def test_the_kind_of_each_scheme_is_its_own_name():
 def test_a_checkpoint_is_quantized_if_it_is_not_as_requested_already(installed, tmp_path):
     for folder in (tmp_path, checkpoint(tmp_path, None)):
         assert stored_quantization(folder) is None
-        assert remaining_quantization("nf4", folder) == "nf4"
-        assert remaining_quantization(None, folder) is None
+        assert quantized.remaining_quantization("nf4", folder) == "nf4"
+        assert quantized.remaining_quantization(None, folder) is None
     options = {"dtype": torch.float32, "num_labels": 2}
-    assert loading_options(None, checkpoint(tmp_path, None), options, None) is options
+    assert quantized.loading_options(None, checkpoint(tmp_path, None), options, None) is options
     folder = checkpoint(tmp_path, NF4)
     assert stored_quantization(folder) == "bitsandbytes"
-    assert remaining_quantization("nf4", folder) is None
-    assert remaining_quantization(None, folder) is None
+    assert quantized.remaining_quantization("nf4", folder) is None
+    assert quantized.remaining_quantization(None, folder) is None
 
 
 @pytest.mark.parametrize(("requested", "config", "said"), [
@@ -107,19 +91,19 @@ def test_another_quantization_or_what_transformers_cannot_decode_is_refused(
 ):
     folder = checkpoint(tmp_path, config)
     if not said:
-        assert remaining_quantization(requested, folder) == requested
+        assert quantized.remaining_quantization(requested, folder) == requested
         return
     with pytest.raises(ConfigError, match=said) as error:
-        remaining_quantization(requested, folder)
+        quantized.remaining_quantization(requested, folder)
     assert requested != "dequantize" or "fp8, mxfp4" in error.value.expected
 
 
-@pytest.mark.parametrize("kind", QUANTIZATIONS)
+@pytest.mark.parametrize("kind", quantized.QUANTIZATIONS)
 def test_a_library_that_is_not_installed_is_named(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
     library, extra = QUANTIZATION_LIBRARIES[kind]
     with pytest.raises(ConfigError, match=f"needs {library}") as error:
-        remaining_quantization(kind, tmp_path)
+        quantized.remaining_quantization(kind, tmp_path)
     assert error.value.hint == f'pip install "adapterhub[{extra}]"'
 
 
@@ -253,16 +237,16 @@ class EightBit(nn.Linear):
 
 def test_only_layers_that_can_repack_are_changed_and_restored():
     model = nn.Sequential(FourBit(packed=True), EightBit(), FourBit(packed=False), nn.Linear(4, 4))
-    keep_4bit_layout(model, patch := Patch())
+    quantized.keep_4bit_layout(model, patch := Patch())
     assert len(patch.undoing) == 2
     assert [model[0].unpacked, model[2].unpacked] == [True, False]
     patch.undo()
     for _ in range(2):
-        prepare_quantized(model, patch)
+        quantized.prepare_quantized(model, patch)
         assert not model[0].support_avx512bf16_for_cpu
         assert len(model[1]._forward_hooks) == 1
         made = len(patch.undoing)
-        prepare_quantized(model, patch)
+        quantized.prepare_quantized(model, patch)
         assert len(patch.undoing) == made, "a second call changes nothing"
         patch.undo()
         assert model[0].support_avx512bf16_for_cpu
@@ -287,20 +271,20 @@ class SavesInput(torch.autograd.Function):
 def test_the_saved_input_is_freed_and_gradients_still_flow():
     x = torch.ones(3, requires_grad=True)
     y = SavesInput.apply(x)
-    drop_saved_input(nn.Identity(), (x,), y)
+    quantized.drop_saved_input(nn.Identity(), (x,), y)
     y.sum().backward()
     assert x.grad.tolist() == [2, 2, 2]
-    drop_saved_input(nn.Identity(), (x,), torch.ones(3))  # no gradient: nothing to do
+    quantized.drop_saved_input(nn.Identity(), (x,), torch.ones(3))  # no gradient: nothing to do
 
 
 def test_plain_tensors_and_layers_are_counted_and_not_decoded():
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         tensor = torch.zeros(3, 5, dtype=dtype)
-        assert (size_of(tensor), bytes_of(tensor)) == (15, 15 * dtype.itemsize)
+        assert (quantized.size_of(tensor), quantized.bytes_of(tensor)) == (15, 15 * dtype.itemsize)
     layer = nn.Linear(3, 5)
-    assert dequantized(layer) is None
-    assert row_scales(layer) is None
-    assert not can_requantize(layer)
+    assert quantized.dequantized(layer) is None
+    assert quantized.row_scales(layer) is None
+    assert not quantized.can_requantize(layer)
 
 
 def test_int8_rows_are_scaled_by_their_scale():
@@ -309,9 +293,9 @@ def test_int8_rows_are_scaled_by_their_scale():
         torch.tensor([[127, 0], [-127, 1], [64, 2]], dtype=torch.int8), False
     )
     layer.weight.SCB = torch.tensor([1.0, 2.0, 127.0])
-    assert row_scales(layer) is layer.weight.SCB
+    assert quantized.row_scales(layer) is layer.weight.SCB
     expected = torch.tensor([[1, 0], [-2, 2 / 127], [64, 2]])
-    torch.testing.assert_close(dequantized(layer), expected)
+    torch.testing.assert_close(quantized.dequantized(layer), expected)
 
 
 @pytest.mark.parametrize("block", [(16, 8), (16, 16), (7, 5), (48, 32)])
@@ -320,10 +304,10 @@ def test_blocks_of_fp8_are_scaled_by_their_scale(block):
     linear = nn.Linear(30, 44)
     with torch.no_grad():
         linear.weight[:20].mul_(100)  # other scales
-    found = dequantized(float8_layer(linear, block))
+    found = quantized.dequantized(float8_layer(linear, block))
     assert found.shape == linear.weight.shape
     assert ((found - linear.weight).abs() <= 0.07 * linear.weight.abs() + 1e-4).all()
-    assert not can_requantize(float8_layer(linear, block))
+    assert not quantized.can_requantize(float8_layer(linear, block))
 
 
 class Own(nn.Linear):
@@ -348,13 +332,13 @@ class Many(nn.Linear):
 
 def test_only_other_code_is_tried():
     plain = nn.Linear(4, 4)
-    assert not has_own_code(plain)
-    assert not has_own_code(Conv1D(4, 4))
-    assert has_own_code(Own())
+    assert not quantized.has_own_code(plain)
+    assert not quantized.has_own_code(Conv1D(4, 4))
+    assert quantized.has_own_code(Own())
     plain.forward = lambda x: x
-    assert has_own_code(plain)
+    assert quantized.has_own_code(plain)
     plain._hf_hook = object()  # accelerate replaces `forward` to load weights
-    assert not has_own_code(plain)
+    assert not quantized.has_own_code(plain)
 
 
 @pytest.mark.parametrize(("layer", "computes", "blocks"), [
@@ -367,19 +351,19 @@ def test_only_other_code_is_tried():
     (Many(16, 24), False, False),
 ])  # fmt: skip
 def test_a_layer_computes_with_its_weight_and_passes_gradients(layer, computes, blocks):
-    assert computes_with(layer, layer.weight, torch.float32) is computes
-    assert not computes_with(layer, torch.randn(24, 8), torch.float32)
+    assert quantized.computes_with(layer, layer.weight, torch.float32) is computes
+    assert not quantized.computes_with(layer, torch.randn(24, 8), torch.float32)
     layer.requires_grad_(False)
     with torch.no_grad():
-        assert blocks_gradients(layer, 16, layer.weight) is blocks
+        assert quantized.blocks_gradients(layer, 16, layer.weight) is blocks
 
 
 def test_hooks_are_not_called_and_random_numbers_are_not_drawn():
     layer = Own()
     layer.register_forward_hook(lambda *_: pytest.fail("a hook was called"))
     before = torch.get_rng_state()
-    assert computes_with(layer, layer.weight, torch.float32)
-    assert not blocks_gradients(layer, 16, layer.weight)
+    assert quantized.computes_with(layer, layer.weight, torch.float32)
+    assert not quantized.blocks_gradients(layer, 16, layer.weight)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -401,5 +385,5 @@ def test_a_kernel_without_a_backward_pass_is_found(is_there):
     layer = nn.Linear(16, 24)
     kernel = NoBackward.apply if is_there else lambda *each: torch.ops.not_there.kernel(*each)
     layer.forward = lambda x: kernel(x, layer.weight)
-    assert not computes_with(layer, layer.weight, torch.float32)  # the bias is missing
-    assert blocks_gradients(layer, 16, layer.weight) == is_there
+    assert not quantized.computes_with(layer, layer.weight, torch.float32)  # the bias is missing
+    assert quantized.blocks_gradients(layer, 16, layer.weight) == is_there
