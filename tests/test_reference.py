@@ -190,6 +190,7 @@ def test_every_method_and_task_has_a_page(monkeypatch):
         monkeypatch.setattr(module, "index", lambda: "index")
     assert len(METHODS) >= 26
     assert len(TASKS) >= 11
+    assert PREDICTIONS.keys() == TASKS.keys()
     expected = ["methods/index.md", *(f"methods/{name}.md" for name in sorted(METHODS))]
     assert list(methods.pages()) == expected
     assert list(tasks.pages()) == ["tasks/index.md", *(f"tasks/{n}.md" for n in sorted(TASKS))]
@@ -381,9 +382,6 @@ PREDICTIONS = {
     "text-to-image": Picture(Image.new("RGB", (512, 512))),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
 }
-
-
-assert PREDICTIONS.keys() == TASKS.keys()
 
 
 @every_task

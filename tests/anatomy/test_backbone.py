@@ -147,16 +147,6 @@ def test_a_model_without_tokens_has_no_table():
     assert Backbone.of(model).checkpoint_vocabulary_size() is None
 
 
-def test_resizing_does_not_change_the_size_of_the_checkpoint(backbone):
-    loaded, _ = ah.load_backbone(str(backbone))
-    by_transformers = transformers.AutoModel.from_pretrained(backbone)
-    for model in (loaded, by_transformers):
-        size = Backbone.of(model).token_embedding.shape[0]
-        model.resize_token_embeddings(size + 3)
-        assert Backbone.of(model).token_embedding.shape[0] == size + 3
-        assert Backbone.of(model).checkpoint_vocabulary_size() == size
-
-
 def test_a_model_that_was_never_on_disk_has_no_checkpoint():
     model = tiny_models.model("bert", "features")
     assert Backbone.of(model).checkpoint_vocabulary_size() is None
