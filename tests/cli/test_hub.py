@@ -9,7 +9,7 @@ from adapterhub.hub.accounts import mirror_namespace
 from adapterhub.hub.state import create_hub, open_hub
 from tests.kit import real_hub, registries
 from tests.kit.real_hub import commit, create
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 
 @pytest.fixture
@@ -17,85 +17,74 @@ def folder(tmp_path):
     return str(tmp_path / "hub")
 
 
-def test_users_organisations_and_tokens(adapterhub, folder):
-    assert adapterhub("hub", "user", folder, "ada", "bob")[1] == "created the users ada, bob\n"
-    assert adapterhub("hub", "user", folder)[1] == "ada\nbob\n"
-    refused(adapterhub("hub", "user", folder, "ADA"), "there is a user ada")
-    refused(adapterhub("hub", "user", folder, "api"), "cannot be the name")
-    words = (
-        "--member",
-        "ada=admin",
-        "--member",
-        "bob=read",
-        "--quota",
-        "10GB",
-        "--protect",
-        "prod*",
-    )
-    _, out, _ = adapterhub("hub", "org", folder, "acme", *words, "--json")
-    facts = json.loads(out)
+@pytest.fixture
+def hub(adapterhub, folder):
+    """Run a line such as `user H ada`, where H is the hub's folder."""
+    return lambda line: adapterhub("hub", *(folder if w == "H" else w for w in line.split()))
+
+
+def facts_of(result):
+    return json.loads(succeeded(result))
+
+
+def test_users_organisations_and_tokens(hub):
+    assert hub("user H ada bob")[1] == "created the users ada, bob\n"
+    assert hub("user H")[1] == "ada\nbob\n"
+    members = "--member ada=admin --member bob=read"
+    facts = facts_of(hub(f"org H acme {members} --quota 10GB --protect prod* --json"))
     assert facts["members"] == ["ada=admin", "bob=read"]
     assert (facts["protected"], facts["quota"]) == (["prod*"], ["10.0 GB"])
-    _, out, _ = adapterhub("hub", "org", folder, "acme", "--remove-member", "bob", "--json")
-    assert json.loads(out) == {**facts, "members": ["ada=admin"]}
-    assert adapterhub("hub", "org", folder)[1] == "acme\n"
-    refused(adapterhub("hub", "org", folder, "acme", "--member", "ada=king"), "USER=read")
-    refused(
-        adapterhub("hub", "org", folder, "acme", "--allow", "all"), "no such rule: 'all'", "pickle"
-    )
-    refused(
-        adapterhub("hub", "org", folder, "acme", "--quota", "much"), "--quota 'much' is not a size"
-    )
+    left = facts_of(hub("org H acme --remove-member bob --json"))
+    assert left == {**facts, "members": ["ada=admin"]}
+    assert hub("org H")[1] == "acme\n"
 
-    code, token, _ = adapterhub(
-        "hub", "token", "create", folder, "--user", "ada", "--expires", "90d"
-    )
-    assert (code, token[:3]) == (0, "ah_")
-    _, out, _ = adapterhub("hub", "token", "list", folder, "--json")
+    token = succeeded(hub("token create H --user ada --expires 90d"))
+    assert token.startswith("ah_")
+    _, out, _ = hub("token list H --json")
     (row,) = json.loads(out)
     assert (row["name"], row["user"], row["role"], row["used"]) == ("ada-1", "ada", "write", None)
     assert token.strip() not in out
-    refused(adapterhub("hub", "token", "create", folder, "--user", "adda"), "no user 'adda'", "ada")
-    refused(
-        adapterhub("hub", "token", "create", folder, "--user", "ada", "--name", "ada-1"), "ada-1"
-    )
-    assert adapterhub("hub", "token", "revoke", folder, "ada-1")[1] == "revoked ada-1\n"
-    refused(adapterhub("hub", "token", "revoke", folder, "ada-1"), "no token has the name 'ada-1'")
-    _, out, _ = adapterhub("hub", "audit", folder, "--json")
-    actions = [json.loads(line)["action"] for line in out.splitlines()]
-    assert actions[0] == "revoke token"
+    for line, *expected in (
+        ("user H ADA", "there is a user ada"),
+        ("user H api", "cannot be the name"),
+        ("org H acme --member ada=king", "USER=read"),
+        ("org H acme --allow all", "no such rule: 'all'", "pickle"),
+        ("org H acme --quota much", "--quota 'much' is not a size"),
+        ("token create H --user adda", "no user 'adda'", "ada"),
+        ("token create H --user ada --name ada-1", "ada-1"),
+    ):
+        refused(hub(line), *expected)
+    assert hub("token revoke H ada-1")[1] == "revoked ada-1\n"
+    refused(hub("token revoke H ada-1"), "no token has the name 'ada-1'")
+    _, out, _ = hub("audit H --json")
+    assert json.loads(out.splitlines()[0])["action"] == "revoke token"
     assert token.strip() not in out
 
 
-def test_users_are_changed_and_rules_are_taken_back(adapterhub, folder):
-    assert adapterhub("hub", "user", folder, "ada", "bob")[0] == 0
+def test_users_are_changed_and_rules_are_taken_back(hub):
+    succeeded(hub("user H ada bob"))
     for change, said, listed in (
-        ("--promote", "promoted the user ada\n", "ada  admin\nbob\n"),
-        ("--disable", "disabled the user ada\n", "ada  admin, disabled\nbob\n"),
-        ("--enable", "enabled the user ada\n", "ada  admin\nbob\n"),
-        ("--demote", "demoted the user ada\n", "ada\nbob\n"),
-        ("--remove", "removed the user ada\n", "bob\n"),
+        ("--promote", "promoted", "ada  admin\nbob\n"),
+        ("--disable", "disabled", "ada  admin, disabled\nbob\n"),
+        ("--enable", "enabled", "ada  admin\nbob\n"),
+        ("--demote", "demoted", "ada\nbob\n"),
+        ("--remove", "removed", "bob\n"),
     ):
-        assert adapterhub("hub", "user", folder, "ada", change)[1] == said
-        assert adapterhub("hub", "user", folder)[1] == listed
-    refused(adapterhub("hub", "user", folder, "ada", "--disable"), "no user 'ada'")
-    refused(adapterhub("hub", "user", folder, "--disable"), "NAME... --disable")
-    refused(adapterhub("hub", "user", folder, "bob", "--admin", "--demote"), "--demote")
+        assert hub(f"user H ada {change}")[1] == f"{said} the user ada\n"
+        assert hub("user H")[1] == listed
+    refused(hub("user H ada --disable"), "no user 'ada'")
+    refused(hub("user H --disable"), "NAME... --disable")
+    refused(hub("user H bob --admin --demote"), "--demote")
 
-    given = ("--allow", "pickle", "--allow-finding", "x", "--protect", "prod*", "--quota", "1GB")
-    assert adapterhub("hub", "org", folder, "acme", *given)[0] == 0
-    taken = ("--disallow", "pickle", "--disallow-finding", "x", "--unprotect", "prod*")
-    _, out, _ = adapterhub("hub", "org", folder, "acme", *taken, "--quota", "none", "--json")
-    facts = json.loads(out)
+    given = "--quota 1GB --allow pickle --allow-finding x --protect prod*"
+    succeeded(hub(f"org H acme {given}"))
+    taken = "--quota none --disallow pickle --disallow-finding x --unprotect prod*"
     empty = {"allowed": [], "findings": [], "protected": [], "signers": [], "quota": []}
+    facts = facts_of(hub(f"org H acme {taken} --json"))
     assert facts == {"name": "acme", "members": [], **empty}
-    refused(adapterhub("hub", "org", folder, "acme", "--disallow", "pickle"), "no 'pickle'")
-    _, out, _ = adapterhub("hub", "audit", folder, "--json")
-    targets = [json.loads(line)["target"] for line in out.splitlines()]
-    assert targets[:2] == [
-        "acme --quota none --disallow pickle --disallow-finding x --unprotect prod*",
-        "acme --quota 1GB --allow pickle --allow-finding x --protect prod*",
-    ]
+    refused(hub("org H acme --disallow pickle"), "no 'pickle'")
+    targets = [json.loads(line)["target"] for line in hub("audit H --json")[1].splitlines()]
+    assert targets[:2] == [f"acme {taken}", f"acme {given}"]
 
 
 def test_without_its_libraries_a_hub_says_what_to_install(adapterhub, folder, monkeypatch):

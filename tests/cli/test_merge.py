@@ -51,16 +51,15 @@ def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, b
     assert sorted(p.name for p in out.parent.iterdir()) == ["merged"]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path, dtype):
+def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path):
     out = tmp_path / "merged"
     where = ("--output", out, "--backbone", backbone)
-    text = succeeded(adapterhub("merge", saved(), *where, "--base-dtype", dtype, "--json"))
+    text = succeeded(adapterhub("merge", saved(), *where, "--base-dtype", "fp16", "--json"))
     facts = json.loads(text)
     assert 0 < facts["merged"]["logits"] <= facts["tolerance"]["logits"]
     assert facts["loaded again"] == facts["merged"]
     model = AutoModelForSequenceClassification.from_pretrained(out)
-    assert model.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    assert model.dtype == torch.float16
     assert AutoTokenizer.from_pretrained(out)(TEXTS[0])["input_ids"]
 
 

