@@ -13,18 +13,15 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import claims
 import forgetting
 import general_text
 import good_rates
 import miniature
-import numpy as np
 import pytest
 import several_heads
 import winners
-from checks import Check, claim
 from run_records import RunRecords
 
 from adapterhub.anatomy.build import anatomy_of
@@ -268,51 +265,10 @@ def test_a_claim_on_one_study_holds_fails_or_cannot_be_told(name, tmp_path):
     assert verdict_of(name, planted(tmp_path / "few", {100: equal}, 60)) == "cannot be told"
 
 
-def record_of_forgetting(folder: Path, after: float, changed: bool = False) -> Path:
-    draw = np.random.default_rng(0)
-
-    def digits(share: float) -> str:
-        return "".join(str(int(x)) for x in draw.random(900) < share)
-
-    alone = [{"before": each, "after": each} for each in (digits(0.9) for _ in range(3))]
-    if changed:
-        alone[0]["after"] = alone[0]["after"][:-1] + str(1 - int(alone[0]["after"][-1]))
-    runs = [{"before": digits(0.9), "after": digits(after)} for _ in range(3)]
-    record: dict[str, Any] = {"first": "sst2", "second": "mrpc"}
-    record["approaches"] = {"full": runs, "lora, one per task": alone}
-    path = folder / "forgetting.json"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    return path
-
-
-@pytest.mark.usefixtures("few_resamples")
-def test_claims_on_forgetting(tmp_path):
-    expected = {0.7: "holds", 0.98: "does not hold", 0.9: "cannot be told"}
-    for after, verdict in expected.items():
-        path = record_of_forgetting(tmp_path, after)
-        assert verdict_of("forgetting", path) == verdict
-        assert verdict_of("forgetting, adapters", path) == "holds"
-    changed = record_of_forgetting(tmp_path, 0.7, changed=True)
-    assert verdict_of("forgetting, adapters", changed) == "does not hold"
-    assert "1 of 2,700 answers changed" in claims.as_text(claims.check_claims([changed]))
-
-
-def test_a_claim_holds_only_if_all_checks_do_after_correction():
-    for checks, verdict in (
-        ([(1, 0.03)], "holds"),
-        ([(1, 0.03), (1, 0.03)], "cannot be told"),
-        ([(1, 0.001), (1, 0.01)], "holds"),
-        ([(1, 0.001), (1, 0.9)], "cannot be told"),
-        ([(1, 0.001), (-1, 0.001)], "does not hold"),
-    ):
-        made = [Check("here", "a - b", value=value, p=p) for value, p in checks]
-        assert claim("x", "", made).verdict == verdict
-
-
 @pytest.mark.usefixtures("few_resamples")
 def test_the_table_is_narrow_and_the_markdown_has_every_check(tmp_path):
     folder = planted(tmp_path / "s", {100: ONE_STUDY["he2022: parallel"][0]})
-    found = claims.check_claims([folder, record_of_forgetting(tmp_path, 0.7)])
+    found = claims.check_claims([folder])
     assert max(map(len, claims.as_text(found).splitlines())) <= 100
     markdown = claims.as_markdown(found)
     for each in found:

@@ -1,20 +1,16 @@
 """`adapterhub train` in several processes, started by `accelerate launch` as a user does."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from adapterhub.loop import checkpoint
+from adapterhub.loop.checkpoint import folder_of, load_checkpoint
 from adapterhub.loop.processes import own_device
 from tests.kit import tiny_models
 from tests.kit.data import sentences, write_tsv
+from tests.kit.processes import evaluations, finished, lines_of, same_adapters, start
 from tests.kit.session import succeeded
 
 # One launch for all in the core: site modules, prefixes, and a trained part that grows.
@@ -35,15 +31,6 @@ def steady(backbone, tmp_path):
     return folder
 
 
-def launch(*words):
-    paths = os.pathsep.join([os.getcwd(), *sys.path])
-    return subprocess.run(
-        [sys.executable, "-m", *LAUNCH, *map(str, words)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True,
-    )  # fmt: skip
-
-
 @pytest.mark.apart
 @pytest.mark.parametrize("method", [TOGETHER, *METHODS])
 def test_two_processes_train_like_one_with_gradient_accumulation(
@@ -55,32 +42,20 @@ def test_two_processes_train_like_one_with_gradient_accumulation(
         "train", "--backbone", steady, "--method", method, "--train", file, "--eval", file,
         "train.epochs=3", "train.batch_size=4", "train.log_every=1", "train.tensorboard=false",
     )  # fmt: skip
-    out = succeeded(
-        adapterhub(*words, "--output", tmp_path / "one", "train.gradient_accumulation=2")
-    )
-    done = launch(*words, "--output", tmp_path / "two")
-    assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (
-        checkpoint.load_checkpoint(checkpoint.folder_of(tmp_path / name, "last")).tensors
-        for name in ("one", "two")
-    )
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-5, msg=name)
-    best, own = (load_file(tmp_path / n / "adapter/adapter.safetensors") for n in ("two", "one"))
-    assert best.keys() == own.keys()
-    assert all(torch.allclose(best[name], own[name], atol=1e-6) for name in own)
-    assert done.stdout.count("peak memory") == out.count("peak memory") == 1
-    lines = [line for line in done.stderr.splitlines() if "accuracy" in line]
-    assert len(lines) == 3, done.stderr
-    metrics = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
-    assert [(r["event"], r["step"]) for r in metrics[0]] == [
-        (r["event"], r["step"]) for r in metrics[1]
-    ]
-    code, _, err = adapterhub(*words, "--output", tmp_path / "two", "--resume")
+    alone = ("--output", tmp_path / "one", "train.gradient_accumulation=2")
+    out = succeeded(adapterhub(*words, *alone))
+    printed = finished(start(*LAUNCH, *words, "--output", tmp_path / "two"))
+    assert printed.count("peak memory") == out.count("peak memory") == 1
+    folders = one, two = tmp_path / "one", tmp_path / "two"
+    same_adapters(one, two)
+    states = [load_checkpoint(folder_of(folder, "last")).tensors for folder in folders]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, atol=1e-6, rtol=1e-5, msg=name)
+    events = [[(line["event"], line["step"]) for line in lines_of(folder)] for folder in folders]
+    assert events[0] == events[1]
+    assert len(evaluations(two)) == 3
+    code, _, err = adapterhub(*words, "--output", two, "--resume")
     assert code == 2
     rows = re.search(r"x train.gradient_accumulation: (\d+) in the checkpoint, (\d+) now", err)
     assert rows is not None
