@@ -25,12 +25,8 @@ def folders(backbone, tmp_path):
 
 def test_combine_then_predict_and_merge(folders, adapterhub, backbone, tmp_path):
     where = ("--backbone", backbone)
-    succeeded(
-        adapterhub(
-            "combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where
-        ),
-        "linear of 2 adapters",
-    )
+    words = ("combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where)
+    succeeded(adapterhub(*words), "linear of 2 adapters")
     manifest = Saved.at(tmp_path / "sum").manifest
     assert manifest.name == "combined"
     assert manifest.labels == ("bad", "good")
@@ -42,10 +38,9 @@ def test_combine_then_predict_and_merge(folders, adapterhub, backbone, tmp_path)
 
 
 def test_ties_in_a_rank(folders, adapterhub, backbone, tmp_path):
-    out = succeeded(adapterhub(
-        "combine", *folders, "--how", "ties", "--density", 0.2, "--rank", 4, "--name", "both",
-        "--backbone", backbone, "--output", tmp_path / "both", "--json",
-    ))  # fmt: skip
+    words = ("combine", *folders, "--how", "ties", "--density", 0.2, "--rank", 4, "--name", "both")
+    words += ("--backbone", backbone, "--output", tmp_path / "both", "--json")
+    out = succeeded(adapterhub(*words))
     facts = json.loads(out)
     assert (facts["how"], facts["density"], facts["rank"]) == ("ties", 0.2, 4)
     assert 0 < facts["lost"] < 1

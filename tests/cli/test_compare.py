@@ -40,10 +40,8 @@ def test_a_difference_is_said_with_its_interval(adapterhub, runs):
 
 
 def test_chance_is_said_to_be_chance(adapterhub, runs):
-    succeeded(
-        adapterhub("compare", runs["head"], runs["near"]),
-        "not significant: the difference may be chance",
-    )
+    words = ("compare", runs["head"], runs["near"])
+    succeeded(adapterhub(*words), "not significant: the difference may be chance")
 
 
 def test_runs_on_different_data_are_only_listed(adapterhub, runs):
@@ -56,11 +54,8 @@ def test_runs_on_different_data_are_only_listed(adapterhub, runs):
 
 
 def test_a_run_without_predictions_is_listed_with_the_reason(adapterhub, runs):
-    succeeded(
-        adapterhub("compare", runs["head"], runs["lora"], runs["old"]),
-        "lora - head",
-        "no test for old: no predictions.jsonl",
-    )
+    words = ("compare", runs["head"], runs["lora"], runs["old"])
+    succeeded(adapterhub(*words), "lora - head", "no test for old: no predictions.jsonl")
 
 
 def test_many_runs_are_rows(adapterhub, runs):

@@ -29,36 +29,15 @@ def test_convert_then_resize(saved, adapterhub, backbone, tmp_path):
     data = tmp_path / "test.csv"
     data.write_text("text,label\nthe movie was good,good\nthe movie was bad,bad\n")
     where = ("--backbone", backbone)
-    out = succeeded(
-        adapterhub(
-            "convert",
-            saved["oft"],
-            "--output",
-            tmp_path / "new",
-            "--energy",
-            1,
-            "--eval",
-            data,
-            *where,
-        )
-    )
+    words = ("convert", saved["oft"], "--output", tmp_path / "new", "--energy", 1, "--eval", data)
+    out = succeeded(adapterhub(*words, *where))
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert float(lines["difference"].split()[0]) < 1e-4
     after, before = lines["accuracy"].replace(" before", "").split(", ")
     assert after == before
     assert set(Saved.at(tmp_path / "new").manifest.methods[0]) == {"lora"}
-    out = succeeded(
-        adapterhub(
-            "resize",
-            tmp_path / "new",
-            "--output",
-            tmp_path / "small",
-            "--rank",
-            2,
-            "--json",
-            *where,
-        )
-    )
+    words = ("resize", tmp_path / "new", "--output", tmp_path / "small", "--rank", 2, "--json")
+    out = succeeded(adapterhub(*words, *where))
     facts = json.loads(out)
     assert facts["ranks"] == [2, 2]
     assert 0 < facts["lost"] < 1
@@ -82,10 +61,9 @@ def test_without_a_folder_it_prints_what_each_rank_keeps(saved, adapterhub, back
 def test_the_training_of_a_language_model_names_a_sufficient_rank(adapterhub, tmp_path):
     checkpoint = own_models.save_checkpoint(tiny_models.model("llama", "causal-lm"), tmp_path / "m")
     (tmp_path / "notes.txt").write_text("the movie was good\n\nthe movie was bad\n" * 8)
-    out = succeeded(adapterhub(
-        "train", tmp_path / "notes.txt", "--backbone", checkpoint, "--task", "causal-lm(data=text)",
-        "--steps", 3, "--output", tmp_path / "run",
-    ))  # fmt: skip
+    words = ("train", tmp_path / "notes.txt", "--backbone", checkpoint, "--task")
+    words += ("causal-lm(data=text)", "--steps", 3, "--output", tmp_path / "run")
+    out = succeeded(adapterhub(*words))
     rank, whole, kept = re.search(r"(\d+) of (\d+) would keep (\d+) % of", out).groups()
     assert 2 * int(rank) <= int(whole)
     assert int(kept) >= 95
@@ -104,10 +82,6 @@ def test_the_training_of_a_language_model_names_a_sufficient_rank(adapterhub, tm
 )
 def test_what_is_refused(saved, adapterhub, backbone, tmp_path, words, says):
     command, name, *more = words
-    refused(
-        adapterhub(
-            command, saved[name], "--output", tmp_path / "new", "--backbone", backbone, *more
-        ),
-        says,
-    )
+    line = (command, saved[name], "--output", tmp_path / "new", "--backbone", backbone, *more)
+    refused(adapterhub(*line), says)
     assert not (tmp_path / "new").exists()

@@ -19,10 +19,9 @@ def checkpoint(tmp_path):
 def test_train_predict_and_merge(words, adapterhub, checkpoint, tmp_path):
     data = write_tsv(tmp_path / "a.tsv", sentences(24))
     run, merged = tmp_path / "run", tmp_path / "merged"
-    succeeded(adapterhub(
-        "train", "--backbone", checkpoint, "--task", "causal-lm", "--method", "dora", "--train",
-        data, "--text", "text", "--label", "label", "--steps", "4", "--output", run, *words,
-    ))  # fmt: skip
+    line = ("train", "--backbone", checkpoint, "--task", "causal-lm", "--method", "dora", "--train")
+    line += (data, "--text", "text", "--label", "label", "--steps", "4", "--output", run, *words)
+    succeeded(adapterhub(*line))
     succeeded(adapterhub("predict", run, "a good film"))
     out = succeeded(adapterhub("merge", run, "--output", merged))
     assert "fp32" in out.splitlines()[0]

@@ -43,10 +43,8 @@ def test_check_before_training(adapterhub, config_only):
     code, out, _ = adapterhub("export", "--check", "vllm", "--method", "lora(rank=64)", *where)
     assert code == 1
     assert "--max-lora-rank 64" in out
-    succeeded(
-        adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where),
-        "converted to a LoRA of rank 16",
-    )
+    words = ("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
+    succeeded(adapterhub(*words), "converted to a LoRA of rank 16")
     code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
     assert code == 1
     assert "houlsby: peft has no such method" in out

@@ -28,12 +28,9 @@ def test_each_command_takes_one_head(adapterhub, several):
         data = f"data/{name}-dev.tsv"
         out = succeeded(adapterhub("eval", several, "--head", name, "--data", data, "--json"))
         assert json.loads(out)["examples"] > 4
-    succeeded(
-        adapterhub("show", several),
-        "heads       length (regression), mood (classification: neg, pos), thing-2",
-        "scores      mean ",
-        f'predict {several} --head length "a text"',
-    )
+    heads = "heads       length (regression), mood (classification: neg, pos), thing-2"
+    use = f'predict {several} --head length "a text"'
+    succeeded(adapterhub("show", several), heads, "scores      mean ", use)
     succeeded(adapterhub("export", several, "--head", "thing-2", "--output", "peft"))
     config = json.loads(Path("peft/adapter_config.json").read_text(encoding="utf-8"))
     assert config["modules_to_save"] == ["classifier"]

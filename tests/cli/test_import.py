@@ -50,11 +50,8 @@ def test_import_then_use_and_export_again(adapterhub, backbone, tmp_path):
     adapter = ah.load(ours, tmp_path / "ours")
     assert adapter.labels == ("ham", "eggs", "spam")
     torch.testing.assert_close(outputs(ours), outputs(model), atol=5e-6, rtol=1e-5)
-    succeeded(
-        adapterhub(
-            "export", tmp_path / "ours", "--backbone", backbone, "--output", tmp_path / "back"
-        )
-    )
+    words = ("export", tmp_path / "ours", "--backbone", backbone, "--output", tmp_path / "back")
+    succeeded(adapterhub(*words))
     config = json.loads((tmp_path / "back" / "adapter_config.json").read_text(encoding="utf-8"))
     assert sorted(config["target_modules"]) == ["query", "value"]
     assert "eggs" in (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
@@ -93,15 +90,12 @@ def test_import_finds_the_backbone_and_the_outputs_in_the_files(adapterhub, back
 
 
 def test_unknown_formats_and_wrong_labels_are_refused(adapterhub, backbone, tmp_path):
-    refused(
-        adapterhub("import", tmp_path, "--output", tmp_path / "ours"),
-        "no adapter in a known format",
-    )
+    words = ("import", tmp_path, "--output", tmp_path / "ours")
+    refused(adapterhub(*words), "no adapter in a known format")
     save_with_peft(backbone, tmp_path / "theirs")
-    refused(adapterhub(
-        "import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours",
-        "--labels", "ham,eggs",
-    ), "2 labels for 3 outputs")  # fmt: skip
+    words = ("import", tmp_path / "theirs", "--backbone", backbone, "--output", tmp_path / "ours")
+    words += ("--labels", "ham,eggs")
+    refused(adapterhub(*words), "2 labels for 3 outputs")
     assert not (tmp_path / "ours").exists()
 
 

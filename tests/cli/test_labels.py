@@ -49,11 +49,8 @@ def test_names_are_shown_and_values_are_read(trained, adapterhub, tmp_path):
     (row,) = json_lines(out)
     assert row["scores"].keys() == {"bad film", "good film"}
     other = write_tsv(tmp_path / "other.tsv", rows(("0", "7")))
-    refused(
-        adapterhub("eval", tmp_path / "run", "--data", other),
-        "'7': 24 times",
-        "--labels 0=bad film,1=good film,7=NAME",
-    )
+    words = ("eval", tmp_path / "run", "--data", other)
+    refused(adapterhub(*words), "'7': 24 times", "--labels 0=bad film,1=good film,7=NAME")
 
 
 def test_a_list_is_the_order_of_the_logits(trained, tmp_path):

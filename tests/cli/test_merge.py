@@ -95,9 +95,6 @@ def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, m
 
 def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, tmp_path):
     where = ("--output", tmp_path / "out", "--backbone", backbone)
-    refused(
-        adapterhub("merge", saved("mam"), *where),
-        "prefix at encoder.attn.kv",
-        "scaled-parallel at encoder.ffn",
-    )
+    words = ("merge", saved("mam"), *where)
+    refused(adapterhub(*words), "prefix at encoder.attn.kv", "scaled-parallel at encoder.ffn")
     assert not (tmp_path / "out").exists()

@@ -48,19 +48,8 @@ def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
     file = write_tsv(tmp_path / "pairs.tsv", rows, header="one\ttwo\tscore")
     columns = ("--text", "one", "--pair", "two", "--label", "score", "--task", "regression")
     where = ("--train", file, "--eval", file, "--output", tmp_path / "run")
-    succeeded(
-        adapterhub(
-            "train",
-            "--backbone",
-            backbone,
-            *columns,
-            *where,
-            "train.tensorboard=false",
-            "train.report=false",
-        ),
-        "pearson",
-        "spearman",
-    )
+    words = ("train", "--backbone", backbone, *columns, *where, "train.report=false")
+    succeeded(adapterhub(*words), "pearson", "spearman")
     out = succeeded(
         adapterhub("predict", tmp_path / "run", "the movie was good", "--pair", "a film", "--json")
     )
@@ -74,10 +63,8 @@ def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_pa
     other = tmp_path / "other"
     shutil.copytree(backbone, other)
     tiny_models.model("bert", "features", seed=1).save_pretrained(other)
-    refused(
-        adapterhub("predict", trained, "good", "--backbone", other),
-        "trained on a different backbone",
-    )
+    words = ("predict", trained, "good", "--backbone", other)
+    refused(adapterhub(*words), "trained on a different backbone")
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest"])

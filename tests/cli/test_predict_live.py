@@ -26,11 +26,10 @@ def typing(adapterhub, monkeypatch, tmp_path, backbones):
 
     def type_lines(task: str, text: str, *words: str) -> tuple[int, str, str]:
         case = CASES[task]
-        succeeded(adapterhub(
-            "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train",
-            case.data(tmp_path), "--output", tmp_path / "run", "train.max_steps=1",
-            "train.report=false", "data.eval=none",
-        ))  # fmt: skip
+        line = ("train", "--backbone", backbones(case.backbone), "--task", case.task, "--train")
+        line += (case.data(tmp_path), "--output", tmp_path / "run", "train.max_steps=1")
+        line += ("train.report=false", "data.eval=none")
+        succeeded(adapterhub(*line))
         monkeypatch.setattr("sys.stdin", Terminal(text))
         return adapterhub("predict", tmp_path / "run", *words)
 

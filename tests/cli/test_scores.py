@@ -23,19 +23,9 @@ def test_each_task_prints_and_records_the_error_of_each_score(
     case = CASES[name]
     file, output = case.data(tmp_path), tmp_path / "run"
     words = ("--train", file, "--eval", file, "--test", file, "--task", case.task, "--epochs", 1)
-    out = succeeded(
-        adapterhub(
-            "train",
-            "--backbone",
-            backbones(case.backbone),
-            "--output",
-            output,
-            *words,
-            *case.words,
-            "--quiet",
-            "train.report=false",
-        )
-    )
+    line = ("train", "--backbone", backbones(case.backbone), "--output", output, *words)
+    line += (*case.words, "--quiet", "train.report=false")
+    out = succeeded(adapterhub(*line))
     manifest = Saved.at(output / "adapter").manifest
     errors = manifest.training["errors"]
     assert errors.keys() == manifest.metrics.keys()
