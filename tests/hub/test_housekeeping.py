@@ -91,9 +91,13 @@ def test_a_backup_of_a_hub_that_serves_is_a_hub(new_hub, ada, tmp_path):
         with hub.client("ada") as client:
             assert client.get("/acme/x/resolve/main/b.md").content == b"b"
     path = next(path for path in (target / "blobs").rglob("*") if path.is_file())
-    path.unlink()
-    with pytest.raises(FileError, match="missing"):
-        restore_hub(target, tmp_path / "damaged")
+    path.chmod(0o600)
+    for number, (break_it, words) in enumerate(
+        ((lambda: path.write_bytes(b"x"), "damaged"), (path.unlink, "missing"))
+    ):
+        break_it()
+        with pytest.raises(FileError, match=words):
+            restore_hub(target, tmp_path / f"damaged-{number}")
 
 
 def test_a_backup_that_was_interrupted_is_the_old_one(new_hub, ada, tmp_path, monkeypatch):
