@@ -194,6 +194,50 @@ def adapter_bytes(output: Path | str) -> bytes:
     return (Path(output) / "adapter" / "adapter.safetensors").read_bytes()
 
 
+# What a run says, and how it is stopped.
+
+
+class Notes(Reporter):
+    """Keeps the notes of a run; at a step, interrupts it or sends its process a signal."""
+
+    def __init__(self, stop_at: int | None = None, number: int | None = None) -> None:
+        self.notes: list[str] = []
+        self.stop_at, self.number = stop_at, number
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def advance(self, step: int) -> None:
+        if step == self.stop_at:
+            if self.number is None:
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), self.number)
+
+
+def quiet(recipe: Recipe) -> Reporter:
+    """Return the reporter that writes the records of a run and prints nothing."""
+    return reporter_for(Path(recipe.output), recipe.train, quiet=True)
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Do something in a fork, and check that this fork was killed meanwhile."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def forks(test: Callable[..., None]) -> Any:
+    """Mark a test that forks this process."""
+    test = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")(test)
+    return pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")(test)
+
+
 class Ticks:
     """Send this process a signal at the n-th event: a batch, an evaluation, a file operation."""
 

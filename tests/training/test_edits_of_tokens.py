@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -12,30 +11,21 @@ import pytest
 import torch
 
 import adapterhub as ah
-from adapterhub.loop.engine import LazyBatches
-from adapterhub.loop.report import reporter_for
+from adapterhub.loop.report import Several
 from adapterhub.recipe.recipe import read
 from adapterhub.tasks.common.batches import learned
 from adapterhub.training.run import run
 from tests.kit import tiny_models
-from tests.kit.runs import final_bytes
+from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
 from tests.kit.task_cases import pairs
 
 METHODS = ("loreft(rank=2)", "alora(rank=2)")
 
 
-class KillAt(LazyBatches):
-    """Kills the process when a batch is collated."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        if index == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
 def trained(
-    method: str, backbone: str, folder: Path, name: str, *words: str, resume: bool = False
-) -> list[float]:
+    method: str, backbone: str, folder: Path, name: str, *words: str,
+    kill_at: int | None = None, resume: bool = False,
+) -> list[float]:  # fmt: skip
     """Train on pairs of a prompt and a response; return the losses."""
     data = str(pairs(folder))
     words = (f"method={method}", "train.epochs=2", "train.save_every=3", "train.report=false",
@@ -43,28 +33,17 @@ def trained(
     flags = {"backbone": backbone, "output": str(folder / name), "task": "causal-lm",
              "data": {"train": data, "eval": data}}  # fmt: skip
     recipe = read(None, list(words), flags)
-    reporter = reporter_for(Path(recipe.output), recipe.train, quiet=True)
+    reporter = Several([quiet(recipe), Notes(kill_at, signal.SIGKILL)])
     return [record["loss"] for record in run(recipe, reporter, resume=resume).result.history]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_and_resumed_gives_the_same_bytes(
-    method: str, backbones: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(method: str, backbones, tmp_path: Path) -> None:
     train = partial(trained, method, str(backbones("llama")), tmp_path)
     losses = train("whole")
     assert losses[-1] < losses[0]
-    child = os.fork()
-    if child == 0:
-        try:
-            monkeypatch.setattr("adapterhub.training.run.LazyBatches", KillAt)
-            train("cut")
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
+    killed(lambda: train("cut", kill_at=5))
     assert (tmp_path / "cut" / "checkpoints" / "last" / "progress.json").is_file()
     train("cut", resume=True)
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")

@@ -16,8 +16,6 @@ from adapterhub.anatomy.backbone import DTYPES
 from adapterhub.backbones import layer_timing
 from adapterhub.backbones.layer_timing import EAGER, SDPA, Kernels
 from adapterhub.backbones.load import load_backbone
-from adapterhub.errors import TrainingError
-from adapterhub.loop import loop
 from adapterhub.loop.report import Reporter
 from adapterhub.methods.common.base import parse_methods
 from adapterhub.recipe.recipe import Recipe
@@ -27,9 +25,10 @@ from adapterhub.training.run import prepare, run
 from adapterhub.training.run_data import read_data
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer
+from tests.kit.runs import Notes, adapter_bytes
 from tests.kit.selection import long_table
 
-USUAL = Kernels("fp32", SDPA)
+USUAL, SHORTEST = Kernels("fp32", SDPA), loading.SHORTEST
 
 
 @pytest.fixture
@@ -59,10 +58,6 @@ def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
 
 def choice(recipe: Recipe) -> KernelChoice:
     return choose_kernels(recipe, read_data(recipe), parse_methods("lora"))
-
-
-def test_a_short_run_is_not_measured(recipe) -> None:
-    assert choice(recipe()) == KernelChoice(None, None)
 
 
 @pytest.mark.parametrize(
@@ -120,48 +115,30 @@ def test_it_is_measured_once_on_a_machine(recipe, fastest) -> None:
     assert len(timed) == count
 
 
-def test_several_processes_are_not_measured(recipe, fastest, monkeypatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_short_runs_and_several_processes_are_not_measured(recipe, fastest, monkeypatch) -> None:
+    timed = fastest(Kernels("bf16", EAGER))
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        assert choice(recipe()) == KernelChoice(None, None)
+    monkeypatch.setattr(loading, "SHORTEST", SHORTEST)
     assert choice(recipe()) == KernelChoice(None, None)
-    assert not fastest(Kernels("bf16", EAGER))
+    assert not timed
 
 
-def test_the_choice_is_in_the_recipe_of_the_run(recipe, fastest, tmp_path) -> None:
+def test_the_choice_is_in_the_recipe_and_a_resumed_run_keeps_it(
+    recipe, fastest, tmp_path, monkeypatch
+) -> None:
     fastest(Kernels("bf16", EAGER))
-    run(recipe("train.max_steps=2"), Reporter())
-    written = yaml.safe_load((tmp_path / "run/recipe.yaml").read_text(encoding="utf-8"))
+    words = ("train.max_steps=6", "train.save_every=2")
+    run(recipe(*words, output="whole"), Reporter())
+    written = yaml.safe_load((tmp_path / "whole/recipe.yaml").read_text(encoding="utf-8"))
     assert (written["dtype"], written["attention"]) == ("bf16", "eager")
-
-
-def test_a_resumed_run_keeps_the_choice(recipe, fastest, tmp_path, monkeypatch) -> None:
-    fastest(Kernels("bf16", EAGER))
-    whole = recipe("train.max_steps=6", "train.save_every=2")
-    run(whole, Reporter())
-    expected = (tmp_path / "run/adapter/adapter.safetensors").read_bytes()
-    (tmp_path / "run").rename(tmp_path / "whole")
-
-    def stop(session, epoch_ended, epoch) -> None:
-        after_step(session, epoch_ended, epoch)
-        if session.progress.step == 4:
-            raise TrainingError("stopped")
-
-    after_step = loop.TrainingSession._after_step
-    monkeypatch.setattr(loop.TrainingSession, "_after_step", stop)
-    with pytest.raises(TrainingError):
-        run(whole, Reporter())
-    monkeypatch.setattr(loop.TrainingSession, "_after_step", after_step)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(*words), Notes(stop_at=5))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     fastest(USUAL)
-    run(whole, Reporter(), resume=True)
-    assert (tmp_path / "run/adapter/adapter.safetensors").read_bytes() == expected
-
-
-@long_table("name", tiny_models.ARCHITECTURES)
-def test_the_shape_of_every_architecture_is_known(name: str) -> None:
-    config = tiny_models.usual_model(name).config
-    shape = layer_shape(config, 32, 16)
-    assert shape is not None
-    assert shape.width == config.get_text_config().hidden_size
+    run(recipe(*words), Reporter(), resume=True)
+    assert adapter_bytes(tmp_path / "run") == adapter_bytes(tmp_path / "whole")
 
 
 def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
@@ -178,6 +155,8 @@ WITHOUT_BF16 = {"deberta", "xlnet"}
 
 @long_table("name", tiny_models.ARCHITECTURES)
 def test_every_architecture_trains_in_bf16_with_eager_attention(name: str, tmp_path) -> None:
+    config = tiny_models.usual_model(name).config
+    assert layer_shape(config, 32, 16).width == config.get_text_config().hidden_size
     losses = {}
     for dtype, attention in (("fp32", None), ("bf16", "eager")):
         model = load_tiny(name, tmp_path / dtype, dtype, attention)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,21 +18,20 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
-from adapterhub.loop.engine import LazyBatches
-from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.loop.report import Reporter, Several
 from adapterhub.recipe.recipe import Recipe, parse_mixing
 from adapterhub.training.plan import plan_of
 from adapterhub.training.run import RunOutcome, prepare, run
 from adapterhub.training.task_mixture import MixedRows, mixed_order
-from tests.kit.data import HEADS, mixed_recipe, write_tasks
-from tests.kit.runs import final_bytes, lines
+from tests.kit.data import HEADS, mixed_recipe, write_json_lines, write_tasks
+from tests.kit.runs import Notes, final_bytes, forks, killed, lines, quiet
 
 
 @pytest.fixture(scope="module")
 def ended(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, RunOutcome]:
     """A finished run, to read."""
     recipe = mixed_recipe(backbone, tmp_path_factory.mktemp("mixture"))
-    return recipe, run(recipe, reporter_for(Path(recipe.output), recipe.train, quiet=True))
+    return recipe, run(recipe, quiet(recipe))
 
 
 def batches_of(recipe: Recipe, epochs: int = 3) -> tuple[MixedRows, list[list[list[int]]]]:
@@ -113,60 +110,30 @@ def test_the_cache_of_frozen_layers_changes_nothing_beyond_bf16(
     backbone: Path, tmp_path: Path
 ) -> None:
     words = ["method=lora(layers=top 1)", "train.epochs=3"]
-    losses, notes = {}, []
-
-    class Notes(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
+    losses, notes = {}, Notes()
     for where in ("off", "memory"):
         recipe = mixed_recipe(backbone, tmp_path / where, *words, f"train.frozen_cache={where}")
-        result = run(recipe, Notes()).result
+        result = run(recipe, notes).result
         losses[where] = [record["mean"] for record in result.history]
-    assert sum("computed once for 80 rows" in note for note in notes) == 1
+    assert sum("computed once for 80 rows" in note for note in notes.notes) == 1
     assert losses["memory"] == pytest.approx(losses["off"], abs=0.1)
 
 
-class KillAt(LazyBatches):
-    """Kills the process when a batch is collated."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        if index == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 @pytest.mark.parametrize("method", ["lora(rank=2)", "head"])
-def test_killed_and_resumed_gives_the_same_bytes(
-    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, method) -> None:
     tasks = write_tasks(tmp_path / "data")
     words = [f"method={method}", "train.save_every=3", "train.gradient_accumulation=2"]
     words.append("mixing=temperature(t=2)")
-
-    def train(name: str, resume: bool = False) -> Path:
-        recipe = mixed_recipe(backbone, tmp_path / name, *words, tasks=tasks)
-        output = Path(recipe.output)
-        run(recipe, reporter_for(output, recipe.train, quiet=True), resume=resume)
-        return output
-
-    whole = train("whole")
-    child = os.fork()
-    if child == 0:
-        try:
-            monkeypatch.setattr("adapterhub.training.run.LazyBatches", KillAt)
-            train("cut")
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    cut = tmp_path / "cut" / "run"
-    progress = json.loads((cut / "checkpoints" / "last" / "progress.json").read_text())
-    assert progress["progress"]["step"] == 3
-    assert final_bytes(train("cut", resume=True)) == final_bytes(whole)
+    whole, cut = (
+        mixed_recipe(backbone, tmp_path / name, *words, tasks=tasks) for name in ("whole", "cut")
+    )
+    run(whole, quiet(whole))
+    killed(lambda: run(cut, Several([quiet(cut), Notes(4, signal.SIGKILL)])))
+    last = Path(cut.output, "checkpoints", "last", "progress.json")
+    assert json.loads(last.read_text())["progress"]["step"] == 3
+    run(cut, quiet(cut), resume=True)
+    assert final_bytes(Path(cut.output)) == final_bytes(Path(whole.output))
 
 
 def test_another_mixture_is_another_run(ended: tuple[Recipe, RunOutcome], tmp_path: Path) -> None:
@@ -190,22 +157,20 @@ def test_one_row_equal_labels_and_a_missing_evaluation(backbone: Path, tmp_path:
     assert set(Saved.at(outcome.folder).read()[0].heads) == set(tasks)
 
 
-def test_tasks_of_different_model_classes_are_refused(backbone: Path, tmp_path: Path) -> None:
-    tasks = write_tasks(tmp_path / "data")
-    tagged = tmp_path / "tags.jsonl"
-    tagged.write_text('{"tokens": ["a", "b"], "tags": ["O", "B-X"]}\n' * 4, encoding="utf-8")
-    tasks["tags"] = {"task": "tagging", "data": {"train": str(tagged), "eval": str(tagged)}}
-    with pytest.raises(ConfigError, match="different classes") as error:
-        prepare(mixed_recipe(backbone, tmp_path, tasks=tasks))
-    assert any("tags: tagging" in line for line in error.value.offenders)
-
-
 def test_tasks_that_pool_differently_are_refused(backbone: Path, tmp_path: Path) -> None:
+    """And tasks whose models are of different classes."""
     tasks = write_tasks(tmp_path / "data")
-    tasks["mood"]["task"] = "classification(pooling=max)"
-    with pytest.raises(ConfigError, match="pool differently") as error:
-        prepare(mixed_recipe(backbone, tmp_path, tasks=tasks))
-    assert "mood: pooling=max" in error.value.offenders
+    row = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
+    tagged = str(write_json_lines(tmp_path / "tags.jsonl", [row] * 4))
+    tags = {"tags": {"task": "tagging", "data": {"train": tagged, "eval": tagged}}}
+    pooled = {"mood": tasks["mood"] | {"task": "classification(pooling=max)"}}
+    for other, expected, offender in (
+        (tags, "different classes", "tags: tagging"),
+        (pooled, "pool differently", "mood: pooling=max"),
+    ):
+        with pytest.raises(ConfigError, match=expected) as error:
+            prepare(mixed_recipe(backbone, tmp_path, tasks=tasks | other))
+        assert any(offender in line for line in error.value.offenders)
 
 
 def test_early_stopping_watches_the_mean_or_one_task(backbone: Path, tmp_path: Path) -> None:

@@ -42,23 +42,15 @@ def test_the_sites_account_for_every_trained_parameter(prepared, method: str) ->
     [
         (["train.epochs=2", "train.batch_size=10"], 14),
         (["train.epochs=2", "train.batch_size=10", "train.gradient_accumulation=3"], 6),
-        (["train.max_steps=5"], 5),
+        (["train.max_steps=5", "train.max_length=4"], 5),
     ],
 )
-def test_the_number_of_steps(prepared, words: list[str], steps: int) -> None:
-    assert plan_of(prepared(*words)).steps == steps
-
-
-@pytest.mark.parametrize("words", [["train.max_steps=5"], ["train.epochs=2"]])
-def test_rates_and_labels(prepared, words: list[str]) -> None:
+def test_steps_rates_labels_and_texts_that_are_cut(prepared, words: list[str], steps: int) -> None:
     plan = plan_of(prepared("method=lora", "train.learning_rate=0.5", *words))
+    assert plan.steps == steps
     assert plan.rates == {"lora": 0.5, "head": HEAD_LEARNING_RATE}
     assert plan.labels == {"neg": 32, "pos": 32}
-
-
-def test_examples_that_are_cut_are_counted(prepared) -> None:
-    assert plan_of(prepared("train.max_length=4")).truncated == 64
-    assert plan_of(prepared()).truncated == 0
+    assert plan.truncated == 64 * ("train.max_length=4" in words)
 
 
 PEAK = """

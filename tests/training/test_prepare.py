@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from adapterhub.training.run import (
 )
 from adapterhub.training.stream import StreamBatches
 from tests.kit import tiny_models
-from tests.kit.data import streamed_recipe, write_shards
+from tests.kit.data import streamed_recipe, write_json_lines, write_shards
+from tests.kit.runs import adapter_bytes
 from tests.kit.task_cases import CASES
 
 
@@ -52,40 +54,31 @@ def test_the_same_seed_gives_the_same_initial_tensors(recipe_with) -> None:
 @pytest.mark.parametrize(
     ("words", "schedule"),
     [
-        (["method=lora"], "linear"),
+        (["method=lora", "train.max_length=100000"], "linear"),
         (["method=unfreeze"], "slanted"),
         (["method=unfreeze", "train.schedule=cosine"], "cosine"),
     ],
 )
-def test_the_schedule_is_the_chosen_one_or_the_methods_default(
-    recipe_with, words, schedule
-) -> None:
-    assert prepare(recipe_with(*words)).recipe.train.schedule == schedule
-
-
-def test_inputs_are_no_longer_than_the_positions_of_the_backbone(recipe_with) -> None:
-    prepared = prepare(recipe_with("train.max_length=100000"))
+def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words, schedule) -> None:
+    prepared = prepare(recipe_with(*words))
+    assert prepared.recipe.train.schedule == schedule
+    assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
+    assert any("train.max_length is" in note for note in prepared.notes)
     assert max(prepared.train.lengths) <= max_positions(prepared.model)
 
 
+def flags_of(folder: Path, backbone: Path, file: Path, **more: str) -> dict[str, Any]:
+    data = {"train": str(file), "eval": str(file)}
+    return {"backbone": str(backbone), "output": str(folder / "run"), "data": data, **more}
+
+
 def test_packing_is_refused_with_virtual_tokens(backbones, tmp_path: Path) -> None:
-    file = tmp_path / "texts.jsonl"
-    file.write_text('{"text": "the movie was good"}\n' * 8, encoding="utf-8")
-    flags = {
-        "backbone": str(backbones("llama")),
-        "output": str(tmp_path / "run"),
-        "method": "prompt",
-        "task": "causal-lm(data=text, pack=true)",
-        "data": {"train": str(file), "eval": str(file)},
-    }
+    file = write_json_lines(tmp_path / "texts.jsonl", [{"text": "the movie was good"}] * 8)
+    task = "causal-lm(data=text, pack=true)"
+    flags = flags_of(tmp_path, backbones("llama"), file, method="prompt", task=task)
     with pytest.raises(ConfigError, match="prompt prepends virtual tokens") as error:
         prepare(read(flags=flags))
     assert error.value.hint == "pack=false"
-
-
-def test_a_model_without_position_embeddings_has_no_limit() -> None:
-    assert max_positions(tiny_models.model("t5")) == 1 << 30
-    assert max_positions(tiny_models.model("bert")) == 64
 
 
 LIMITED = [a for a in tiny_models.MATRIX if "max_position_embeddings" in tiny_models.SIZES[a]]
@@ -93,36 +86,23 @@ LIMITED = [a for a in tiny_models.MATRIX if "max_position_embeddings" in tiny_mo
 
 @pytest.mark.parametrize("architecture", [*LIMITED, "roberta", "mpnet"])
 def test_a_row_of_the_longest_length_is_read(architecture: str) -> None:
+    assert len(LIMITED) > (20 if tiny_models.FULL_MATRIX else 7)
     model = tiny_models.usual_model(architecture)
+    assert max_positions(model) == 64 < max_positions(tiny_models.model("t5")) == 1 << 30
     inputs = tiny_models.batch(rows=2, length=max_positions(model))
     inputs |= tiny_models.decoder_inputs(model, inputs)
     assert model(**inputs).logits.isfinite().all()
-
-
-def test_the_limited_architectures_are_covered() -> None:
-    assert len(LIMITED) > (20 if tiny_models.FULL_MATRIX else 7)
 
 
 @pytest.mark.parametrize("method", ["prompt(length=5)", "prefix(length=5)", "p-tuning(length=5)"])
 def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_path) -> None:
     file = tmp_path / "long.tsv"
     file.write_text("text\tlabel\n" + ("good " * 90 + "\tpos\nbad " * 90 + "\tneg\n"))
-    flags = {
-        "backbone": str(backbone),
-        "output": str(tmp_path / "run"),
-        "method": method,
-        "data": {"train": str(file), "eval": str(file)},
-    }
+    flags = flags_of(tmp_path, backbone, file, method=method)
     prepared = prepare(read(flags=flags))
     free = max_positions(prepared.model) - virtual_tokens(prepared.adapter)
     assert max(prepared.train.lengths) == prepared.recipe.train.max_length == free
     assert prepared.model(**prepared.train.batch([0, 1])).loss.isfinite()
-
-
-def test_the_chosen_length_is_recorded_and_told(recipe_with) -> None:
-    prepared = prepare(recipe_with())
-    assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
-    assert any("train.max_length is 64" in note for note in prepared.notes)
 
 
 def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch) -> None:
@@ -215,10 +195,7 @@ def test_a_resumed_run_has_the_reference_of_its_start(method, recipe_of):
     half = recipe_of("part", "train.max_steps=4", "train.schedule=constant", method=method)
     run(half, Reporter())
     longer = recipe_of("part", "train.max_steps=8", "train.schedule=constant", method=method)
-    resumed = run(longer, Reporter(), resume=True)
-    alone = run(
-        recipe_of("alone", "train.max_steps=8", "train.schedule=constant", method=method),
-        Reporter(),
-    )
-    tensors = [(Path(r.folder) / "adapter.safetensors").read_bytes() for r in (resumed, alone)]
-    assert tensors[0] == tensors[1]
+    run(longer, Reporter(), resume=True)
+    alone = recipe_of("alone", "train.max_steps=8", "train.schedule=constant", method=method)
+    run(alone, Reporter())
+    assert adapter_bytes(longer.output) == adapter_bytes(alone.output)

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,27 +20,25 @@ import adapterhub as ah
 from adapterhub.config.options import from_dict, resumed_as, to_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.loop.engine import _out_of_memory, not_finite_hint
+from adapterhub.loop.engine import NotFinite, _out_of_memory, not_finite_hint
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.recipe.recipe import Recipe, RunOptions, TaskOptions, TrainOptions, read
 from adapterhub.training.run import run
+from tests.kit.data import sentences, write_tsv
 from tests.kit.runs import adapter_bytes
 from tests.kit.selection import long_table
 
 CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
 
 
-def names() -> Iterator[str]:
+def test_every_option_of_a_recipe_declares_what_a_resume_makes_of_it() -> None:
     for above, cls in CLASSES.items():
         for field in dataclasses.fields(cls):
             if field.init and field.name not in ("data", "train"):
-                yield f"{above}.{field.name}".strip("._")
-
-
-@pytest.mark.parametrize("name", list(names()))
-def test_every_option_of_a_recipe_declares_what_a_resume_makes_of_it(name: str) -> None:
-    assert resumed_as(Recipe, name.split(".")) in ("same", "recorded", "length", "fixed")
+                name = f"{above}.{field.name}".strip("._")
+                kind = resumed_as(Recipe, name.split("."))
+                assert kind in ("same", "recorded", "length", "fixed"), name
 
 
 class Interrupted(Reporter):
@@ -60,16 +57,13 @@ WORDS = (
 @pytest.fixture(scope="module")
 def stopped(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A run that was stopped after step 4 of 6, and the same one that was not, in `whole`."""
-    from tests.kit.data import sentences, write_tsv
-
-    folder = tmp_path_factory.mktemp("stopped")
-    rows = sentences(64)
-    write_tsv(folder / "train.tsv", rows)
-    write_tsv(folder / "dev.tsv", rows[::3])
-    files = {"train": str(folder / "train.tsv"), "eval": str(folder / "dev.tsv")}
-    recipe = read(
-        None, WORDS, {"backbone": str(backbone), "output": str(folder / "run"), "data": files}
-    )
+    folder, rows = tmp_path_factory.mktemp("stopped"), sentences(64)
+    files = {
+        "train": str(write_tsv(folder / "train.tsv", rows)),
+        "eval": str(write_tsv(folder / "dev.tsv", rows[::3])),
+    }
+    flags = {"backbone": str(backbone), "output": str(folder / "run"), "data": files}
+    recipe = read(None, WORDS, flags)
     run(replace(recipe, output=str(folder / "whole")), Reporter())
     with pytest.raises(Stopped):
         run(recipe, Interrupted())
@@ -141,9 +135,8 @@ def test_what_changes_the_result_is_recorded(stopped: Recipe, recipe: Recipe, na
     # What was changed before stays recorded when nothing is changed again.
     if name.startswith("train__") and name not in ("train__eval_every", "train__patience"):
         numbers = ("learning_rate", "weight", "beta", "eps", "max_grad", "mixed", "dropout")
-        differs = adapter_bytes(changed.output) != adapter_bytes(
-            Path(stopped.output).parent / "whole"
-        )
+        whole = Path(stopped.output).parent / "whole"
+        differs = adapter_bytes(changed.output) != adapter_bytes(whole)
         assert differs or not any(each in name for each in numbers)
 
 
@@ -208,8 +201,6 @@ def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe: Recipe, w
 
 
 def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(recipe: Recipe) -> None:
-    from adapterhub.loop.engine import NotFinite
-
     wild = with_words(recipe, train__learning_rate=1e30, train__head_learning_rate=1e30)
     with pytest.raises(NotFinite) as error:
         run(wild, Reporter(), resume=True)
@@ -237,25 +228,18 @@ def taking(which: str, place: Path, recipe: Recipe, out: Path) -> tuple[object, 
 COMMANDS = ("predict", "predict a table", "eval", "publish", "export", "merge", "show", "from")
 
 
-@pytest.mark.parametrize("checkpoint", ["best", "last"])
 @pytest.mark.parametrize("which", COMMANDS)
-def test_each_command_takes_a_checkpoint_as_an_adapter(
-    stopped: Recipe, tmp_path: Path, adapterhub: Any, which: str, checkpoint: str
-) -> None:
-    place = Path(stopped.output) / "checkpoints" / checkpoint
+def test_each_command_takes_a_checkpoint_as_an_adapter(stopped, tmp_path, adapterhub, which):
+    """The run itself has stopped: its folder is refused with the name of a checkpoint."""
+    place = Path(stopped.output)
     code, _, err = adapterhub(*taking(which, place, stopped, tmp_path))
-    assert code == 0, err
-
-
-@pytest.mark.parametrize("which", COMMANDS)
-def test_a_run_that_has_stopped_names_its_checkpoint(
-    stopped: Recipe, tmp_path: Path, adapterhub: Any, which: str
-) -> None:
-    run_folder = Path(stopped.output)
-    code, _, err = adapterhub(*taking(which, run_folder, stopped, tmp_path))
     assert code == 2
     assert "is not finished" in err
-    assert str(run_folder / "checkpoints" / "best") in " ".join(err.split())
+    assert str(place / "checkpoints" / "best") in " ".join(err.split())
+    for checkpoint in ("best", "last"):
+        (out := tmp_path / checkpoint).mkdir()
+        code, _, err = adapterhub(*taking(which, place / "checkpoints" / checkpoint, stopped, out))
+        assert code == 0, err
 
 
 def test_python_takes_a_checkpoint_as_an_adapter(stopped: Recipe) -> None:

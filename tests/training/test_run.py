@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from adapterhub.errors import AdapterhubError, ConfigError, OutputError
-from adapterhub.loop.report import Reporter, reporter_for
+from adapterhub.loop.report import Reporter
 from adapterhub.pages.page import recorded_words
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training import run as running
 from adapterhub.training.run import run
-from tests.kit.runs import lines
+from tests.kit.runs import Notes, lines, quiet
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def recipe(recipe_with) -> Recipe:
 
 def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    outcome = run(recipe, reporter_for(output, recipe.train, quiet=True))
+    outcome = run(recipe, quiet(recipe))
     assert {path.name for path in output.iterdir()} == {
         ".lock", "adapter", "checkpoints", "metrics.jsonl", "recipe.schema.json",
         "recipe.yaml", "timings.jsonl",
@@ -38,13 +38,18 @@ def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Pat
     assert outcome.result.steps == 3
     assert outcome.metrics == outcome.result.best
     assert lines(output / "metrics.jsonl")[-1]["metrics"] == outcome.result.last
+    training = json.loads((outcome.folder / "adapter.json").read_text("utf-8"))["training"]
+    assert (training["steps"], training["data"]["train"]) == (3, 64)
+    (method,) = training["recipe"]["method"]
+    assert method["lora"]["rank"] == 2
+    assert str(tmp_path) not in json.dumps(training)
 
 
 def test_a_report_adds_its_files_and_changes_no_other(recipe: Recipe, tmp_path: Path) -> None:
     plain, shown = tmp_path / "run", tmp_path / "shown"
-    run(recipe, reporter_for(plain, recipe.train, quiet=True))
+    run(recipe, quiet(recipe))
     recipe = replace(recipe, output=str(shown), train=replace(recipe.train, report=True))
-    outcome = run(recipe, reporter_for(shown, recipe.train, quiet=True))
+    outcome = run(recipe, quiet(recipe))
     assert outcome.page == shown / "report.html"
     names = [{path.name for path in folder.iterdir()} for folder in (plain, shown)]
     assert names[1] - names[0] == {"bag_of_words.json", "predictions.jsonl", "report.html"}
@@ -55,17 +60,6 @@ def test_a_report_adds_its_files_and_changes_no_other(recipe: Recipe, tmp_path: 
     # A resume may turn the report off: nothing that is trained depends on it.
     recipe = replace(recipe, train=replace(recipe.train, report=False))
     assert run(recipe, Reporter(), resume=True).page is None
-
-
-def test_the_manifest_records_the_run_without_paths(recipe: Recipe, tmp_path: Path) -> None:
-    outcome = run(recipe, Reporter())
-    manifest = json.loads((outcome.folder / "adapter.json").read_text(encoding="utf-8"))
-    training = manifest["training"]
-    assert training["steps"] == 3
-    assert training["data"]["train"] == 64
-    assert training["recipe"]["method"] == [{"lora": training["recipe"]["method"][0]["lora"]}]
-    assert training["recipe"]["method"][0]["lora"]["rank"] == 2
-    assert str(tmp_path) not in json.dumps(training)
 
 
 def test_a_record_has_no_unset_option_that_earlier_versions_cannot_read(recipe: Recipe) -> None:
@@ -117,17 +111,15 @@ def test_labels_that_no_adapter_can_have_are_found_before_the_first_step(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("what", ["name", "twice"])
+@pytest.mark.parametrize(
+    "change", [{"name": "a/../b"}, {"method": ["lora(rank=2)", "lora(rank=4)"]}]
+)
 def test_what_no_manifest_can_have_is_found_before_the_first_step(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
 ) -> None:
     monkeypatch.setattr(running.loop, "train", lambda session: pytest.fail("it was trained"))
-    if what == "name":
-        recipe = replace(recipe, name="a/../b")
-    if what == "twice":
-        recipe = replace(recipe, method=["lora(rank=2)", "lora(rank=4)"])
     with pytest.raises(AdapterhubError):
-        run(recipe, Reporter())
+        run(replace(recipe, **change), Reporter())
     assert not (tmp_path / "run").exists()
 
 
@@ -151,13 +143,6 @@ def test_parameters_require_a_gradient_again_after_a_failure(
 
 
 def test_a_warning_names_stages_that_the_run_does_not_reach(recipe: Recipe) -> None:
-    class Notes(Reporter):
-        def __init__(self) -> None:
-            self.notes: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.notes.append(text)
-
     notes = Notes()
     options = replace(recipe.train, max_steps=None, epochs=1)
     run(replace(recipe, method="unfreeze", train=options), notes)

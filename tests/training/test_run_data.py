@@ -48,20 +48,20 @@ def test_evaluation_can_be_left_out(recipe_with) -> None:
     data = read_data(recipe_with("data.eval=none"))
     assert (len(data.train), data.evaluation) == (64, [])
     assert "no evaluation: the adapter has the tensors of the last step" in data.notes
-
-
-def test_options_that_need_an_evaluation_are_refused_without_one(recipe_with) -> None:
     words = ("train.patience=2", "train.best_metric=accuracy", "data.eval_rows=5")
     with pytest.raises(ConfigError, match="need an evaluation") as error:
         read_data(recipe_with("data.eval=none", *words))
     assert len(error.value.offenders) == 3
 
 
-def test_evaluation_rows_are_limited_and_sampled_with_the_seed(recipe_with) -> None:
+def test_rows_are_limited_and_sampled_with_the_seed(recipe_with) -> None:
     data = read_data(recipe_with("data.eval_rows=5"))
     assert len(data.evaluation) == 5
     assert "evaluating on 5 of 22 rows, by data.eval_rows" in data.notes
     assert len(read_data(recipe_with("data.eval_rows=500")).evaluation) == 22
+    first, second = (read_data(recipe_with("data.rows=9", "seed=3")) for _ in range(2))
+    assert first.train == second.train
+    assert (len(first.train), len(first.evaluation)) == (9, 22)
 
 
 @pytest.mark.parametrize("has_split", [True, False])
@@ -115,25 +115,7 @@ def test_the_evaluation_file_is_read_as_it_is(recipe_with, tmp_path: Path) -> No
 def test_duplicates_between_training_and_evaluation_are_told(recipe_with, data) -> None:
     notes = read_data(recipe_with(f"data.eval={data[0]}")).notes
     assert any("64 of 64 evaluation rows (100.0%) are also training rows" in n for n in notes)
-
-
-def test_chats_are_read_as_chats(recipe_with, tmp_path: Path) -> None:
-    import json
-
-    file = tmp_path / "chats.json"
-    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
-    file.write_text(json.dumps([{"id": i, "conversations": turns} for i in range(20)]))
-    data = read_data(recipe_with(f"data.train={file}", "data.eval=none", "task=causal-lm"))
-    assert data.task.data == "chat"
-    assert data.options.text == "conversations"
-    assert data.train[0].messages == (("user", "hi"), ("assistant", "hello"))
-
-
-def test_sampling_draws_the_same_rows_for_a_seed(recipe_with) -> None:
-    first, second = (read_data(recipe_with("data.rows=9", "seed=3")).train for _ in range(2))
-    assert first == second
-    assert len(first) == 9
-    assert len(read_data(recipe_with("data.rows=9")).evaluation) == 22
+    assert len(notes) == len(set(notes)), "each is given once"
 
 
 def test_a_metric_that_the_task_lacks_is_refused(recipe_with) -> None:
@@ -142,20 +124,10 @@ def test_a_metric_that_the_task_lacks_is_refused(recipe_with) -> None:
     assert read_data(recipe_with("train.best_metric=matthews"))
 
 
-def test_a_note_on_a_file_is_given_once(recipe_with, data) -> None:
-    same = recipe_with(f"data.eval={data[0]}")
-    notes = read_data(same).notes
-    assert len(notes) == len(set(notes))
+OF_TASKS = {task: OF_LANGUAGE_MODELS for task in ("causal-lm", "preference")}
 
 
-@pytest.mark.parametrize(
-    ("task", "method"),
-    [
-        ("causal-lm", OF_LANGUAGE_MODELS),
-        ("preference", OF_LANGUAGE_MODELS),
-        ("classification", "lora"),
-    ],
-)
+@pytest.mark.parametrize(("task", "method"), [*OF_TASKS.items(), ("classification", "lora")])
 def test_a_recipe_without_a_method_gets_one_for_its_task(task: str, method: str) -> None:
     recipe = Recipe(backbone="b", task=task)
     data = RunData(parse_task(task), (), [], [], recipe.data)
@@ -207,12 +179,9 @@ def with_train(**options: object) -> Recipe:
     return replace(RECIPE, train=replace(TrainOptions(), **options))  # type: ignore[arg-type]
 
 
-def test_a_recipe_that_says_nothing_is_not_changed() -> None:
+def test_a_recipe_that_says_nothing_is_sharded_if_the_launcher_shards(monkeypatch) -> None:
     assert placed(RECIPE) == RECIPE
     assert placed(with_train(shard=False)).train.shard is None
-
-
-def test_a_launcher_shards_unless_the_recipe_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -220,42 +189,32 @@ def test_a_launcher_shards_unless_the_recipe_says_no(monkeypatch: pytest.MonkeyP
     assert placed(with_train(shard=False)).train.shard is None
 
 
-def test_one_process_shares_with_nobody() -> None:
+@pytest.mark.parametrize("option", ["shard", "tensor_parallel"])
+def test_processes_that_compute_together_are_several(option, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="there is only one") as error:
-        placed(with_train(shard=True))
+        placed(with_train(**{option: True}))
     assert "torchrun" in error.value.hint
-
-
-def test_every_option_that_does_not_know_shards_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    options = {"shard": True, "optimizer": "adamw-8bit", "mixed_precision": "fp16"}
-    with pytest.raises(ConfigError) as error:
-        placed(replace(with_train(**options), quantize="int8"))
-    text = str(error.value)
-    assert "train.optimizer=adamw-8bit" in text
-    assert "train.mixed_precision=fp16" in text
-    assert "quantize=int8" in text
+    assert getattr(placed(with_train(**{option: True})).train, option)
+
+
+def refused_options(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[str]:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="these options") as error:
+        placed(recipe)
+    return [line.partition(":")[0] for line in error.value.offenders]
+
+
+def test_every_option_that_does_not_know_shards_is_named(monkeypatch) -> None:
+    recipe = with_train(shard=True, optimizer="adamw-8bit", mixed_precision="fp16")
+    named = refused_options(monkeypatch, replace(recipe, quantize="int8"))
+    assert named == ["train.optimizer=adamw-8bit", "train.mixed_precision=fp16", "quantize=int8"]
     assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
 
 
-def test_processes_that_compute_together_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="there is only one") as error:
-        placed(with_train(tensor_parallel=True))
-    assert "torchrun" in error.value.hint
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert placed(with_train(tensor_parallel=True)).train.tensor_parallel
-
-
-def test_every_option_that_does_not_know_tensor_parallelism_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    recipe = with_train(
-        tensor_parallel=True, shard=True, optimizer="adamw8bit", mixed_precision="fp16"
-    )
-    recipe = replace(recipe, quantize="nf4", new_tokens=("<a>",))
-    with pytest.raises(ConfigError, match="these options") as error:
-        placed(replace(recipe, train=replace(recipe.train, shard=False)))
-    named = [line.partition(":")[0] for line in error.value.offenders]
+def test_every_option_that_does_not_know_tensor_parallelism_is_named(monkeypatch) -> None:
+    options = {"shard": False, "optimizer": "adamw8bit", "mixed_precision": "fp16"}
+    recipe = with_train(tensor_parallel=True, **options)
+    named = refused_options(monkeypatch, replace(recipe, quantize="nf4", new_tokens=("<a>",)))
     assert named == ["train.optimizer=adamw8bit", "train.mixed_precision=fp16", "quantize=nf4",
                      "new_tokens"]  # fmt: skip

@@ -49,13 +49,10 @@ def page(tmp_path: Path, notes: list[str]) -> RunPage:
 
 
 def test_the_predictions_are_those_of_the_best_step(page: RunPage) -> None:
+    """Those that were written after the checkpoint are dropped."""
     for step, best in ((2, True), (4, True), (6, False)):
         evaluated(page, step, best)
     assert written_step(page.folder) == 4
-
-
-def test_predictions_after_the_checkpoint_are_dropped(page: RunPage) -> None:
-    evaluated(page, 4)
     page.start(9, 4)
     assert written_step(page.folder) == 4
     page.start(9, 2)
@@ -127,55 +124,22 @@ def history(*accuracies: float, every: float = 1.0) -> list[dict[str, float]]:
     ]
 
 
+EARLY, LONG = "stopped early: no improvement in ", "was the best: more may help (train."
 CASES = (
     (history(0.5, 0.861, 0.8), 20, {"epochs": 3}, False, ["epoch 2 of 3 (accuracy 0.8610)"]),
-    (
-        history(0.5, 0.861, 0.8, 0.7, 0.7),
-        20,
-        {"epochs": 10, "patience": 3},
-        True,
-        ["epoch 2 of 10 (accuracy 0.8610)", "stopped early: no improvement in 3 evaluations"],
-    ),
-    (
-        history(0.5, 0.6, 0.7),
-        30,
-        {"epochs": 3},
-        False,
-        [
-            "epoch 3 of 3 (accuracy 0.7000)",
-            "the last epoch was the best: more may help (train.epochs=6)",
-        ],
-    ),
-    (
-        history(0.5, 0.6, 0.5, every=0.25),
-        20,
-        {"epochs": 1, "eval_every": 10},
-        False,
-        ["step 20 of 30, epoch 0.50 (accuracy 0.6000)"],
-    ),
-    (
-        history(0.6, 0.5, every=1.5),
-        10,
-        {"max_steps": 2000, "patience": 1},
-        True,
-        [
-            "step 10 of 2,000, epoch 1.50 (accuracy 0.6000)",
-            "stopped early: no improvement in 1 evaluation",
-        ],
-    ),
-    (
-        history(0.6),
-        10,
-        {"max_steps": 10},
-        False,
-        [
-            "epoch 1, step 10 of 10 (accuracy 0.6000)",
-            "the last step was the best: more may help (train.max_steps=20)",
-        ],
-    ),
+    (history(0.5, 0.861, 0.8, 0.7, 0.7), 20, {"epochs": 10, "patience": 3}, True,
+     ["epoch 2 of 10 (accuracy 0.8610)", f"{EARLY}3 evaluations"]),
+    (history(0.5, 0.6, 0.7), 30, {"epochs": 3}, False,
+     ["epoch 3 of 3 (accuracy 0.7000)", f"the last epoch {LONG}epochs=6)"]),
+    (history(0.5, 0.6, 0.5, every=0.25), 20, {"epochs": 1, "eval_every": 10}, False,
+     ["step 20 of 30, epoch 0.50 (accuracy 0.6000)"]),
+    (history(0.6, 0.5, every=1.5), 10, {"max_steps": 2000, "patience": 1}, True,
+     ["step 10 of 2,000, epoch 1.50 (accuracy 0.6000)", f"{EARLY}1 evaluation"]),
+    (history(0.6), 10, {"max_steps": 10}, False,
+     ["epoch 1, step 10 of 10 (accuracy 0.6000)", f"the last step {LONG}max_steps=20)"]),
     (history(float("nan")), None, {}, False, []),
     ([], None, {}, False, []),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("records", "best", "options", "stopped", "expected"), CASES)

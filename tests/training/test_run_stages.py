@@ -7,18 +7,16 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from adapterhub.config.yaml import dump_yaml, load_yaml
-from adapterhub.errors import OutputError
 from adapterhub.loop.checkpoint import folder_of
-from adapterhub.recipe.sweep import read_staged
-from adapterhub.training.several import check_stages
 from tests.kit.data import WORDS
-from tests.kit.session import refused
+from tests.kit.processes import fork_command
+from tests.kit.runs import adapter_bytes, forks
+from tests.kit.session import refused, wait_until
 
 QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}
 
@@ -41,49 +39,36 @@ def recipe(backbone, data, tmp_path):
     return path
 
 
-def adapter_bytes(output: Path) -> list[bytes]:
+def tensors_of(output: Path) -> list[bytes]:
     """Return the tensors of the adapter of each stage, and of the whole run."""
-    folders = (output / "domain", output / "task", output)
-    return [(folder / "adapter" / "adapter.safetensors").read_bytes() for folder in folders]
+    return [adapter_bytes(folder) for folder in (output / "domain", output / "task", output)]
 
 
-def killed(adapterhub, recipe: Path, output: Path, when: Path) -> None:
+def killed_at(recipe: Path, output: Path, when: Path) -> None:
     """Start a run in a process of its own, and kill it when a file exists."""
-    child = os.fork()
-    if child == 0:
-        try:
-            adapterhub("train", recipe, "--quiet", "--resume", "--output", output)
-        finally:
-            os._exit(0)
-    limit = time.monotonic() + 120
+    child = fork_command("train", recipe, "--quiet", "--resume", "--output", output)
     try:
-        while not when.exists():
-            assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before"
-            assert time.monotonic() < limit
-            time.sleep(0.002)
+        wait_until(when.exists, 120)
     finally:
         os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 def test_killed_in_each_stage_and_resumed_gives_the_same_bytes(recipe, adapterhub, tmp_path):
     code, _, err = adapterhub("train", recipe, "--quiet")
     assert code == 0, err
     cut = tmp_path / "cut"
-    killed(adapterhub, recipe, cut, folder_of(cut / "domain", "last"))
+    killed_at(recipe, cut, folder_of(cut / "domain", "last"))
     assert not (cut / "stages.json").exists()
-    killed(adapterhub, recipe, cut, folder_of(cut / "task", "last"))
+    killed_at(recipe, cut, folder_of(cut / "task", "last"))
     assert json.loads((cut / "stages.json").read_text()).keys() == {"domain"}
     before = (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns
     code, out, err = adapterhub("train", "--resume", "--output", cut, "--quiet")
     assert code == 0, err
     assert "finished before" in out
     assert (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns == before, "not run again"
-    assert adapter_bytes(cut) == adapter_bytes(tmp_path / "run")
+    assert tensors_of(cut) == tensors_of(tmp_path / "run")
     assert (cut / "adapter" / "adapter.json").is_file()
 
 
@@ -137,18 +122,16 @@ def test_the_dry_run_lists_all_stages_and_writes_nothing(recipe, adapterhub, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_all_data_are_checked_before_the_first_stage(recipe, data, adapterhub, tmp_path):
+def test_what_is_refused_before_the_first_stage(recipe, data, adapterhub, tmp_path):
+    """Missing data, and an output folder that is used already."""
+    content = data[0].read_text()
     data[0].unlink()
     refused(adapterhub("train", recipe), "train.tsv")
     assert not (tmp_path / "run").exists()
-
-
-def test_an_output_folder_is_not_used_twice(recipe, tmp_path):
+    data[0].write_text(content)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "file").write_text("")
-    staged = read_staged(recipe)
-    with pytest.raises(OutputError, match="exists"):
-        check_stages(staged, resume=False)
+    refused(adapterhub("train", recipe), "exists")
 
 
 @pytest.mark.parametrize("flag", [("--sweep", "seed=0,1"), ("--show", "1"), ("--open",)])

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop.processes import Stopped
-from adapterhub.loop.report import Evaluated, Reporter, Timing, reporter_for
+from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.recipe.recipe import Recipe
 from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run import run
 from adapterhub.training.several import run_several
-from tests.kit.runs import Ticks, adapter_bytes
+from tests.kit.runs import Notes, Ticks, adapter_bytes, forks, killed, quiet
 from tests.kit.selection import part_of
 
 
@@ -34,22 +36,23 @@ def variants(recipe: Recipe, *methods: str) -> list[Recipe]:
     ]
 
 
-def quiet(recipe: Recipe) -> Reporter:
-    return reporter_for(Path(recipe.output), recipe.train, quiet=True)
-
-
-def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    recipes = variants(recipe, "lora(rank=2)", "pfeiffer", "freeze")
-    ended = list(run_several(recipes, quiet))
-    assert [each.error for each in ended] == [None] * 3
+def assert_ended_as_alone(ended: Iterable[Any], folder: Path) -> None:
+    """Each run has its folder and the bytes of a run alone."""
     for number, each in enumerate(ended):
-        alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
-        run(alone, quiet(alone))
+        assert each.error is None
+        alone = replace(each.recipe, output=str(folder / f"alone-{number}"))
+        run(alone, Reporter())
         assert adapter_bytes(each.recipe.output) == adapter_bytes(alone.output)
-        assert each.outcome is not None
         assert each.outcome.folder == Path(each.recipe.output) / "adapter"
+
+
+def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(recipe, tmp_path) -> None:
+    """A note is given once."""
+    said = Notes()
+    recipes = variants(recipe, "lora(rank=2)", "pfeiffer", "freeze")
+    assert_ended_as_alone(run_several(recipes, lambda recipe: said), tmp_path)
+    assert said.notes
+    assert len(set(said.notes)) == len(said.notes)
 
 
 def test_a_run_that_fails_is_told_and_the_next_one_begins(recipe: Recipe) -> None:
@@ -80,30 +83,17 @@ def test_ctrl_c_stops_all_and_resume_continues(recipe: Recipe, tmp_path: Path, a
         list(run_several(recipes, lambda recipe: Signals(at)))
     assert signal.getsignal(signal.SIGINT) == before
     assert not Path(recipes[1].output).exists()
-    ended = list(run_several(recipes, lambda recipe: Reporter(), resume=True))
-    for number, each in enumerate(ended):
-        alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
-        run(alone, Reporter())
-        assert adapter_bytes(each.recipe.output) == adapter_bytes(alone.output)
+    assert_ended_as_alone(run_several(recipes, lambda recipe: Reporter(), resume=True), tmp_path)
 
 
-def killed_at(recipes: list[Recipe], at: int) -> int | None:
-    """Train in a process that is killed at a file operation; None, or the signal that killed it."""
-    child = os.fork()
-    if child == 0:
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                ticks = Ticks(at)
-                ticks.watch_files(patch)
-                list(run_several(recipes, quiet))
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+def ticking(recipes: list[Recipe], at: int) -> None:
+    """Train, killed at a file operation."""
+    with pytest.MonkeyPatch.context() as patch:
+        Ticks(at).watch_files(patch)
+        list(run_several(recipes, quiet))
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
     recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -113,7 +103,7 @@ def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
     left = set[str]()
     for at in part_of(range(100), 2):  # each file has two: it is written, and put in its place
         recipes = variants(replace(recipe, output=str(tmp_path / f"at{at}")), "lora(rank=2)")
-        assert killed_at(recipes, at) == signal.SIGKILL
+        killed(lambda recipes=recipes, at=at: ticking(recipes, at))
         output = Path(recipes[0].output)
         left |= {name[1:-13] for name in os.listdir(output) if name.endswith(".new")}
         if (output / "checkpoints" / "last").exists():
@@ -123,18 +113,6 @@ def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
         assert adapter_bytes(recipes[0].output) == adapter_bytes(alone.output), f"killed at {at}"
         assert not [name for name in os.listdir(output) if name.endswith(".new")]
     assert left == {"recipe.yaml", "recipe.schema.json", "predictions.jsonl"}
-
-
-def test_a_note_is_given_once(recipe: Recipe) -> None:
-    notes: list[str] = []
-
-    class Notes(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
-    list(run_several(variants(recipe, "lora", "mam", "pfeiffer"), lambda recipe: Notes()))
-    assert notes
-    assert len(set(notes)) == len(notes)
 
 
 def test_equal_data_are_read_once_and_options_are_checked_each_time(

@@ -19,14 +19,13 @@ from transformers import AutoTokenizer
 from adapterhub.errors import ConfigError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
-from adapterhub.loop.report import Reporter, reporter_for
-from adapterhub.recipe.recipe import Recipe
+from adapterhub.loop.report import Reporter
 from adapterhub.training.plan import plan_of, preview_rows
 from adapterhub.training.run import PreparedRun, prepare, run
 from adapterhub.training.stream import StreamBatches, StreamedRows
 from tests.kit import tiny_models
 from tests.kit.data import sentences, streamed_recipe, write_shards, write_tsv
-from tests.kit.runs import final_bytes
+from tests.kit.runs import Notes, final_bytes, forks, killed, quiet
 
 
 @pytest.fixture
@@ -118,46 +117,21 @@ def test_a_streamed_run_learns_and_predicts(backbone: Path, tmp_path: Path, shar
     assert opened.setting.labels == ("neg", "pos")
 
 
-class Killed(Reporter):
-    """Kills the process at a step."""
-
-    def advance(self, step: int) -> None:
-        if step == 8:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 @pytest.mark.parametrize("words", [(), ("train.gradient_accumulation=3",)])
-def test_killed_and_resumed_gives_the_same_bytes(
-    backbone: Path, tmp_path: Path, shards: str, words: tuple[str, ...]
-) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, shards, words) -> None:
     dev = write_tsv(tmp_path / "dev.tsv", sentences(12))
-
-    def recipe_of(name: str) -> Recipe:
-        options = ("train.save_every=3", "train.eval_every=4", "train.dropout=true", *words)
-        return streamed_recipe(backbone, tmp_path / name, shards, *options, eval=str(dev))
-
-    def train(name: str, resume: bool = False) -> Path:
-        recipe = recipe_of(name)
-        output = Path(recipe.output)
-        run(recipe, reporter_for(output, recipe.train, quiet=True), resume=resume)
-        return output
-
-    whole = train("whole")
-    child = os.fork()
-    if child == 0:
-        try:
-            run(recipe_of("cut"), Killed())
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    options = ("train.save_every=3", "train.eval_every=4", "train.dropout=true", *words)
+    whole, cut = (
+        streamed_recipe(backbone, tmp_path / name, shards, *options, eval=str(dev))
+        for name in ("whole", "cut")
+    )
+    run(whole, quiet(whole))
+    killed(lambda: run(cut, Notes(8, signal.SIGKILL)))
     last = tmp_path / "cut" / "checkpoints" / "last" / "progress.json"
     assert json.loads(last.read_text())["progress"]["step"] in (6, 8)
-    cut = train("cut", resume=True)
-    assert final_bytes(cut)[:2] == final_bytes(whole)[:2]
+    run(cut, quiet(cut), resume=True)
+    assert final_bytes(tmp_path / "cut")[:2] == final_bytes(tmp_path / "whole")[:2]
 
 
 @pytest.mark.apart
@@ -214,18 +188,13 @@ def test_two_launched_processes_share_the_rows_and_resume(
     torch.testing.assert_close(tensors[0], tensors[1], atol=1e-7, rtol=1e-6)
 
 
-def test_packed_rows_and_rewritten_labels(backbones: Any, tmp_path: Path, shards: str) -> None:
+def test_packed_rows_and_balanced_classes(backbones: Any, tmp_path: Path, shards: str) -> None:
+    """Several texts are in a row, and the classes of all rows are counted."""
     words = ("task=causal-lm(data=text, pack=true)", "train.max_length=32", "data.label=null")
     prepared = prepare(streamed_recipe(backbones("llama"), tmp_path / "run", shards, *words))
-    batch = batches_of(prepared)[0]
-    assert batch["input_ids"].shape[1] > 20, "several texts in a row"
-
-
-def test_balanced_classes_are_counted_in_all_rows(
-    backbone: Path, tmp_path: Path, shards: str
-) -> None:
-    words = ("task=classification(class_weights=balanced)",)
-    prepared = prepare(streamed_recipe(backbone, tmp_path / "run", shards, *words))
+    assert batches_of(prepared)[0]["input_ids"].shape[1] > 20
+    word = "task=classification(class_weights=balanced)"
+    prepared = prepare(streamed_recipe(backbones("bert"), tmp_path / "run", shards, word))
     counts = prepared.train.task.label_counts(prepared.train)
     assert sum(counts.values()) == 64
     assert prepared.own_loss is not None

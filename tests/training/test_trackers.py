@@ -14,7 +14,6 @@ from accelerate.tracking import GeneralTracker
 from adapterhub.errors import ConfigError
 from adapterhub.loop.report import (
     Evaluated,
-    Reporter,
     Timing,
     TrackedRun,
     TrainingLine,
@@ -24,6 +23,7 @@ from adapterhub.loop.report import (
 from adapterhub.recipe.output_folder import TRACKED
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.run_data import check_trackers
+from tests.kit.runs import Notes
 
 NAMES = ("wandb", "mlflow", "trackio", "swanlab")
 TIMING = Timing(1.0, 20.0, 3)
@@ -68,26 +68,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-class Notes(Reporter):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def recipe(folder: Path, *trackers: str, backbone: str = "org/model") -> Recipe:
-    return read(
-        flags={
-            "backbone": backbone,
-            "output": str(folder / "mine"),
-            "data": {"train": str(folder / "train.tsv"), "eval": "/home/me/dev.tsv"},
-            "train": {"tracker": list(trackers)},
-            "method": "lora",
-        }
-    )
+    files = {"train": str(folder / "train.tsv"), "eval": "/home/me/dev.tsv"}
+    flags = {"backbone": backbone, "output": str(folder / "mine"), "data": files, "method": "lora"}
+    return read(flags=flags | {"train": {"tracker": list(trackers)}})
 
 
 def test_losses_and_metrics_are_forwarded(tmp_path: Path) -> None:
@@ -123,11 +107,8 @@ def test_a_resumed_run_continues_the_tracked_one(tmp_path: Path) -> None:
     assert mlflow == {"experiment_name": "adapterhub", "run_id": "m1"}
 
 
-def test_other_trackers_get_the_name() -> None:
+def test_the_project_and_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TrackedRun("mine", "x").arguments("swanlab", True) == {"run_name": "mine"}
-
-
-def test_the_project_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     assert TrackedRun("mine", "x").arguments("wandb", True)["run_name"] == "theirs"
 
@@ -141,9 +122,7 @@ def test_no_path_of_the_machine_is_sent(tmp_path: Path) -> None:
     assert not [v for v in sent.values() if isinstance(v, str) and ("/" in v or "\\" in v)]
 
 
-def test_a_tracker_that_cannot_start_is_an_error_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_cannot_start_is_an_error_before_training(tmp_path, monkeypatch) -> None:
     def fail(self: Any) -> None:
         raise RuntimeError("no API key")
 
@@ -153,9 +132,7 @@ def test_a_tracker_that_cannot_start_is_an_error_before_training(
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_tracker_that_fails_later_is_noted_and_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_fails_later_is_noted_and_left_out(tmp_path, monkeypatch) -> None:
     notes = Notes()
     reporter = start_trackers(recipe(tmp_path, "wandb"), notes, resume=False)
 
@@ -173,10 +150,10 @@ def test_a_tracker_that_fails_later_is_noted_and_left_out(
 def test_unknown_and_missing_trackers_are_refused() -> None:
     check_trackers(())
     check_trackers(["wandb", "mlflow"])
-    with pytest.raises(ConfigError, match=r"unknown tracker 'wandbb'; did you mean 'wandb'"):
-        check_trackers(["wandbb"])
-    with pytest.raises(ConfigError, match="not installed: swanlab") as error:
-        check_trackers(["wandb", "swanlab"])
-    assert error.value.hint == "pip install swanlab"
-    with pytest.raises(ConfigError, match=r"train\.tensorboard=true"):
-        check_trackers(["tensorboard"])
+    for name, expected in (
+        ("wandbb", r"unknown tracker 'wandbb'; did you mean 'wandb'"),
+        ("swanlab", r"not installed: swanlab[^$]*pip install swanlab"),
+        ("tensorboard", r"train\.tensorboard=true"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            check_trackers(["wandb", name])
