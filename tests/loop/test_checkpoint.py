@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -41,40 +42,29 @@ def value_of(folder: Path) -> float:
     return values.pop()
 
 
-def test_a_record_with_numbers_that_json_lacks(tmp_path: Path) -> None:
-    progress = {"loss": float("nan"), "most": float("inf"), "small": 5e-324, "text": "\ud800é"}
-    checkpoint.save(tmp_path / "last", State({}, progress, RUN))
-    loaded = checkpoint.load_checkpoint(tmp_path / "last").progress
-    assert checkpoint.same_record(loaded, progress)
-
-
 def test_round_trip(tmp_path: Path) -> None:
-    folder, state = tmp_path / "checkpoints" / "last", a_state(5.0)
-    checkpoint.save(folder, state)
-    loaded = checkpoint.load_checkpoint(folder)
-    assert loaded.progress == state.progress
-    assert loaded.run == RUN
-    assert loaded.training == state.training
+    """Equal states are equal bytes; tied and strided tensors, and odd numbers, are kept."""
+    state = a_state(5.0)
+    for name in ("one", "two"):
+        checkpoint.save(tmp_path / name, state)
+    loaded = checkpoint.load_checkpoint(tmp_path / "one")
+    assert (loaded.progress, loaded.run, loaded.training) == (state.progress, RUN, state.training)
     assert loaded.tensors.keys() == state.tensors.keys()
     assert all(torch.equal(loaded.tensors[k], state.tensors[k]) for k in state.tensors)
-
-
-def test_equal_states_are_equal_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        checkpoint.save(tmp_path / name, a_state(1.0))
     files = sorted(p.name for p in (tmp_path / "one").iterdir())
     assert files == ["progress.json", "tensors.safetensors", "training.pt"]
     for name in ("progress.json", "tensors.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_tied_and_strided_tensors_are_saved(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     tensors = {"a": weight, "b": weight, "c": weight.T}
-    checkpoint.save(tmp_path / "last", State(tensors, {}, RUN))
-    loaded = checkpoint.load_checkpoint(tmp_path / "last")
-    assert loaded.training is None
-    assert all(torch.equal(loaded.tensors[k], tensors[k]) for k in tensors)
+    progress = {"loss": math.nan, "most": math.inf, "small": 5e-324, "text": "\ud800é"}
+    checkpoint.save(tmp_path / "odd", State(tensors, progress, RUN))
+    odd = checkpoint.load_checkpoint(tmp_path / "odd")
+    assert odd.training is None
+    assert all(torch.equal(odd.tensors[k], tensors[k]) for k in tensors)
+    assert checkpoint.same_record(odd.progress, progress)
+    assert not checkpoint.same_record({"a": 1}, {"a": 2})
+    assert checkpoint.same_record({"a": 1, "b": [1, math.nan]}, {"b": (1, math.nan), "a": 1})
 
 
 class Kill(BaseException):
@@ -102,21 +92,17 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: count
 
 
-def count_operations(tmp_path: Path) -> int:
-    checkpoint.save(tmp_path / "count", a_state(1.0))
-    with pytest.MonkeyPatch.context() as patch:
-        operations = kill_at(-1, patch)
-        checkpoint.save(tmp_path / "count", a_state(2.0))
-    return operations()
-
-
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(
     tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchange:
         monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
-    operations = count_operations(tmp_path)
+    checkpoint.save(tmp_path / "count", a_state(1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        count = kill_at(-1, patch)
+        checkpoint.save(tmp_path / "count", a_state(2.0))
+    operations = count()
     assert operations > 12
     values = []
     for number in range(operations):
@@ -162,48 +148,54 @@ def test_a_full_disk_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert value_of(folder) == 1.0
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "training.pt", "progress.json"])
-def test_a_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
+class Evil:
+    """Code in the state of an optimizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (self.folder,))
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def newer(file: Path) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+
+
+BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
+    ("tensors.safetensors", cut, "is broken"),
+    ("training.pt", cut, "is broken"),
+    ("progress.json", cut, "is broken"),
+    ("progress.json", newer, "format 99"),
+    (
+        "training.pt",
+        lambda file: torch.save({"x": Evil(file.parent / "hacked")}, file),
+        "is broken",
+    ),
+    ("", shutil.rmtree, "no checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "expected"), BROKEN)
+def test_broken_newer_and_missing_checkpoints_are_refused(tmp_path, name, change, expected) -> None:
     folder = tmp_path / "last"
     checkpoint.save(folder, a_state(1.0))
-    os.truncate(folder / name, (folder / name).stat().st_size // 2)
-    with pytest.raises(FileError, match="is broken"):
+    change(folder / name)
+    with pytest.raises(FileError, match=expected):
         checkpoint.load_checkpoint(folder)
+    assert not (folder / "hacked").exists()
 
 
-def test_missing_and_newer_checkpoints_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "last"
-    with pytest.raises(FileError, match="no checkpoint"):
-        checkpoint.load_checkpoint(folder)
-    checkpoint.save(folder, a_state(1.0))
-    record = json.loads((folder / "progress.json").read_text())
-    (folder / "progress.json").write_text(json.dumps({**record, "format": 99}))
-    with pytest.raises(FileError, match="format 99"):
-        checkpoint.load_checkpoint(folder)
-
-
-def test_optimizer_state_cannot_hold_code(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (os.mkdir, (str(tmp_path / "hacked"),))
-
-    folder = tmp_path / "last"
-    checkpoint.save(folder, a_state(1.0))
-    torch.save({"x": Evil()}, folder / "training.pt")
-    with pytest.raises(FileError, match="is broken"):
-        checkpoint.load_checkpoint(folder)
-    assert not (tmp_path / "hacked").exists()
-
-
-def test_restore_copies_in_place() -> None:
+def test_restore_copies_in_place_or_lists_every_mismatch() -> None:
     live = {"a": torch.nn.Parameter(torch.zeros(2))}
     pointer = live["a"].data_ptr()
     checkpoint.restore(live, checkpoint.State({"a": torch.ones(2)}, {}, {}))
     assert live["a"].tolist() == [1, 1]
     assert live["a"].data_ptr() == pointer
-
-
-def test_restore_lists_every_mismatch_and_changes_nothing() -> None:
     live = {"a": torch.zeros(2), "b": torch.zeros(2), "d": torch.zeros(1)}
     saved = {"a": torch.ones(3), "c": torch.ones(1), "d": torch.ones(1)}
     with pytest.raises(FileError) as error:
@@ -212,22 +204,25 @@ def test_restore_lists_every_mismatch_and_changes_nothing() -> None:
     assert live["d"].tolist() == [0]
 
 
-def test_records_are_compared_as_json() -> None:
-    assert checkpoint.same_record(
-        {"a": 1, "b": [1, float("nan")]}, {"b": (1, float("nan")), "a": 1}
-    )
-    assert not checkpoint.same_record({"a": 1}, {"a": 2})
-
-
-def test_another_run_is_refused_with_each_difference() -> None:
-    other = {"method": {"lora": {"rank": 16}}, "data": "abc", "train": {"epochs": 3}, "seed": 1}
-    stretch(RUN, json.loads(json.dumps(RUN)))
-    with pytest.raises(ConfigError) as error:
-        stretch(RUN, other)
-    assert error.value.offenders == (
-        "method.lora.rank: 8 in the checkpoint, 16 now",
-        "seed: nothing in the checkpoint, 1 now",
-    )
+@pytest.mark.parametrize(
+    ("saved", "now", "offenders"),
+    [
+        (RUN, RUN, ()),
+        (RUN, RUN | {"new": None}, ()),  # a setting that older versions lack
+        (RUN, RUN | {"method": {"lora": {"rank": 16}}, "seed": 1},
+         ("method.lora.rank: 8 in the checkpoint, 16 now",
+          "seed: nothing in the checkpoint, 1 now")),
+        ({"train": {"a": 1}}, {"train": {"a": 1, "new": "disk"}},
+         ('train.new: nothing in the checkpoint, "disk" now',)),
+    ],
+)  # fmt: skip
+def test_another_run_is_refused_with_each_difference(saved, now, offenders) -> None:
+    if not offenders:
+        assert not stretch(saved, json.loads(json.dumps(now)))
+        return
+    with pytest.raises(ConfigError, match="another run") as error:
+        stretch(saved, now)
+    assert error.value.offenders == offenders
 
 
 def draw() -> tuple[float, float, float]:
@@ -242,10 +237,3 @@ def test_random_states_survive_a_checkpoint(tmp_path: Path) -> None:
     assert state is not None
     checkpoint.set_random_state(state)
     assert [draw() for _ in range(3)] == expected
-
-
-def test_a_setting_that_older_versions_lack_is_null() -> None:
-    assert not stretch({"train": {"a": 1}}, {"train": {"a": 1, "new": None}})
-    with pytest.raises(ConfigError, match="another run") as error:
-        stretch({"train": {"a": 1}}, {"train": {"a": 1, "new": "disk"}})
-    assert error.value.offenders == ('train.new: nothing in the checkpoint, "disk" now',)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,17 @@ from tests.kit.runs import (
     bits,
     final_bytes,
     fit,
+    forks,
+    killed,
     lines,
     scores,
 )
 from tests.kit.selection import cases_of
+
+NONE = math.nan  # an evaluation without a loss is as one whose loss is not finite
+
+
+EPOCHS = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
 
 
 def test_learns_and_reports(tmp_path: Path) -> None:
@@ -48,11 +54,17 @@ def test_learns_and_reports(tmp_path: Path) -> None:
     assert not any("seconds" in e for e in events)
 
 
-def test_same_seed_same_bytes(tmp_path: Path) -> None:
+def test_same_seed_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where losses are read late, and after a run that left no checkpoint."""
     fit(tmp_path / "a")
     torch.rand(5)
-    fit(tmp_path / "b")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 2}\n{"ste')
+    fit(tmp_path / "b", resume=True)
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+    monkeypatch.setattr(loop, "_is_free_to_read", lambda device: False)
+    fit(tmp_path / "c")
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "c")
 
 
 def reference(options: RunOptions, data: Data) -> tuple[dict[str, bytes], list[float]]:
@@ -107,32 +119,37 @@ def test_best_tensors_are_live_at_the_end(tmp_path: Path) -> None:
         seen.append(bits(trainee.tensors()))
         return values()
 
-    options = RunOptions(epochs=5, batch_size=BATCH, tensorboard=False)
     live = {name: t.data_ptr() for name, t in trainee.tensors().items()}
-    result = fit(tmp_path, options, trainee=trainee, evaluate=evaluate, metric="accuracy")
+    result = fit(tmp_path, EPOCHS, trainee=trainee, evaluate=evaluate, metric="accuracy")
     assert (result.best, result.best_step) == ({"accuracy": 0.9}, 16)
-    assert result.last == {"accuracy": 0.8}
+    assert result.last == {"accuracy": 0.7}
     assert bits(trainee.tensors()) == seen[1] != seen[-1]
     assert {name: t.data_ptr() for name, t in trainee.tensors().items()} == live
     assert not trainee.model.training
 
 
-@pytest.mark.parametrize(("metric", "best_step"), [("mse", 24), ("loss", 24), ("f1", 16)])
-def test_errors_are_better_low_and_scores_high(tmp_path: Path, metric: str, best_step: int) -> None:
-    values = iter((0.5, 0.9, 0.2))
-    options = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
-    result = fit(tmp_path, options, evaluate=lambda: {metric: next(values)}, metric=metric)
-    assert result.best_step == best_step
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [("mse", (0.5, 0.9, 0.2), 24), ("loss", (0.5, 0.9, 0.2), 24), ("f1", (0.5, 0.9, 0.2), 16),
+     ("accuracy", (NONE, 0.3, NONE), 16)],
+)  # fmt: skip
+def test_errors_are_better_low_and_scores_high(tmp_path, name, values, best) -> None:
+    """And what is not a number is never best, and written as null."""
+    left = iter(values)
+    result = fit(tmp_path, EPOCHS, evaluate=lambda: {name: next(left)}, metric=name)
+    assert (result.best_step, result.best) == (best, {name: values[best // 8 - 1]})
+    written = [e["metrics"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "eval"]
+    assert written == [{name: None if value is NONE else value} for value in values]
 
 
 def test_best_metric_option_wins_over_the_main_metric(tmp_path: Path) -> None:
-    values = iter(((0.5, 0.1), (0.4, 0.2)))
+    """Another metric may be not a number."""
+    values = iter(({"acc": 0.5, "f1": 0.1, "auc": NONE}, {"acc": 0.4, "f1": 0.2, "auc": NONE}))
     options = RunOptions(epochs=2, best_metric="f1", tensorboard=False)
-    result = fit(
-        tmp_path, options, evaluate=lambda: dict(zip(("acc", "f1"), next(values), strict=True)),
-        metric="acc",
-    )  # fmt: skip
-    assert result.best == {"acc": 0.4, "f1": 0.2}
+    result = fit(tmp_path, options, evaluate=lambda: next(values), metric="acc")
+    assert result.best == pytest.approx({"acc": 0.4, "f1": 0.2, "auc": NONE}, nan_ok=True)
+    again = fit(tmp_path, options, metric="acc", resume=True)
+    assert again.best_step == result.best_step
 
 
 def test_unknown_metric_suggests_one(tmp_path: Path) -> None:
@@ -153,15 +170,6 @@ def test_without_evaluation_the_last_tensors_are_the_result(tmp_path: Path) -> N
     assert (again.steps, again.last) == (6, {})
 
 
-def test_patience_stops_early(tmp_path: Path) -> None:
-    options = RunOptions(epochs=6, batch_size=BATCH, patience=2, tensorboard=False)
-    result = fit(tmp_path, options, evaluate=scores(), metric="accuracy")
-    assert result.stopped_early
-    assert [record["accuracy"] for record in result.history] == [0.5, 0.9, 0.7, 0.6]
-    again = fit(tmp_path, options, evaluate=scores(()), metric="accuracy", resume=True)
-    assert (again.best, again.steps) == (result.best, result.steps)
-
-
 def measured(
     metric: str, values: Sequence[float], losses: Sequence[float]
 ) -> Callable[[], Mapping[str, float]]:
@@ -178,7 +186,6 @@ def measured(
     return evaluate
 
 
-NONE = math.nan  # an evaluation without a loss is as one whose loss is not finite
 SATURATED = (1.0,) * 6
 FALLING = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
@@ -201,13 +208,7 @@ FALLING = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
     ],
 )
 def test_equal_metrics_go_to_the_lower_loss_then_to_the_later_step(
-    tmp_path: Path,
-    metric: str,
-    values: tuple[float, ...],
-    losses: tuple[float, ...],
-    best: int,
-    patience: int | None,
-    steps: int,
+    tmp_path, metric, values, losses, best, patience, steps
 ) -> None:
     if metric == "perplexity":  # lower is better
         values = tuple(1 - value for value in values)
@@ -217,23 +218,13 @@ def test_equal_metrics_go_to_the_lower_loss_then_to_the_later_step(
     evaluate = measured(metric, values, losses)
     result = fit(tmp_path, options, evaluate=evaluate, metric=metric)
     assert (result.best_step, result.steps) == (best, steps)
+    assert result.stopped_early == (steps < 6)
     again = fit(tmp_path, options, metric=metric, resume=True)
     assert (again.best_step, again.steps) == (best, steps)
 
 
-def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:
-    values = scores((math.nan, 0.3, math.nan))
-    options = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
-    result = fit(tmp_path, options, evaluate=values, metric="accuracy")
-    assert result.best == {"accuracy": 0.3}
-    nulls = [e["metrics"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "eval"]
-    assert nulls[0] == {"accuracy": None}
-
-
 def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path: Path) -> None:
-    options = RunOptions(
-        max_steps=11, batch_size=BATCH, eval_every=4, save_every=3, tensorboard=False
-    )
+    options = replace(EPOCHS, max_steps=11, eval_every=4, save_every=3)
     result = fit(tmp_path, options)
     assert [record["step"] for record in result.history] == [4, 8, 11]
     assert [record["epoch"] for record in result.history] == [0.5, 1.0, 1.375]
@@ -255,40 +246,19 @@ def ticking_fit(output: Path, at: int, resume: bool = False) -> int:
     return ticks.count
 
 
-def killed_child(output: Path, at: int, resume: bool) -> None:
-    """Run `ticking_fit` in a child process, and check that it was killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            ticking_fit(output, at, resume)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@forks
 def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Also when it is killed again and again."""
     total = ticking_fit(tmp_path / "whole", at=-1)
     assert total > 60
     expected = final_bytes(tmp_path / "whole")
-    for at in range(0, total, 7):
-        output = tmp_path / f"at{at}"
-        killed_child(output, at, resume=False)
-        ticking_fit(output, at=-1, resume=True)
-        assert final_bytes(output) == expected, f"killed at tick {at} of {total}"
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_again_and_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    ticking_fit(tmp_path / "whole", at=-1)
-    for at in (3, 20, 25, 16, 15, 14):
-        killed_child(tmp_path / "often", at, resume=True)
-    ticking_fit(tmp_path / "often", at=-1, resume=True)
-    assert final_bytes(tmp_path / "often") == final_bytes(tmp_path / "whole")
+    moments = {f"at{at}": (at,) for at in range(0, total, 7)}
+    for name, ticks in (moments | {"often": (3, 20, 25, 16, 15, 14)}).items():
+        for number, at in enumerate(ticks):
+            output, resume = tmp_path / name, number > 0
+            killed(partial(ticking_fit, output, at, resume))
+        ticking_fit(tmp_path / name, at=-1, resume=True)
+        assert final_bytes(tmp_path / name) == expected, f"killed at {ticks} of {total}"
 
 
 def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -315,29 +285,3 @@ def test_a_finished_run_is_not_overwritten_and_resumes_to_its_result(tmp_path: P
     assert data.collated == 0
     best = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").tensors
     assert bits(trainee.tensors()) == bits(best)
-
-
-def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
-    fit(tmp_path / "a")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 2}\n{"ste')
-    fit(tmp_path / "b", resume=True)
-    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
-
-
-def test_losses_read_late_give_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit(tmp_path / "a")
-    monkeypatch.setattr(loop, "_is_free_to_read", lambda device: False)
-    fit(tmp_path / "b")
-    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
-
-
-def test_a_metric_that_is_not_a_number_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    values = iter([0.9, 0.5])
-    result = fit(
-        tmp_path, evaluate=lambda: {"accuracy": next(values), "auc": math.nan}, metric="accuracy"
-    )
-    assert result.best_step == 3
-    assert fit(tmp_path, metric="accuracy", resume=True).best_step == 3

@@ -32,41 +32,34 @@ from adapterhub.status import counting, showing
 from tests.kit.runs import Data, fit, lines
 
 
-def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    fit(tmp_path, reporter=PlainLines(stream))
+def test_a_pipe_gets_plain_lines_and_a_terminal_a_bar(tmp_path: Path) -> None:
+    stream, shown = io.StringIO(), io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    fit(tmp_path, reporter=Several([PlainLines(stream), Bar(console)]))
     text = stream.getvalue().splitlines()
     assert len(text) == 1 + 3 + 2
     assert text[0].startswith("6 steps; learning rate up to 1.0e-02, 1 step of warm-up, linear")
     assert text[1].startswith("step 2/6  epoch 0.75  loss ")
     assert "step 3  epoch 1.00  accuracy" in text[2]
-
-
-def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=120)
-    fit(tmp_path, reporter=Bar(console))
-    assert "6/6" in stream.getvalue()
-    assert "step 6  epoch 2.00  accuracy" in stream.getvalue()
+    assert "6/6" in shown.getvalue()
+    assert "step 6  epoch 2.00  accuracy" in shown.getvalue()
 
 
 def test_tensorboard_writes_events_or_says_once_that_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = RunOptions(max_steps=2)
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    fit(tmp_path, options, reporter=reporter_for(tmp_path, options))
-    assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
-    assert not (tmp_path / "tensorboard").exists()
-
-
-def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+        options = RunOptions(max_steps=2)
+        fit(tmp_path, options, reporter=reporter_for(tmp_path, options))
+        assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
+        assert not (tmp_path / "tensorboard").exists()
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    options = RunOptions(max_steps=4, log_every=2, eval_every=2)
-    fit(tmp_path, options, reporter=reporter_for(tmp_path, options, quiet=True))
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    output, options = tmp_path / "written", RunOptions(max_steps=4, log_every=2, eval_every=2)
+    fit(output, options, reporter=reporter_for(output, options, quiet=True))
+    events = EventAccumulator(str(output / "tensorboard"))
     events.Reload()
     assert [e.step for e in events.Scalars("train/loss")] == [2, 4]
     assert [e.step for e in events.Scalars("eval/accuracy")] == [2, 4]
@@ -80,24 +73,15 @@ def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
         ({"head": 5e-3, "lora": 1e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
         ({"lora": 5e-3, "head": 5e-3}, "5.0e-03", "5.0e-03"),
         ({"head": 5e-3}, "5.0e-03", "5.0e-03"),
-        (
-            {"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3},
-            "2.0e-04",
-            "2.0e-04 (head 5.0e-03)",
-        ),
+        ({"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3}, "2.0e-04",
+         "2.0e-04 (head 5.0e-03)"),
         ({"unfreeze x0.385": 1e-5, "unfreeze": 2.6e-5}, "2.6e-05", "2.6e-05"),
-        (
-            {"prefix": 1e-3, "scaled-parallel": 2e-4},
-            "prefix 1.0e-03, scaled-parallel 2.0e-04",
-            "prefix 1.0e-03, scaled-parallel 2.0e-04",
-        ),
+        ({"prefix": 1e-3, "mam": 2e-4}, *["prefix 1.0e-03, mam 2.0e-04"] * 2),
         ({"prefix": 1e-3, "norms": 1e-3, "head": 5e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
         ({}, "0.0e+00", "0.0e+00"),
     ],
-)
-def test_the_shown_rate_is_that_of_the_method(
-    rates: dict[str, float], line: str, peak: str
-) -> None:
+)  # fmt: skip
+def test_the_shown_rate_is_that_of_the_method(rates, line, peak) -> None:
     stream = io.StringIO()
     trained = TrainingLine(step=1, epoch=0.1, loss=0.5, learning_rate=rates)
     PlainLines(stream).trained(trained, Timing(1.0, 2.0, 3))
@@ -146,11 +130,7 @@ class _TimesLeft(Reporter):
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize(("evaluation", "compiles"), [(0, ()), (30, ()), (0, (7,)), (30, (4, 9))])
 def test_the_time_left_is_that_of_what_repeats(
-    device: str,
-    evaluation: int,
-    compiles: tuple[int, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    device: str, evaluation: int, compiles: tuple[int, ...], tmp_path: Path, monkeypatch
 ) -> None:
     """The first step takes 100 times as long, and so do those that compile."""
     clock, times, data = _Clock(), _TimesLeft(), Data()
@@ -187,19 +167,11 @@ def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work() -> None:
     assert "1:02:03" in stream.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3600, "1:00:00"), (86_399.7, "24:00:00")]
-)
-def test_time_is_written_as_a_clock_does(seconds: float, text: str) -> None:
-    assert time_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0"), (62.4, "62.4"), (999, "999"), (999.7, "1k"), (4123, "4.12k"), (2.5e6, "2.5M")],
-)
-def test_counts_are_short(count: float, text: str) -> None:
-    assert short_count(count) == text
+def test_times_and_counts_are_short() -> None:
+    times = {0.4: "0:00", 75: "1:15", 3600: "1:00:00", 86_399.7: "24:00:00"}
+    assert {seconds: time_text(seconds) for seconds in times} == times
+    counts = {0: "0", 62.4: "62.4", 999: "999", 999.7: "1k", 4123: "4.12k", 2.5e6: "2.5M"}
+    assert {count: short_count(count) for count in counts} == counts
 
 
 def record(step: int, loss: float = 0.5) -> TrainingLine:
@@ -225,15 +197,13 @@ def test_json_lines_drop_what_follows_the_checkpoint(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "timings.jsonl"):
         assert [row["step"] for row in lines(tmp_path / name)] == [2, 4, 5]
         assert again.written()[name] == file_digest(tmp_path / name)
-
-
-def test_json_lines_write_null_for_numbers_that_json_lacks(tmp_path: Path) -> None:
-    reporter = JsonLines(tmp_path)
-    reporter.start(9, 0)
-    reporter.trained(record(1, math.nan), Timing(1.0, math.inf, 3))
-    reporter.close()
-    assert lines(tmp_path / "metrics.jsonl")[0]["loss"] is None
-    assert lines(tmp_path / "timings.jsonl")[0]["examples_per_second"] is None
+    lacking = JsonLines(tmp_path / "lacking")  # numbers that JSON lacks
+    (tmp_path / "lacking").mkdir()
+    lacking.start(9, 0)
+    lacking.trained(record(1, math.nan), Timing(1.0, math.inf, 3))
+    lacking.close()
+    assert lines(tmp_path / "lacking/metrics.jsonl")[0]["loss"] is None
+    assert lines(tmp_path / "lacking/timings.jsonl")[0]["examples_per_second"] is None
 
 
 class Recorder(Reporter):
@@ -267,11 +237,7 @@ def test_several_forwards_every_report_to_each_reporter() -> None:
     assert len(several.written()) == 2
     several.close()
     assert [r.calls for r in recorders] == [["check 0", "advance 1", "hello"]] * 2
-    forwarded = {name for name in vars(Several) if not name.startswith("_")}
-    assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
 
-
-def test_every_reporter_is_closed_although_one_fails() -> None:
     closed = []
 
     class Full(Reporter):
@@ -282,6 +248,8 @@ def test_every_reporter_is_closed_although_one_fails() -> None:
     with pytest.raises(OutputError, match="the disk is full"):
         Several([Full(), Full()]).close()
     assert len(closed) == 2
+    forwarded = {name for name in vars(Several) if not name.startswith("_")}
+    assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
 
 
 def test_only_the_first_process_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
