@@ -171,13 +171,10 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("training.pt", cut, "is broken"),
     ("progress.json", cut, "is broken"),
     ("progress.json", newer, "format 99"),
-    (
-        "training.pt",
-        lambda file: torch.save({"x": Evil(file.parent / "hacked")}, file),
-        "is broken",
-    ),
+    ("training.pt", lambda file: torch.save({"x": Evil(file.parent / "hacked")}, file),
+     "is broken"),
     ("", shutil.rmtree, "no checkpoint"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "change", "expected"), BROKEN)

@@ -50,52 +50,50 @@ def bert_batches(epoch: int) -> LazyBatches:
     return LazyBatches(order, lambda i: {"input_ids": ids[i], "labels": labels[i]})
 
 
-def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, bytes]]:
-    """Train; return the trainee, the number of calls of one layer, and the last tensors."""
-    trainee, calls = BertLearner(), 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
-    handle = attention.register_forward_hook(count)
+def train_bert(trainee: BertLearner, output: Path, **options: Any) -> None:
     session = TrainingSession(
-        Engine(trainee, RunOptions(epochs=2, tensorboard=False, **options)),
+        Engine(trainee, RunOptions(tensorboard=False, **options)),
         bert_batches, lambda: {"loss": 1.0},
         output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
     train(session)
+
+
+def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, bytes]]:
+    """Train; return the trainee, the number of calls of one layer, and the last tensors."""
+    trainee, calls = BertLearner(), []
+    attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
+    handle = attention.register_forward_hook(lambda *_: calls.append(1))
+    train_bert(trainee, output, epochs=2, **options)
     handle.remove()
     last = checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors
-    return trainee, calls, bits(last)
+    return trainee, len(calls), bits(last)
 
 
-@pytest.mark.parametrize("dropout", [False, True])
-def test_gradient_checkpointing_recomputes_and_changes_nothing(
-    tmp_path: Path, dropout: bool
-) -> None:
-    _, plain_calls, plain = fit_bert(tmp_path / "plain", dropout=dropout)
-    trainee, calls, same = fit_bert(
-        tmp_path / "again", dropout=dropout, gradient_checkpointing=True
-    )
-    assert (plain_calls, calls) == (8, 16)
-    assert same == plain
-    flags = [getattr(m, "gradient_checkpointing", False) for m in trainee.model.modules()]
-    assert not any(flags)
-    assert not any(m.training for m in trainee.model.modules())
-    assert not any("_gradient_checkpointing_func" in vars(m) for m in trainee.model.modules())
-
-
-def test_frozen_dropout_is_off_by_default(tmp_path: Path) -> None:
-    _, _, off = fit_bert(tmp_path / "off")
-    _, _, on = fit_bert(tmp_path / "on", dropout=True)
-    assert off != on
+def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path: Path) -> None:
+    """Dropout of what is frozen is off by default, and the model is left as it was."""
+    ended = []
+    for dropout in (False, True):
+        _, plain_calls, plain = fit_bert(tmp_path / f"plain-{dropout}", dropout=dropout)
+        trainee, calls, same = fit_bert(
+            tmp_path / f"again-{dropout}", dropout=dropout, gradient_checkpointing=True
+        )
+        assert (plain_calls, calls) == (8, 16)
+        assert same == plain
+        ended.append(plain)
+        modules = [*trainee.model.modules()]
+        assert not any(getattr(m, "gradient_checkpointing", False) for m in modules)
+        assert not any(m.training for m in modules)
+        assert not any("_gradient_checkpointing_func" in vars(m) for m in modules)
+    assert ended[0] != ended[1]
 
 
 def test_gradient_checkpointing_needs_layers_that_can(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Net has no layer"):
         fit(tmp_path, RunOptions(gradient_checkpointing=True))
+    with pytest.raises(ConfigError, match="out of range") as error:
+        RunOptions(offload_activations=True)
+    assert "only with gradient_checkpointing=true" in str(error.value)
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
@@ -105,12 +103,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     }
     frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
     frozen_bytes = bits(frozen)
-    session = TrainingSession(
-        Engine(trainee, RunOptions(epochs=1, mixed_precision="bf16", tensorboard=False)),
-        bert_batches, lambda: {"loss": 1.0},
-        output=tmp_path, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
-    )  # fmt: skip
-    train(session)
+    train_bert(trainee, tmp_path, epochs=1, mixed_precision="bf16")
     after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}
     assert after == before
     assert bits(frozen) == frozen_bytes
@@ -138,16 +131,9 @@ def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch) -> 
     assert kept.count(torch.Size([4, 9, 16])) == batches * 3, "the input of each of three layers"
     assert {len(shape) for shape in kept} <= {0, 1, 3, 4}, "no weight of a projection"
 
-
-def test_a_context_moves_what_is_saved_only_if_it_is_not_on_the_host() -> None:
+    # A context moves what is saved only if it is not on the host.
     assert isinstance(_kept_on_host([torch.zeros(1), None]), nullcontext)
     assert isinstance(_kept_on_host([torch.zeros(1, device="meta")]), save_on_cpu)
-
-
-def test_offloading_needs_layers_that_are_recomputed() -> None:
-    with pytest.raises(ConfigError, match="out of range") as error:
-        RunOptions(offload_activations=True)
-    assert "only with gradient_checkpointing=true" in str(error.value)
 
 
 def checkpointed(architecture: str) -> Any:
@@ -167,20 +153,16 @@ def switches(model: Any) -> list[tuple[bool, Any]]:
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama", "t5"])
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_a_prediction_of_memory_leaves_a_users_own_checkpointing_on(
-    architecture: str, recomputed: bool
-) -> None:
+def test_a_users_own_checkpointing_comes_back(architecture: str) -> None:
+    """Behind a prediction of memory, and behind training."""
     model = checkpointed(architecture)
     before = switches(model)
-    activation_bytes(ah.attach(model, "lora"), 2, 8, recomputed)
-    assert switches(model) == before
     assert all(on for on, _ in before)
-
-
-def test_training_brings_back_a_users_own_checkpointing() -> None:
-    model = checkpointed("bert")
-    before = switches(model)
+    adapter = ah.attach(model, "lora")
+    for recomputed in (False, True):
+        activation_bytes(adapter, 2, 8, recomputed)
+        assert switches(model) == before
+    ah.detach(model)
     with recompute(model, True) as layers:
         assert layers is not None
         layers.apply()

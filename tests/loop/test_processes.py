@@ -31,13 +31,17 @@ from adapterhub.tasks.common.batches import in_step, results
 from tests.kit.runs import Data, Ticks, final_bytes, fit
 
 
-def test_only_rank_0_is_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_says_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    assert is_main()
+    assert (is_main(), process_index(), restarted()) == (True, 0, False)
+    assert (everyone_s("a"), from_main("a")) == (["a"], "a")
+    assert (any_process(True), any_process(False)) == (True, False)
+    wait_for_everyone()  # a single process waits for nobody
     monkeypatch.setenv("RANK", "0")
     assert is_main()
-    monkeypatch.setenv("RANK", "1")
-    assert not is_main()
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert (is_main(), process_index(), restarted()) == (False, 2, True)
 
 
 def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,31 +75,11 @@ def test_accelerate_does_not_see_what_its_launcher_said(monkeypatch: pytest.Monk
     assert os.environ["ACCELERATE_USE_FSDP"] == "true"
 
 
-def test_one_process_is_everyone() -> None:
-    assert (everyone_s("a"), from_main("a"), any_process(True), any_process(False)) == (
-        ["a"], "a", True, False,
-    )  # fmt: skip
-
-
-def test_what_torchrun_says_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (process_index(), restarted()) == (0, False)
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert (process_index(), restarted()) == (2, True)
-
-
-def test_a_single_process_waits_for_nobody() -> None:
-    wait_for_everyone()
-
-
-def test_a_single_process_computes_all_batches() -> None:
-    with divided_evaluation(sharded=True):
-        assert results(range(3), str) == ["0", "1", "2"]
-        assert not in_step()
-
-
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_process_of_several_computes_its_own(sharded, monkeypatch) -> None:
+    with divided_evaluation(sharded=True):  # a single process computes all
+        assert results(range(3), str) == ["0", "1", "2"]
+        assert not in_step()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(processes, "join_processes", lambda: None)

@@ -29,12 +29,9 @@ STEPS = EXAMPLES // BATCH
 RATE, DECAY = 1e-3, 2.6
 LAYERS = ("encoder.2.", "encoder.1.", "encoder.0.", "backbone.embeddings")
 OPTIONS: dict[str, Any] = {
-    "epochs": EPOCHS,
-    "batch_size": BATCH,
-    "learning_rate": RATE,
-    "schedule": "slanted",
+    "epochs": EPOCHS, "batch_size": BATCH, "learning_rate": RATE, "schedule": "slanted",
     "tensorboard": False,
-}
+}  # fmt: skip
 
 
 def attached(method: Any = "unfreeze", layers: int = 3) -> Adapter:
@@ -161,24 +158,44 @@ def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
     assert all(t.requires_grad for t in adapter.tensors().values())
 
 
-def test_every_and_size_set_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stages_of(
+    method: str, output: Path, patch: pytest.MonkeyPatch, *scores, **options
+) -> list[int]:
+    """Train; return the lowest layer that moved in each step."""
+    adapter = attached(method)
+    watch = Watch(adapter, patch)
+    fit(output, adapter, *scores, **options)
+    return [max(map(depth, moved)) for moved in watch.moved]
+
+
+SCORES = (0.5, 0.4, 0.6, 0.6, 0.1)
+SLOPE = (0.5, 0.4, 0.3, 0.2, 0.1, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("method", "scores", "options", "expected"),
+    [
+        ("unfreeze(every=2, size=2)", (), {}, [1, 1, 2, 2, 3]),
+        ("unfreeze(every=plateau)", SCORES, {}, [0, 0, 1, 1, 2]),
+        # Two and a half epochs, four stages.
+        ("unfreeze(every=equal)", (), {"max_steps": 10}, [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]),
+        # A plateau in the middle of an epoch counts at once.
+        ("unfreeze(every=plateau, patience=2)", SLOPE, {"eval_every": 1, "max_steps": 6},
+         [0, 0, 0, 1, 1, 2]),
+    ],
+)  # fmt: skip
+def test_the_schedule_of_stages(tmp_path, monkeypatch, method, scores, options, expected) -> None:
+    found = stages_of(method, tmp_path, monkeypatch, scores, **options)
+    assert (found if options else found[::STEPS]) == expected
+
+
+def test_the_sizes_of_stages_have_their_rates(tmp_path: Path, monkeypatch) -> None:
     adapter = attached("unfreeze(every=2, size=2)")
     watch = Watch(adapter, monkeypatch)
-    fit(tmp_path, adapter)
-    lowest = [max(depth(name) for name in moved) for moved in watch.moved[::STEPS]]
-    assert lowest == [1, 1, 2, 2, 3]
-    rates = {depth(name): rate for name, rate in watch.rates[2].items() if "unfreeze" in name}
-    assert rates == pytest.approx({0: RATE, 1: RATE, 2: RATE / 2.6, 3: RATE / 2.6**2})
-
-
-def test_equal_stages_divide_the_steps_of_any_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = attached("unfreeze(every=equal)")
-    watch = Watch(adapter, monkeypatch)
-    fit(tmp_path, adapter, max_steps=10)  # two and a half epochs, four stages
-    lowest = [max(depth(name) for name in moved) for moved in watch.moved]
-    assert lowest == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    fit(tmp_path, adapter, max_steps=3)
+    rates = {depth(name): rate for name, rate in watch.rates[0].items() if "unfreeze" in name}
+    top = rates[0]
+    assert rates == pytest.approx({0: top, 1: top, 2: top / 2.6, 3: top / 2.6**2})
 
 
 def test_every_equal_stage_begins_if_there_are_as_many_steps() -> None:
@@ -194,28 +211,6 @@ def test_every_equal_stage_begins_if_there_are_as_many_steps() -> None:
         assert steps < 4 or max(lengths) - min(lengths) <= 1, steps
 
 
-SCORES = (0.5, 0.4, 0.6, 0.6, 0.1)
-
-
-def test_on_plateau_the_next_layer_joins_after_an_evaluation_that_is_not_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = attached("unfreeze(every=plateau)")
-    watch = Watch(adapter, monkeypatch)
-    result = fit(tmp_path, adapter, SCORES)
-    assert [record["accuracy"] for record in result.history] == list(SCORES)
-    assert [max(map(depth, moved)) for moved in watch.moved[::STEPS]] == [0, 0, 1, 1, 2]
-
-
-def test_a_plateau_in_the_middle_of_an_epoch_counts_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = attached("unfreeze(every=plateau, patience=2)")
-    watch = Watch(adapter, monkeypatch)
-    fit(tmp_path, adapter, (0.5, 0.4, 0.3, 0.2, 0.1, 0.6), eval_every=1, max_steps=6)
-    assert [max(map(depth, moved)) for moved in watch.moved] == [0, 0, 0, 1, 1, 2]
-
-
 class Stopped(Exception):
     """Simulates a kill: no code of the package handles it."""
 
@@ -223,7 +218,6 @@ class Stopped(Exception):
 @pytest.mark.parametrize("method", ["unfreeze", "unfreeze(every=plateau)", "staged, lora"])
 def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, method: str) -> None:
     options: dict[str, Any] = {"eval_every": 2, "save_every": 1, "max_steps": 10}
-    scores = (0.5, 0.4, 0.6, 0.6, 0.1)
 
     def run(name: str, at: int, resume: bool) -> int:
         count = 0
@@ -234,7 +228,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, metho
                 raise Stopped
             count += 1
 
-        fit(tmp_path / name, attached(method), scores, event, resume, **options)
+        fit(tmp_path / name, attached(method), SCORES, event, resume, **options)
         return count
 
     def final(name: str) -> dict[str, bytes]:
@@ -280,60 +274,44 @@ def test_the_stage_of_each_epoch(stage_schedule: StageSchedule | None, expected:
     ] == expected
 
 
-def test_the_layers_of_an_encoder_decoder_count_through() -> None:
-    adapter = ah.attach(tiny_models.model("t5"), "unfreeze")
-    names_by_stage: dict[int, set[str]] = {}
-    for changed in adapter.changed:
-        names_by_stage.setdefault(changed.stage, set()).add(".".join(changed.name.split(".")[:2]))
-    assert [names_by_stage[stage] for stage in range(5)] == [
-        {"decoder.1", "backbone.encoder", "backbone.decoder"},  # with the final norms
-        {"decoder.0"},
-        {"encoder.1"},
-        {"encoder.0"},
-        {"backbone.shared"},
-    ]
-
-
-def stage_names(method: str) -> dict[int, set[str]]:
-    adapter = attached(method)
+def stage_names(adapter: Adapter) -> dict[int, set[str]]:
     names_by_stage: dict[int, set[str]] = {}
     for changed in adapter.changed:
         names_by_stage.setdefault(changed.stage, set()).add(changed.name.replace(".staged", ""))
     return names_by_stage
 
 
+def test_the_layers_of_an_encoder_decoder_count_through() -> None:
+    stages = stage_names(ah.attach(tiny_models.model("t5"), "unfreeze"))
+    assert [{".".join(n.split(".")[:2]) for n in stages[stage]} for stage in range(5)] == [
+        {"decoder.1", "backbone.encoder", "backbone.decoder"},  # with the final norms
+        {"decoder.0"}, {"encoder.1"}, {"encoder.0"}, {"backbone.shared"},
+    ]  # fmt: skip
+
+
 def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
-    names_by_stage = stage_names("staged")
+    names_by_stage = stage_names(attached("staged"))
     assert sorted(names_by_stage) == [0, 1, 2]
     first, second, third = (names_by_stage[stage] for stage in range(3))
     assert {depth(name) for name in first} == {0, 1}
     assert any(name.startswith("backbone.pooler") for name in first)
-    assert second == {
-        f"{place}.{tensor}"
-        for place in ("encoder.0.attn.norm", "encoder.0.ffn.norm", "backbone.embeddings.LayerNorm")
-        for tensor in ("weight", "bias")
-    }
+    places = ("encoder.0.attn.norm", "encoder.0.ffn.norm", "backbone.embeddings.LayerNorm")
+    assert second == {f"{place}.{tensor}" for place in places for tensor in ("weight", "bias")}
     assert {depth(name) for name in third} == {2, 3}
-    staged = {name for names in (first, second, third) for name in names}
-    assert len(staged) == len(attached("full").changed)
+    assert len(first | second | third) == len(attached("full").changed)
 
 
 def test_staged_takes_any_groups_in_any_order() -> None:
-    names_by_stage = stage_names(
-        "staged(groups=['head', 'embeddings + *.attn.q.*', 'norms', 'top 1'])"
-    )
-    assert sorted(names_by_stage) == [1, 2, 3], (
-        "no backbone parameter trains while the head is alone"
-    )
+    """No parameter of the backbone trains while the head is alone."""
+    groups = "['head', 'embeddings + *.attn.q.*', 'norms', 'top 1']"
+    names_by_stage = stage_names(attached(f"staged(groups={groups})"))
+    assert sorted(names_by_stage) == [1, 2, 3]
     assert all("embeddings" in name or ".attn.q." in name for name in names_by_stage[1])
-    assert {re.sub(r"\d", "N", name) for name in names_by_stage[2]} == {
-        f"encoder.N.{role}.norm.{tensor}"
-        for role in ("attn", "ffn")
-        for tensor in ("weight", "bias")
-    }
+    norms = {re.sub(r"\d", "N", name) for name in names_by_stage[2]}
+    assert norms == {f"encoder.N.{r}.norm.{t}" for r in ("attn", "ffn") for t in ("weight", "bias")}
     assert {depth(name) for name in names_by_stage[3]} == {0}
-    layers = {name for names in names_by_stage.values() for name in names}
-    assert "encoder.0.ffn.up.weight" not in layers, "what no group names stays frozen"
+    named = set().union(*names_by_stage.values())
+    assert "encoder.0.ffn.up.weight" not in named, "what no group names stays frozen"
 
 
 def test_groups_that_name_nothing_are_listed_together() -> None:
@@ -344,14 +322,10 @@ def test_groups_that_name_nothing_are_listed_together() -> None:
 
 @pytest.mark.parametrize(
     ("method", "offender"),
-    [
-        ("unfreeze(every=0)", "every: 0"),
-        ("unfreeze(size=0)", "size: 0"),
-        ("staged(patience=0)", "patience: 0"),
-        ("full(decay=0)", "decay: 0.0"),
-        ("freeze(decay=-1)", "decay: -1.0"),
-    ],
-)
+    [("unfreeze(every=0)", "every: 0"), ("unfreeze(size=0)", "size: 0"),
+     ("staged(patience=0)", "patience: 0"), ("full(decay=0)", "decay: 0.0"),
+     ("freeze(decay=-1)", "decay: -1.0")],
+)  # fmt: skip
 def test_options_out_of_range_are_refused(method: str, offender: str) -> None:
     with pytest.raises(ConfigError) as error:
         attached(method)
@@ -378,6 +352,7 @@ def test_what_is_frozen_now_is_in_evaluation_mode() -> None:
 
 @pytest.mark.parametrize(("method", "depths"), [("full", [0, 1, 2, 3]), ("freeze", [0, 1])])
 def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -> None:
+    assert [group.rate for group in attached(method).groups()] == [1.0, 1.0]
     adapter = attached(f"{method}(decay=2.0)")
     rates = {g.rate: {depth(n) for n, _ in g.named} for g in adapter.groups() if g.method}
     assert rates == {2.0**-n: {n} for n in depths}
@@ -388,10 +363,6 @@ def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -
     assert group_rates.pop("head") == 5e-3
     names = {0: method, 1: f"{method} x0.5", 2: f"{method} x0.25", 3: f"{method} x0.125"}
     assert group_rates == {names[n]: rate * 2.0**-n for n in depths}
-
-
-def test_without_a_decay_there_is_one_group() -> None:
-    assert [group.rate for group in attached("full").groups()] == [1.0, 1.0]
 
 
 def test_learning_rates_come_from_the_options_or_the_methods() -> None:
@@ -426,8 +397,4 @@ def test_groups_and_tensors_are_the_same_parameters() -> None:
     grouped = [p for g in trainee.param_groups(TrainOptions()) for p in g["params"]]
     assert {id(p) for p in grouped} == {id(t) for t in trainee.tensors().values()}
     assert len(grouped) == len(trainee.tensors())
-
-
-@pytest.mark.parametrize(("method", "staged"), [("unfreeze", True), ("lora", False)])
-def test_only_methods_with_stages_are_staged(method: str, staged: bool) -> None:
-    assert AdapterTrainee(attached(method)).staged is staged
+    assert (trainee.staged, AdapterTrainee(attached()).staged) == (False, True)

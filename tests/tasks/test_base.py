@@ -12,10 +12,9 @@ from transformers import AutoTokenizer
 from adapterhub.data.examples import Example
 from adapterhub.data.options import PREDICT, DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks import TASKS, Setting, dump_task, parse_task, task_class
-from adapterhub.tasks.common.base import ALIASES, Encoded, aliases_of, resolve_alias
-from adapterhub.tasks.common.batches import by_length, cut_text, in_order, pad
-from tests.kit.data import word_tokenizer
+from adapterhub.tasks import TASKS, dump_task, parse_task, task_class
+from adapterhub.tasks.common.base import ALIASES, aliases_of, resolve_alias
+from adapterhub.tasks.common.batches import cut_text, pad
 
 STEPS = ["example", "row", "prediction", "metrics"]
 
@@ -137,13 +136,6 @@ def test_a_text_is_cut_between_tokens(backbones):
     assert cut_text("the movie", tokenizer, 9) == "the movie"
 
 
-def test_rows_of_similar_length_share_a_batch():
-    rows = [{"input_ids": [1] * length} for length in (5, 1, 4, 2, 3)]
-    data = Encoded(parse_task("tagging"), Setting(word_tokenizer(), 8), (), rows, ())
-    assert [indices for indices in by_length(data, 2)] == [[1, 3], [4, 2], [0]]
-    assert in_order({1: "b", 0: "a"}) == ["a", "b"]
-
-
 def test_only_prompts_take_few_shot_examples():
     with pytest.raises(ConfigError, match="takes no few-shot examples"):
         parse_task("classification").with_shots([Example("a film", None, "pos")], 1, seed=0)
@@ -174,12 +166,9 @@ def test_the_normal_form_has_the_name_of_the_task(spec, normal):
     assert dump_task(parse_task(spec)) == dump_task(parse_task(normal))
 
 
-def test_names_without_an_alias_stay():
+def test_an_unknown_name_suggests_names_and_aliases():
     assert resolve_alias("classification") == ("classification", {})
     assert task_class("sft") is TASKS["causal-lm"]
-
-
-def test_an_unknown_name_suggests_names_and_aliases():
     with pytest.raises(ConfigError, match=r"did you mean 'summarization'") as error:
         parse_task("sumarization")
     assert "summarization" not in error.value.expected

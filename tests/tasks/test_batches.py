@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from transformers import AutoConfig
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.data.options import DataOptions
+from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.tasks import Encoded, Setting, parse_task
 from adapterhub.tasks.common import batches
 from adapterhub.tasks.common.batches import (
@@ -67,38 +67,25 @@ def loss_of_peer(name: str, vectors: Tensor, labels: Tensor | None = None, **opt
     return loss(features, labels)
 
 
-@pytest.mark.parametrize("columns", [2, 3, 4])
-@pytest.mark.parametrize("temperature", [0.05, 0.2])
-def test_multiple_negatives_is_that_of_sentence_transformers(
-    columns: int, temperature: float
-) -> None:
+@pytest.mark.parametrize(("columns", "temperature"), [(2, 0.05), (3, 0.2), (4, 0.05)])
+def test_multiple_negatives_is_that_of_sentence_transformers(columns, temperature) -> None:
     vectors = vectors_of(columns)
     found = multiple_negatives_loss(vectors, different(columns), temperature)
     expected = loss_of_peer("MultipleNegativesRankingLoss", vectors, scale=1 / temperature)
     assert torch.allclose(found, expected, rtol=1e-5)
 
 
-def test_triplet_is_that_of_sentence_transformers() -> None:
-    vectors = vectors_of(3)
-    losses = pytest.importorskip("sentence_transformers").sentence_transformer.losses
-    cosine = losses.TripletDistanceMetric.COSINE
-    expected = loss_of_peer("TripletLoss", vectors, distance_metric=cosine, triplet_margin=0.3)
-    assert torch.allclose(triplet_loss(vectors, different(3), 0.3), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "peer", "options"),
-    [("cosent", "CoSENTLoss", {"scale": 5.0}), ("cosine", "CosineSimilarityLoss", {})],
-)
-def test_losses_of_scores_are_those_of_sentence_transformers(
-    name: str, peer: str, options: dict[str, float]
-) -> None:
+def test_losses_of_scores_and_triplets_are_those_of_sentence_transformers() -> None:
     vectors, scores = vectors_of(2), torch.tensor([0.1, 0.9, 0.5, 0.5, -0.3])
-    own: dict[str, Callable[[], Tensor]] = {
-        "cosent": lambda: cosent_loss(vectors, scores, 0.2),
-        "cosine": lambda: cosine_loss(vectors, scores),
-    }
-    assert torch.allclose(own[name](), loss_of_peer(peer, vectors, scores, **options), rtol=1e-5)
+    for found, peer, options in (
+        (cosent_loss(vectors, scores, 0.2), "CoSENTLoss", {"scale": 5.0}),
+        (cosine_loss(vectors, scores), "CosineSimilarityLoss", {}),
+    ):
+        assert torch.allclose(found, loss_of_peer(peer, vectors, scores, **options), rtol=1e-5)
+    losses = pytest.importorskip("sentence_transformers").sentence_transformer.losses
+    options = {"distance_metric": losses.TripletDistanceMetric.COSINE, "triplet_margin": 0.3}
+    expected = loss_of_peer("TripletLoss", vectors_of(3), **options)
+    assert torch.allclose(triplet_loss(vectors_of(3), different(3), 0.3), expected, rtol=1e-5)
 
 
 def alone(anchor: Tensor, positive: Tensor, negatives: list[Tensor], temperature: float) -> float:
@@ -186,8 +173,10 @@ def test_each_batch_is_computed_once_and_all_get_all_results(batches, processes)
             computed.append(batch)
         return -batch
 
-    found = in_processes(processes, lambda: results(iter(range(batches)), compute))
-    assert found == [[-batch for batch in range(batches)]] * processes
+    found = in_processes(
+        processes, lambda: (results(iter(range(batches)), compute), results(range(2), str))
+    )
+    assert found == [([-batch for batch in range(batches)], ["0", "1"])] * processes
     assert sorted(computed) == [*range(batches)]
 
 
@@ -202,13 +191,6 @@ def test_in_step_all_compute_as_often(batches, processes):
 
     found = in_processes(processes, compute, in_step=True)
     assert found == [(-(-batches // processes), [*range(batches)])] * processes
-
-
-def test_two_divisions_one_after_the_other_keep_their_results_apart():
-    def compute():
-        return results(range(3), str), results(range(4), float)
-
-    assert in_processes(2, compute) == [(["0", "1", "2"], [0.0, 1.0, 2.0, 3.0])] * 2
 
 
 def test_only_processes_that_share_parameters_are_in_step():
@@ -252,37 +234,35 @@ def test_each_row_is_in_one_batch_within_the_limits(size, tokens):
         padded = len(batch) * max(LENGTHS[i] for i in batch)
         assert len(batch) <= size
         assert len(batch) == 1 or tokens is None or padded <= tokens
-    assert len(list(by_length(encoded([]), size, tokens))) == 0
-
-
-def test_the_largest_batch_is_known():
-    assert rows_at_once(64, 512) == 8
-    assert rows_at_once(4, 512) == 4
-    assert rows_at_once(64, 100_000) == 1
+    assert list(by_length(encoded([]), size, tokens)) == []
+    assert [rows_at_once(*limits) for limits in ((64, 512), (4, 512), (64, 10**5))] == [8, 4, 1]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_smaller_batches_evaluate_to_the_same(name, backbones, tmp_path, monkeypatch):
+def test_an_evaluation_is_the_same_however_its_rows_are_divided(
+    name, backbones, tmp_path, monkeypatch
+):
+    """In smaller batches, and to the bit in processes, of which each gets all predictions.
+
+    The metrics are those that the task names.
+    """
     task, model, data = case(name, backbones, tmp_path)
+    predictions = list[object]()
+    expected = task.evaluate(model, data, 2, predictions)
+    assert tuple(expected) == task.metric_names(data.examples)
+    assert task.main_metric in expected
+    assert task.lower_is_better == expected.keys() & LOWER_IS_BETTER
+
+    def evaluate():
+        own = []
+        return task.evaluate(model, data, 2, own), own
+
+    for metrics, own in in_processes(3, evaluate):
+        assert metrics == expected
+        assert list(map(str, own)) == list(map(str, predictions))
     whole = task.evaluate(model, data, 64)
     monkeypatch.setattr(batches, "CPU_TOKENS", 32)
     assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_processes_that_divide_the_batches_evaluate_to_the_same(name, backbones, tmp_path):
-    """To the bit, and each gets all predictions: the batches are those of one process."""
-    task, model, data = case(name, backbones, tmp_path)
-    whole = list[object]()
-    expected = task.evaluate(model, data, 2, whole)
-
-    def evaluate():
-        predictions = []
-        return task.evaluate(model, data, 2, predictions), predictions
-
-    for metrics, predictions in in_processes(3, evaluate):
-        assert metrics == expected
-        assert list(map(str, predictions)) == list(map(str, whole))
 
 
 def test_pictures_get_the_dtype_of_a_model_whose_main_input_is_text(backbones):

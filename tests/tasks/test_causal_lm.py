@@ -17,15 +17,7 @@ from adapterhub.tasks.common.base import Generated
 from adapterhub.tasks.common.batches import IGNORED
 from adapterhub.training.loading import make_ready
 from tests.kit import tiny_models
-from tests.kit.data import sentences, word_tokenizer, words_of, write_json_lines
-
-
-def test_chats_are_lists_of_messages(tmp_path):
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
-    options = DataOptions(text="messages")
-    chats = parse_task("causal-lm(data=chat)").read(str(tmp_path / "a.jsonl"), options, "train")
-    assert chats == [Chat((("user", "a"), ("assistant", "b")))]
+from tests.kit.data import sentences, word_tokenizer, words_of
 
 
 def test_only_the_response_is_labelled():
@@ -61,6 +53,9 @@ def test_the_messages_of_the_assistant_are_labels(data):
     assert prompt["input_ids"] == row["input_ids"][: len(prompt["input_ids"])]
 
 
+TURNS = ("user", "assistant")
+
+
 def test_an_empty_message_is_refused_unless_it_is_the_systems(tmp_path):
     rows = [{"role": r, "content": "" if r == "system" else "a"} for r in ("system", *TURNS)]
     for role, line in (("system", None), *((role, 2) for role in TURNS)):
@@ -68,7 +63,8 @@ def test_an_empty_message_is_refused_unless_it_is_the_systems(tmp_path):
         file = tmp_path / f"{role}.jsonl"
         file.write_text("\n".join(json.dumps({"text": chat}) for chat in (rows, empty)))
         task = parse_task("causal-lm(data=chat)")
-        assert len(task.read(str(file), DataOptions(), "eval", labelled=False)) == 2
+        first, _ = task.read(str(file), DataOptions(), "eval", labelled=False)
+        assert first == Chat((("system", ""), ("user", "a"), ("assistant", "a")))
         if line is None:
             assert len(task.read(str(file), DataOptions(), "train")) == 2
             continue
@@ -77,23 +73,15 @@ def test_an_empty_message_is_refused_unless_it_is_the_systems(tmp_path):
 
 
 @pytest.mark.parametrize("start", ["<s>", ""])
-def test_an_empty_raw_text_is_nothing_to_learn(start):
-    tokenizer = word_tokenizer(start=start) if start else word_tokenizer()
-    encoded = parse_task("causal-lm(data=text)").encode(
-        [Example(text) for text in ("a plot", "", "  ")], Setting(tokenizer, 8), labelled=True
-    )
-    assert len(encoded.rows) == 1
-    assert encoded.owners == (0,)
-
-
-def test_raw_text_is_split_and_never_truncated():
-    tokenizer = word_tokenizer(start="<s>")
+def test_raw_text_is_split_and_never_truncated(start):
+    """Where it is empty, there is nothing to learn."""
+    tokenizer, task = word_tokenizer(start=start), parse_task("causal-lm(data=text)")
     text = " ".join(["the movie was very good"] * 4)
-    encoded = parse_task("causal-lm(data=text)").encode(
-        [Example(text)], Setting(tokenizer, 8), labelled=True
-    )
+    texts = [Example(each) for each in (text, "", "  ")]
+    encoded = task.encode(texts, Setting(tokenizer, 8), labelled=True)
+    assert set(encoded.owners) == {0}
     ids = [i for row in encoded.rows for i in row["input_ids"]]
-    assert words_of(tokenizer, ids) == ["<s>", *text.split(), "</s>"]
+    assert words_of(tokenizer, ids) == [*start.split(), *text.split(), "</s>"]
     assert all(row["labels"] == row["input_ids"] for row in encoded.rows)
 
 
@@ -125,28 +113,11 @@ def test_packed_texts_do_not_attend_to_each_other(architecture, method):
     torch.testing.assert_close(together.loss, mean, atol=1e-5, rtol=1e-4)
 
 
-TURNS = ("user", "assistant")
-
-
 def test_a_tokenizer_without_what_the_task_needs():
-    tokenizer = word_tokenizer()
+    tokenizer, chat = word_tokenizer(), Chat((("user", "a film"), ("assistant", "good")))
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="chat template"):
-        parse_task("causal-lm(data=chat)").encode(
-            [Chat((("user", "a film"), ("assistant", "good")))],
-            Setting(tokenizer, 32),
-            labelled=True,
-        )
-
-
-def test_packing_excludes_virtual_tokens(adapterhub, backbones, tmp_path):
-    rows = [{"text": text, "label": "good"} for text, _ in sentences(4)]
-    file = write_json_lines(tmp_path / "a.jsonl", rows)
-    words = ("--train", file, "--eval", file, "--output", tmp_path / "run", "--method", "prompt")
-    task = ("--task", "causal-lm(pack=true)", "--backbone", backbones("llama"))
-    code, _, err = adapterhub("train", *words, *task)
-    assert code == 2
-    assert "pack=false" in err
+        parse_task("causal-lm(data=chat)").encode([chat], Setting(tokenizer, 32), labelled=True)
 
 
 def test_the_answer_is_extracted_before_comparing():

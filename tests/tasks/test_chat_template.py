@@ -142,19 +142,30 @@ def learned(row: Any, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(run) for run in runs if run]
 
 
+def read(spec: str, rows: list[dict[str, Any]], folder: Path) -> tuple[Any, list[Any]]:
+    """Return the task for some rows, and its examples."""
+    file = write_json_lines(folder / "rows.jsonl", rows)
+    task, choice = parse_task(spec).fitted(str(file), DataOptions(), "train")
+    return task, task.read(str(file), choice.options, "train")
+
+
+def rows_of(spec: str, tokenizer: Any, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Encode rows as a run does; of comparisons, the chosen response."""
+    task, examples = read(spec, rows, folder)
+    encoded = task.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
+    return [row["responses"][0] if "responses" in row else row for row in encoded]
+
+
 @pytest.mark.parametrize("kind", ["fast", "python"])
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", CHATS)
 def test_a_chat_has_the_tokens_of_the_template_and_learns_what_it_kept(
-    name: str, template: str, kind: str, tmp_path: Path
-) -> None:
+    name, template, kind, tmp_path
+):
     tokenizer = byte_tokenizer() if kind == "fast" else ByT5Tokenizer()
     tokenizer.chat_template = TEMPLATES[template]
     messages, answers = CHATS[name]
-    file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": messages}])
-    task, choice = parse_task("causal-lm").fitted(str(file), DataOptions(), "train")
-    examples = task.read(str(file), choice.options, "train")
-    (row,) = task.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": messages}], tmp_path)
     text = tokenizer.decode(row["input_ids"])
     if name not in ("ShareGPT", "function_call") and template != "rewriting":
         given = [m if m.get("content") is not None else m | {"content": ""} for m in messages]
@@ -194,15 +205,6 @@ ROLES = "{% for m in messages %}{{ '<' ~ m.role ~ '>' }}"
 OPENED = "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 
 
-def rows_of(task: str, tokenizer: Any, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
-    """Encode rows as a run does; of comparisons, the chosen response."""
-    file = write_json_lines(folder / "rows.jsonl", rows)
-    fitted, choice = parse_task(task).fitted(str(file), DataOptions(), "train")
-    examples = fitted.read(str(file), choice.options, "train")
-    encoded = fitted.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
-    return [row["responses"][0] if "responses" in row else row for row in encoded]
-
-
 ANSWERED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "causal-lm": ({"messages": turns("q1", "a1", "q2", "a 2")}, ["a1", "a 2"]),
     "causal-lm(data=pairs)": ({"prompt": "q1", "response": "a1"}, ["a1"]),
@@ -214,22 +216,13 @@ ANSWERED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("task", ANSWERED)
 @pytest.mark.parametrize("ends", ENDS)
-def test_what_follows_the_end_of_a_turn_is_not_learned(
-    ends: str, task: str, tmp_path: Path
-) -> None:
+def test_what_follows_the_end_of_a_turn_is_not_learned(ends, task, tmp_path):
     written, kept = ENDS[ends]
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = f"{ROLES}{{{{ m.content ~ '{written}' }}}}{{% endfor %}}{OPENED}"
     row, answers = ANSWERED[task]
     (encoded,) = rows_of(task, tokenizer, [row], tmp_path)
     assert learned(encoded, tokenizer) == [answer + kept for answer in answers]
-
-
-def test_line_ends_of_an_answer_itself_are_learned(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATES["texts"]
-    (row,) = rows_of("causal-lm", tokenizer, [{"messages": turns("q1", "a1\n\n")}], tmp_path)
-    assert learned(row, tokenizer) == ["a1\n\n" + END]
 
 
 MARKED = {
@@ -263,13 +256,10 @@ MARKED_CHATS = {
 
 @pytest.mark.parametrize("chat", MARKED_CHATS)
 @pytest.mark.parametrize("marks", MARKED)
-def test_marks_of_a_template_are_learned_as_transformers_masks_them(
-    marks: str, chat: str, tmp_path: Path
-) -> None:
+def test_marks_of_a_template_are_learned_as_transformers_masks_them(marks, chat, tmp_path):
     tokenizer = byte_tokenizer()
     other = "{% if m.role != 'assistant' %}{{ m.content ~ '<|im_end|>\\n' }}{% else %}"
-    template = f"{ROLES}{other}{MARKED[marks]}{{% endif %}}{{% endfor %}}{OPENED}"
-    tokenizer.chat_template = template
+    tokenizer.chat_template = f"{ROLES}{other}{MARKED[marks]}{{% endif %}}{{% endfor %}}{OPENED}"
     messages = MARKED_CHATS[chat]
     (row,) = rows_of("causal-lm", tokenizer, [{"messages": messages}], tmp_path)
     expected = tokenizer.apply_chat_template(
@@ -279,8 +269,12 @@ def test_marks_of_a_template_are_learned_as_transformers_masks_them(
     assert [int(label != IGNORED) for label in row["labels"]] == expected["assistant_masks"]
 
 
-def test_marked_answers_with_no_weight_are_not_learned(tmp_path: Path) -> None:
+def test_line_ends_of_an_answer_and_weights_of_marked_ones(tmp_path: Path) -> None:
+    """What an answer itself ends with is learned; one without a weight is not."""
     tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATES["texts"]
+    (row,) = rows_of("causal-lm", tokenizer, [{"messages": turns("q1", "a1\n\n")}], tmp_path)
+    assert learned(row, tokenizer) == ["a1\n\n" + END]
     marked = f"{{% if m.role == 'assistant' %}}{MARKED['content']}{{% else %}}{{{{ m.content }}}}"
     tokenizer.chat_template = f"{ROLES}{marked}{{% endif %}}{{% endfor %}}{OPENED}"
     chat = [*turns("q1", "a1", weight=0), *turns("q2", "a2"), *turns("q3", "a3", train=False)]
@@ -302,24 +296,6 @@ def test_a_token_that_ends_in_a_mark_is_learned(tmp_path: Path) -> None:
     (row,) = rows_of("causal-lm", tokenizer, [{"messages": turns("q1", "a1")}], tmp_path)
     assert row["input_ids"] == [1, 3]
     assert row["labels"] == [IGNORED, 3]
-
-
-def test_keys_that_a_template_does_not_use_are_named_once(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATES["reasoning"]
-    messages = [*turns("q1", None, tool_calls=calls("{}"), refusal="no", weight=1), TOOL]
-    messages += [{"role": "assistant", "content": "a", "reasoning_content": "r", "name": "x"}]
-    file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": messages}] * 3)
-    task = parse_task("causal-lm(data=chat)")
-    options = DataOptions(text="messages")
-    encoded = task.encode(
-        task.read(str(file), options, "train"), Setting(tokenizer, 99), labelled=True
-    )
-    (line,) = task.remarks(encoded)
-    assert line == (
-        "keys and columns that the chat template does not use: 'refusal' (3), 'tool_call_id' (3), "
-        "'name' (3)"
-    )
 
 
 FUNCTION = {"name": "weather", "description": "now", "parameters": {"type": "object"}}
@@ -345,19 +321,15 @@ BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("template", ["reasoning", "parts"])
 @pytest.mark.parametrize("first", ["user", "assistant", "system"])
 @pytest.mark.parametrize("name", BESIDE)
-def test_columns_beside_a_chat_are_given_to_its_template(
-    name: str, first: str, template: str, prompt: bool, tmp_path: Path
-) -> None:
+def test_columns_beside_a_chat_are_given_to_its_template(name, first, template, prompt, tmp_path):
     columns, given, system = BESIDE[name]
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = GIVEN + TEMPLATES[template]
     messages = turns("q1", "a1", "q2", "a2")
     if first != "user":
         messages = [{"role": first, "content": "first"}, *messages]
-    file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": messages, **columns}])
-    task, choice = parse_task("causal-lm").fitted(str(file), DataOptions(), "train")
-    read = task.read(str(file), choice.options, "train")
-    (row,) = task.encode(read, Setting(tokenizer, 2000), labelled=not prompt).rows
+    task, examples = read("causal-lm", [{"messages": messages, **columns}], tmp_path)
+    (row,) = task.encode(examples, Setting(tokenizer, 2000), labelled=not prompt).rows
     if system is not None and first != "system":
         messages = [{"role": "system", "content": system}, *messages]
     expected = tokenizer.apply_chat_template(
@@ -371,19 +343,26 @@ def test_columns_beside_a_chat_are_given_to_its_template(
         assert "weather" not in said
 
 
+PICTURE = [{"type": "image", "image": "x"}]
+
+
 @pytest.mark.parametrize(
-    ("columns", "expected"),
+    ("columns", "change", "expected"),
     [
-        ({"tools": "{"}, "'tools' is a text, but not JSON"),
-        ({"tools": {"a": 1}}, "'tools' must be a list"),
-        ({"system": ["x"]}, "'system' must be text"),
-        ({"chat_template_kwargs": [1]}, "'chat_template_kwargs' must be an object"),
+        ({"tools": "{"}, {}, "'tools' is a text, but not JSON"),
+        ({"tools": {"a": 1}}, {}, "'tools' must be a list"),
+        ({"system": ["x"]}, {}, "'system' must be text"),
+        ({"chat_template_kwargs": [1]}, {}, "'chat_template_kwargs' must be an object"),
+        ({}, {"weight": 0.5}, "weight is 0.5: expected 0 or 1"),
+        ({}, {"content": None}, "not a list of messages"),
+        ({}, {"content": PICTURE}, "not a list of messages"),
+        ({}, {"content": ""}, "'assistant' is empty"),
+        ({}, {"content": None, "name": "x"}, "'assistant' is empty"),
     ],
 )
-def test_columns_of_another_form_are_refused(
-    columns: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    file = write_json_lines(tmp_path / "chats.jsonl", [{"messages": turns("q1", "a1"), **columns}])
+def test_columns_and_messages_of_another_form_are_refused(columns, change, expected, tmp_path):
+    row = {"messages": turns("q1", "a1", **change), **columns}
+    file = write_json_lines(tmp_path / "chats.jsonl", [row])
     with pytest.raises(DataError, match=expected):
         parse_task("causal-lm(data=chat)").read(str(file), DataOptions(text="messages"), "train")
 
@@ -406,10 +385,8 @@ def test_prompts_are_written_as_all_chats_of_the_training(tmp_path, given, kept)
         "{% if think is defined and not think %}<no>{% endif %}"
     )
     rows = [{"messages": turns("q1", "a1"), "chat_template_kwargs": each} for each in given]
-    file = write_json_lines(tmp_path / "chats.jsonl", rows)
-    task = parse_task("causal-lm(data=chat)")
-    read = task.read(str(file), DataOptions(text="messages"), "train")
-    task = task.for_examples(read)
+    task, examples = read("causal-lm(data=chat)", rows, tmp_path)
+    task = task.for_examples(examples)
     assert task.template_arguments == kept
     assert parse_task(dump_task(task)) == task
 
@@ -422,39 +399,27 @@ def test_prompts_are_written_as_all_chats_of_the_training(tmp_path, given, kept)
     assert text(("user", "hi", own)) == "hi"
 
 
-def test_columns_that_a_template_does_not_use_are_named(tmp_path: Path) -> None:
+ANSWER = {"role": "assistant", "content": "a", "reasoning_content": "r", "name": "x"}
+UNUSED = [
+    # What a template does not use is named once: keys of messages, and columns.
+    ("reasoning", {"messages": [
+        *turns("q1", None, tool_calls=calls("{}"), refusal="no", weight=1), TOOL, ANSWER]},
+     "'refusal' (3), 'tool_call_id' (3), 'name' (3)"),
+    ("parts", {"messages": turns("q1", "a1"), "tools": TOOLS,
+               "chat_template_kwargs": {"think": True}}, "'tools' (3), 'think' (3)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "row", "expected"), UNUSED)
+def test_keys_and_columns_that_a_template_does_not_use_are_named(template, row, expected, tmp_path):
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATES["parts"]
-    row = {"messages": turns("q1", "a1"), "tools": TOOLS, "chat_template_kwargs": {"think": True}}
-    file = write_json_lines(tmp_path / "chats.jsonl", [row] * 2)
-    task = parse_task("causal-lm(data=chat)")
-    read = task.read(str(file), DataOptions(text="messages"), "train")
-    (line,) = task.remarks(task.encode(read, Setting(tokenizer, 99), labelled=True))
-    assert line.endswith("does not use: 'tools' (2), 'think' (2)")
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"weight": 0.5}, "weight is 0.5: expected 0 or 1"),
-        ({"content": None}, "not a list of messages"),
-        ({"content": [{"type": "image", "image": "x"}]}, "not a list of messages"),
-        ({"content": ""}, "'assistant' is empty"),
-        ({"content": None, "name": "x"}, "'assistant' is empty"),
-    ],
-)
-def test_messages_of_other_shapes_are_refused(
-    change: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "chats.jsonl"
-    file.write_text(json.dumps({"messages": turns("q1", "a1", **change)}))
-    with pytest.raises(DataError, match=expected):
-        parse_task("causal-lm(data=chat)").read(str(file), DataOptions(text="messages"), "train")
+    tokenizer.chat_template = TEMPLATES[template]
+    task, examples = read("causal-lm(data=chat)", [row] * 3, tmp_path)
+    (line,) = task.remarks(task.encode(examples, Setting(tokenizer, 99), labelled=True))
+    assert line == f"keys and columns that the chat template does not use: {expected}"
 
 
 def test_a_preference_names_no_calls_as_texts(tmp_path: Path) -> None:
     row = {"chosen": turns("q1", "a1", tool_calls=calls("{}")), "rejected": turns("q1", "a2")}
-    file = write_json_lines(tmp_path / "rows.jsonl", [row])
-    task, choice = parse_task("preference").fitted(str(file), DataOptions(), "train")
     with pytest.raises(DataError, match="a response has calls of tools"):
-        task.read(str(file), choice.options, "train")
+        read("preference", [row], tmp_path)

@@ -73,15 +73,12 @@ def test_labels_are_sorted_and_checked():
 
 def test_balanced_classes_have_the_same_total():
     counts = {"a": 6, "b": 3, "c": 1}
+    assert weights_of({"b": 2.5}, {"a": 6, "b": 3}) == [1.0, 2.5]
     weights = weights_of("balanced", counts)
     assert weights == [10 / (3 * 6), 10 / (3 * 3), 10 / (3 * 1)]
     assert {round(w * n, 9) for w, n in zip(weights, counts.values(), strict=True)} == {
         round(10 / 3, 9)
     }
-
-
-def test_names_have_their_weight_and_others_one():
-    assert weights_of({"b": 2.5}, {"a": 6, "b": 3}) == [1.0, 2.5]
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 7, 3)])
@@ -120,27 +117,17 @@ def test_a_task_counts_its_rows(spec, examples, backbone):
     assert task.loss(encoded)(output, batch) == pytest.approx(float(even))
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "text"),
-    [
+def test_weights_that_do_not_fit_are_refused():
+    for spec, error, text in (
         ({"x": 2.0}, ConfigError, "'x'"),
         ({"a": 0.0, "b": 0.0}, ConfigError, "all class_weights are 0"),
         ("balanced", DataError, "'b' has none"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(spec, error, text):
-    with pytest.raises(error) as raised:
-        weights_of(spec, {"a": 2, "b": 0})
-    assert text in str(raised.value)
-
-
-@pytest.mark.parametrize("weights", ["{a: -1.0}", "{a: .inf}", "even"])
-def test_invalid_weights_are_refused(weights):
-    import yaml
-
-    options = {"class_weights": yaml.safe_load(weights)}
-    with pytest.raises(ConfigError, match="class_weights"):
-        parse_task({"classification": options})
+    ):
+        with pytest.raises(error, match=text):
+            weights_of(spec, {"a": 2, "b": 0})
+    for weights in ({"a": -1.0}, {"a": float("inf")}, "even"):
+        with pytest.raises(ConfigError, match="class_weights"):
+            parse_task({"classification": {"class_weights": weights}})
 
 
 def test_the_normal_form_without_weights_is_that_of_older_versions():

@@ -57,13 +57,16 @@ def test_a_batch_has_the_texts_of_all_columns(loaded):
     predicted = task.predict(model, rows, 1)
     assert [len(p.vectors) for p in predicted] == [2, 4]
     assert torch.allclose(torch.tensor(predicted[1].vectors), vectors[1], atol=1e-5)
+    normalized = parse_task("embedding")
+    rows = normalized.encode(PAIRS, Setting(tokenizer, 32), labelled=True)
+    for one in normalized.predict(model, rows, 4):
+        assert np.allclose(np.linalg.norm(one.vectors, axis=1), 1, atol=1e-5)
+    assert not np.allclose(np.linalg.norm(predicted[0].vectors, axis=1), 1, atol=1e-5)
 
 
 def test_equal_texts_have_one_number(loaded):
-    rows = [TextPair("a", "b"), TextPair("b", "c")]
-    batch = (
-        parse_task("embedding").encode(rows, Setting(loaded[1], 32), labelled=True).batch([0, 1])
-    )
+    rows, setting = [TextPair("a", "b"), TextPair("b", "c")], Setting(loaded[1], 32)
+    batch = parse_task("embedding").encode(rows, setting, labelled=True).batch([0, 1])
     (a, b), (same, c) = batch[TEXTS].tolist()
     assert b == same
     assert len({a, b, c}) == 3
@@ -79,15 +82,6 @@ def test_prefixes(loaded):
         "negative 1": "[CLS] a good [SEP]",
         "negative 2": "[CLS] a the end [SEP]",
     }
-
-
-def test_predictions_have_length_one_if_normalized(loaded):
-    model, tokenizer = loaded
-    for normalize in (True, False):
-        task = parse_task({"embedding": {"normalize": normalize}})
-        rows = task.encode(PAIRS, Setting(tokenizer, 32), labelled=True)
-        lengths = [np.linalg.norm(p.vectors, axis=1) for p in task.predict(model, rows, 4)]
-        assert np.allclose(np.concatenate(lengths), 1, atol=1e-5) == normalize
 
 
 def test_metrics_of_retrieval_count_each_query_and_each_text_once(loaded):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from statistics import mean
 
 import pytest
 
-from adapterhub.backbones.load import load_backbone
-from adapterhub.data.options import DataOptions
-from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages.figures import prediction_sections
 from adapterhub.pages.row_scores import read_predictions
-from adapterhub.tasks import TASKS, Setting, parse_task
+from adapterhub.tasks import TASKS, parse_task
 from tests.kit.data import json_lines
 from tests.kit.selection import ALL, cases_of
 from tests.kit.session import charts_drawn
@@ -48,11 +46,6 @@ def check_report(run, manifest):
     assert value == pytest.approx(expected, abs=1e-4), score
 
 
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
 def token_mean(rows):
     return sum(r["loss"] * r["tokens"] for r in rows) / sum(r["tokens"] for r in rows)
 
@@ -80,7 +73,7 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     file = case.data(tmp_path)
     run = tmp_path / "run"
     with charts_drawn() if name in DRAWN else nullcontext():
-        code, out, err = adapterhub(
+        code, _, err = adapterhub(
             "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train", file,
             "--eval", file, "--output", run, *LEARN, f"train.epochs={epochs}", *case.words,
             "--quiet",
@@ -89,38 +82,20 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     manifest = json.loads((run / "adapter/adapter.json").read_text())
     assert manifest["task"] == name
     check_report(run, manifest)
-    code, out, err = adapterhub("eval", run, "--data", file, "--json")
-    assert code == 0, err
-    metrics = json.loads(out)
-    metrics.pop("intervals")
-    main = parse_task(case.task).main_metric
-    saved = {k: v for k, v in manifest["metrics"].items()}
-    assert {k: v for k, v in metrics.items() if k != "examples"} == pytest.approx(saved, abs=1e-5)
+
+    def printed(*words):
+        code, out, err = adapterhub(*words)
+        assert code == 0, err
+        return out
+
+    metrics = json.loads(printed("eval", run, "--data", file, "--json"))
+    del metrics["intervals"]
+    examples, main = metrics.pop("examples"), parse_task(case.task).main_metric
+    assert metrics == pytest.approx(manifest["metrics"], abs=1e-5)
     if name in LEARNED:
         assert case.least is None or metrics[main] >= case.least, metrics
         assert case.most is None or metrics[main] <= case.most, metrics
-    code, out, err = adapterhub("predict", run, *case.asked(file), "--json")
-    assert code == 0, err
-    (row,) = json_lines(out)
+    (row,) = json_lines(printed("predict", run, *case.asked(file), "--json"))
     assert case.key in row
-    code, out, err = adapterhub("predict", run, *case.asked(file))
-    assert code == 0, err
-    assert out.count("\n") == 1
-    code, out, err = adapterhub("predict", run, "--data", file, "--json")
-    assert code == 0, err
-    assert len(json_lines(out)) == metrics["examples"]
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_the_metrics_are_those_that_the_task_names(name, backbones, tmp_path):
-    case = CASES[name]
-    task = parse_task(case.task)
-    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
-    examples = [*examples[:4], *examples[-2:]]  # a folder has one class after the other
-    labels = task.labels(examples)
-    model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
-    rows = task.encode(examples, Setting(tokenizer, 32, labels, positions=64), labelled=True)
-    metrics = task.evaluate(model, task.with_reference(model, rows, 4), 4)
-    assert tuple(metrics) == task.metric_names(examples)
-    assert task.main_metric in metrics
-    assert task.lower_is_better == metrics.keys() & LOWER_IS_BETTER
+    assert printed("predict", run, *case.asked(file)).count("\n") == 1
+    assert len(json_lines(printed("predict", run, "--data", file, "--json"))) == examples

@@ -14,7 +14,7 @@ from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.causal_lm import Chat
 from adapterhub.tasks.common.language_models import text_before
-from tests.kit.data import sentences, word_tokenizer, words_of, write_json_lines
+from tests.kit.data import CHAT_TEMPLATE, sentences, words_of, write_json_lines
 
 TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
 CHATS = [
@@ -35,17 +35,10 @@ CASES = {
 
 
 def tokenizer_of(backbones, kind):
-    if kind != "chat":
-        return AutoTokenizer.from_pretrained(backbones(kind))
-    tokenizer = AutoTokenizer.from_pretrained(backbones("llama"))
-    tokenizer.chat_template = word_tokenizer().chat_template or _TEMPLATE
+    tokenizer = AutoTokenizer.from_pretrained(backbones("llama" if kind == "chat" else kind))
+    if kind == "chat":
+        tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' </s> ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
-)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -107,8 +100,7 @@ def test_examples_that_cannot_be():
 
 
 def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
-    tokenizer = AutoTokenizer.from_pretrained(backbones("llama"))
-    setting = Setting(tokenizer, 12)
+    setting = Setting(tokenizer_of(backbones, "llama"), 12)
     task = parse_task(PLAIN)
     assert task.stop_texts(setting) == ()
     assert task.with_shots(TRAIN, 1, seed=0).stop_texts(setting) == ("\n\n",)
@@ -117,26 +109,35 @@ def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
     assert text_before("good\n\nmovie 1 is", ("\n\n",)) == "good"
 
 
-def test_labels_of_several_tokens_are_learned_and_served(adapterhub, backbones, tmp_path):
+@pytest.fixture
+def printed(adapterhub):
+    """Return a function that runs a command, which ends well, and returns what it printed."""
+
+    def run(*words):
+        code, out, err = adapterhub(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+def test_labels_of_several_tokens_are_learned_and_served(printed, backbones, tmp_path):
     """With examples from the training rows, which the adapter keeps."""
     rows = [{"text": text, "label": int(label == "pos")} for text, label in sentences(48)]
     file = write_json_lines(tmp_path / "rows.jsonl", rows)
     words = "words={0: bad plot, 1: good film}"
     task = f"prompted(model=causal-lm, template='a 0 {{text}} is {{mask}}', shots=1, {words})"
-    code, out, err = adapterhub(
+    printed(
         "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
         "--task", task, "--output", tmp_path / "run", "train.epochs=20",
         "train.report=false", "train.learning_rate=0.01", "train.batch_size=8",
     )  # fmt: skip
-    assert code == 0, err
     kept = open_adapter(tmp_path / "run").task.examples
     assert [label for _, label in kept] == ["0", "1"]
     assert {text for text, _ in kept} <= {row["text"] for row in rows}
-    code, out, err = adapterhub("predict", tmp_path / "run", "--json", "the film was dull")
-    assert code == 0, err
-    scores = json.loads(out)["scores"]
-    assert set(scores) == {"0", "1"}
-    code, out, err = adapterhub("eval", tmp_path / "run", "--data", file, "--json")
+    out = printed("predict", tmp_path / "run", "--json", "the film was dull")
+    assert set(scores := json.loads(out)["scores"]) == {"0", "1"}
+    out = printed("eval", tmp_path / "run", "--data", file, "--json")
     assert json.loads(out)["accuracy"] > 0.75
     with Engine(backbones("llama")) as engine:
         for _ in range(3):
@@ -146,15 +147,14 @@ def test_labels_of_several_tokens_are_learned_and_served(adapterhub, backbones, 
         assert model._prefix[1].prefix.length > 15, "kept between requests"
 
 
-def test_generated_answers_with_examples_are_trained_and_served(adapterhub, backbones, tmp_path):
+def test_generated_answers_with_examples_are_trained_and_served(printed, backbones, tmp_path):
     rows = [{"text": text, "label": text.split()[-1]} for text, _ in sentences(24)]
     file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    code, _, err = adapterhub(
+    printed(
         "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
         "--task", "causal-lm(template='{text} is ', shots=2, new_tokens=4, generate=true)",
         "--output", tmp_path / "run", "train.epochs=1", "train.report=false",
     )  # fmt: skip
-    assert code == 0, err
     predictor = open_adapter(tmp_path / "run")
     assert len(predictor.task.examples) == 2
     prompt = "the film was dull"
@@ -166,9 +166,8 @@ def test_generated_answers_with_examples_are_trained_and_served(adapterhub, back
         options = GenerationOptions(max_tokens=4, temperature=0)
         written = engine.generate(adapter, messages, options).result(30)
         assert written.text.strip() == expected
-    code, out, err = adapterhub(
+    out = printed(
         "eval", "--backbone", backbones("llama"), "--data", file, "--examples", file, "--json",
         "--shots", 2, "--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)",
     )  # fmt: skip
-    assert code == 0, err
     assert {"exact_match", "loss"} <= json.loads(out).keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -30,20 +32,18 @@ def test_every_task_is_covered():
     assert covered == TASKS.keys() - {"text-to-image"}, "which truncates nothing"
 
 
-@pytest.mark.parametrize("limit", [7, 9, 12, 64])
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if not parse_task(spec).decodes])
-def test_truncated_rows_are_those_of_encode(spec, limit, backbones, tmp_path):
-    task = parse_task(spec)
-    case = CASES[task.name]
-    tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
-    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
-    setting = Setting(tokenizer, limit, task.labels(examples), positions=64)
-    expected = task.encode(examples, setting, labelled=True)
-    encoded = truncate(encode_whole(task, examples, setting), task, setting)
-    assert encoded.rows == expected.rows
-    assert encoded.owners == expected.owners
-    assert (encoded.task, encoded.setting) == (task, setting)
-    assert tokenizer.model_max_length != 1 << 30
+@pytest.fixture
+def case_of(backbones, tmp_path):
+    """Return a function that gives the task of a spec, its examples, and a setting."""
+
+    def case(spec):
+        task = parse_task(spec)
+        case = CASES[task.name]
+        tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
+        examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
+        return task, examples, Setting(tokenizer, 64, task.labels(examples), positions=64)
+
+    return case
 
 
 class _Counted(Display):
@@ -57,22 +57,25 @@ class _Counted(Display):
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not parse_task(spec).decodes])
-def test_encoding_is_counted_and_the_rows_stay_the_same(spec, backbones, tmp_path, monkeypatch):
-    task = parse_task(spec)
-    case = CASES[task.name]
-    tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
-    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
-    setting = Setting(tokenizer, 9, task.labels(examples), positions=64)
-    expected = encode_whole(task, examples, setting)
+def test_truncated_rows_are_those_of_encode(spec, case_of, monkeypatch):
+    """Encoding is counted, which changes no row."""
+    task, examples, whole = case_of(spec)
+    all_rows = encode_whole(task, examples, whole)
     monkeypatch.setattr("adapterhub.tasks.common.base.CHUNK", 5)
     display = _Counted()
     with showing(display):
-        encoded = encode_whole(task, examples, setting)
-    assert (encoded.rows, encoded.owners) == (expected.rows, expected.owners)
-    assert encoded.examples == expected.examples
-    assert truncate(encoded, task, setting).rows == truncate(expected, task, setting).rows
+        counted = encode_whole(task, examples, whole)
+    assert (counted.rows, counted.owners) == (all_rows.rows, all_rows.owners)
+    assert counted.examples == all_rows.examples
     assert display.done[-1] == len(examples)
     assert len(display.done) == -(-len(examples) // 5)
+    for limit in (7, 9, 12, 64):
+        setting = replace(whole, max_length=limit)
+        expected = task.encode(examples, setting, labelled=True)
+        for encoded in (truncate(each, task, setting) for each in (all_rows, counted)):
+            assert (encoded.rows, encoded.owners) == (expected.rows, expected.owners)
+            assert (encoded.task, encoded.setting) == (task, setting)
+    assert whole.tokenizer.model_max_length != 1 << 30
 
 
 def test_a_chunk_without_tokens_is_no_error_if_others_have_some(backbones, monkeypatch):
@@ -121,14 +124,12 @@ def test_examples_that_lose_tokens_are_counted(spec, long, short, count, backbon
 
 
 def test_the_numbers_of_one_text(backbone):
+    """Those of its target are apart."""
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     task, setting = parse_task("classification"), Setting(tokenizer, 5, ("neg", "pos"))
     whole = encode_whole(task, [Example(TEXT, None, "pos")], setting)
     (lost,) = lost_tokens(whole, truncate(whole, task, setting))
     assert (lost.cut, lost.tokens, lost.lost, lost.longest, lost.limit) == (1, 10, 5, 10, 5)
-
-
-def test_targets_are_counted_apart():
     task = parse_task("seq2seq(max_target=3)")
     setting = Setting(word_tokenizer(end="</s>"), 64)
     whole = encode_whole(task, [Example("a", None, TEXT), Example("a", None, "bad")], setting)

@@ -37,23 +37,23 @@ def test_tokens_are_masked_as_in_bert(backbones):
     assert torch.equal(batch["labels"][chosen], original[chosen])
     assert torch.equal(batch["input_ids"][~chosen], original[~chosen])
     assert not chosen[:, [0, -1]].any(), "special tokens stay"
+    first, again, other, seeded = (
+        masked(tokenizer, epoch, seed, 8)[1]["input_ids"]
+        for epoch, seed in ((1, 0), (1, 0), (2, 0), (1, 1))
+    )
+    assert torch.equal(first, again), "they depend only on the seed and the epoch"
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, seeded)
     hidden = batch["input_ids"][chosen]
     assert (hidden == tokenizer.mask_token_id).float().mean().item() == pytest.approx(0.8, abs=0.04)
     assert (hidden == original[chosen]).float().mean().item() == pytest.approx(0.105, abs=0.03)
 
 
-def test_masks_depend_only_on_the_seed_and_the_epoch(backbones):
-    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
-    first, again, other, seeded = (
-        masked(tokenizer, epoch, seed, 8)[1]["input_ids"]
-        for epoch, seed in ((1, 0), (1, 0), (2, 0), (1, 1))
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert not torch.equal(first, seeded)
-
-
 def test_each_mask_of_a_long_text_is_filled(backbones):
+    bare = word_tokenizer()
+    bare.mask_token = None
+    with pytest.raises(ConfigError, match="no mask token"):
+        parse_task("masked-lm").encode([Example("a film")], Setting(bare, 32), labelled=True)
     model, tokenizer = ah.load_backbone(str(backbones("bert")), task="masked-lm")
     text = "the [MASK] was good " * 6
     task, setting = parse_task("masked-lm"), Setting(tokenizer, 12)
@@ -76,14 +76,6 @@ def test_of_tokens_with_one_text_the_most_probable_one_counts(backbones, monkeyp
     with torch.no_grad():
         probabilities = model(**encoded.batch([0])).logits[0, 2].softmax(-1)
     assert filled.fills == ({"good": pytest.approx(float(probabilities.max()))},)
-
-
-def test_a_tokenizer_without_what_the_task_needs():
-    tokenizer = word_tokenizer()
-    tokenizer.mask_token = None
-    examples = [Example("the movie was good")]
-    with pytest.raises(ConfigError, match="no mask token"):
-        parse_task("masked-lm").encode(examples, Setting(tokenizer, 32), labelled=True)
 
 
 TEXT = "unbelievable films, unbelievable plots"

@@ -22,70 +22,52 @@ from adapterhub.tasks.common.metrics import (
     transcription_metrics,
 )
 
-METRICS = {"classification": classification_metrics, "regression": regression_metrics}
-
 label = st.sampled_from(["no", "yes", "maybe"])
 number = st.floats(-1e6, 1e6)
 
 
-def test_classification_by_hand() -> None:
-    metrics = classification_metrics(["a", "a", "a", "b"], ["a", "a", "b", "b"])
-    # F1 is 4/5 for a and 2/3 for b; Matthews is (2·1 - 1·0) / sqrt(2·3·1·2).
-    assert metrics == pytest.approx(
-        {"accuracy": 0.75, "macro_f1": (4 / 5 + 2 / 3) / 2, "matthews": 2 / math.sqrt(12)}
-    )
+@pytest.mark.parametrize(
+    ("metrics", "labels", "predictions", "expected"),
+    [
+        # F1 is 4/5 for a and 2/3 for b; Matthews is (2·1 - 1·0) / sqrt(2·3·1·2).
+        (classification_metrics, [*"aaab"], [*"aabb"],
+         {"accuracy": 0.75, "macro_f1": (4 / 5 + 2 / 3) / 2, "matthews": 2 / math.sqrt(12)}),
+        (classification_metrics, [*"ab"], [*"aa"],
+         {"accuracy": 0.5, "macro_f1": 1 / 3, "matthews": 0.0}),
+        (classification_metrics, [0, 1, 2, 1], [0, 1, 2, 1],
+         {"accuracy": 1, "macro_f1": 1, "matthews": 1}),
+        (regression_metrics, [0, 1, 2], [0, 1, 5],
+         {"pearson": 5 / math.sqrt(28), "spearman": 1.0, "mse": 3.0}),
+        (regression_metrics, [0, 1, 2, 1], [0, 1, 2, 1], {"pearson": 1, "spearman": 1, "mse": 0}),
+        (regression_metrics, [1.0, 2.0, 3.0], [2.0] * 3,
+         {"pearson": 0.0, "spearman": 0.0, "mse": 2 / 3}),
+        (regression_metrics, [0.0, 0.3, 0.6], [0.1 + 0.2] * 3,
+         {"pearson": 0.0, "spearman": 0.0, "mse": 0.06}),
+    ],
+)  # fmt: skip
+def test_classification_and_regression_by_hand(metrics, labels, predictions, expected) -> None:
+    assert metrics(labels, predictions) == pytest.approx(expected, abs=1e-12)
 
 
-def test_regression_by_hand() -> None:
-    metrics = regression_metrics([0, 1, 2], [0, 1, 5])
-    assert metrics == pytest.approx(
-        {"pearson": 5 / math.sqrt(28), "spearman": 1.0, "mse": 3.0}, abs=1e-12
-    )
-
-
-@given(st.lists(st.tuples(label, label), min_size=1))
-def test_classification_is_silent_json_and_in_range(pairs: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("metrics", [classification_metrics, regression_metrics])
+@given(data=st.data())
+def test_metrics_are_silent_json_and_in_range(metrics, data) -> None:
+    each = label if metrics is classification_metrics else number
+    pairs = data.draw(st.lists(st.tuples(each, each), min_size=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        metrics = classification_metrics([p[0] for p in pairs], [p[1] for p in pairs])
-    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
-    assert {type(value) for value in metrics.values()} == {float}
-    assert all(-1 <= value <= 1 for value in metrics.values())
+        found = metrics([p[0] for p in pairs], [p[1] for p in pairs])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert {type(value) for value in found.values()} == {float}
+    found.pop("mse", 0)
+    assert all(abs(value) <= 1 + 1e-9 for value in found.values())
 
 
-@given(st.lists(st.tuples(number, number), min_size=1))
-def test_regression_is_silent_json_and_in_range(pairs: list[tuple[float, float]]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        metrics = regression_metrics([p[0] for p in pairs], [p[1] for p in pairs])
-    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
-    assert {type(value) for value in metrics.values()} == {float}
-    assert all(abs(metrics[name]) <= 1 + 1e-9 for name in ("pearson", "spearman"))
-
-
-@pytest.mark.parametrize("predictions", [[2.0, 2.0, 2.0], [0.1 + 0.2] * 3])
-def test_constant_predictions_correlate_with_nothing(predictions: list[float]) -> None:
-    metrics = regression_metrics([1.0, 2.0, 3.0], predictions)
-    assert (metrics["pearson"], metrics["spearman"]) == (0.0, 0.0)
-
-
-def test_one_predicted_class_has_no_matthews_correlation() -> None:
-    assert classification_metrics(["a", "b"], ["a", "a"])["matthews"] == 0.0
-
-
-@pytest.mark.parametrize("kind", sorted(METRICS))
-def test_right_predictions_are_best(kind: str) -> None:
-    values = [0, 1, 2, 1]
-    metrics = METRICS[kind](values, values)
-    assert metrics.pop("mse", 0.0) == 0.0
-    assert metrics == pytest.approx(dict.fromkeys(metrics, 1.0))
-
-
-@pytest.mark.parametrize("kind", sorted(METRICS))
+@pytest.mark.parametrize("metrics", [classification_metrics, regression_metrics])
 @pytest.mark.parametrize("predictions", [[], [1]])
-def test_lists_of_different_lengths_are_refused(kind: str, predictions: list[int]) -> None:
+def test_lists_of_different_lengths_are_refused(metrics, predictions: list[int]) -> None:
     with pytest.raises(DataError, match="cannot be compared"):
-        METRICS[kind]([0, 1][: 2 * len(predictions)], predictions)
+        metrics([0, 1][: 2 * len(predictions)], predictions)
 
 
 def test_error_rates_by_hand() -> None:
@@ -101,15 +83,12 @@ def test_error_rates_by_hand() -> None:
         transcription_metrics([], [])
 
 
-def test_error_rates_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spoken("  \u201cDon't!\u201d he said -- twice.") == "don't he said twice"
+    assert spoken("'tis the dogs' Zu\u0308rich") == "tis the dogs zu\u0308rich"
     monkeypatch.setitem(sys.modules, "jiwer", None)
     with pytest.raises(ConfigError, match="jiwer, which is not installed"):
         transcription_metrics(["a"], ["a"])
-
-
-def test_what_is_spoken() -> None:
-    assert spoken("  \u201cDon't!\u201d he said -- twice.") == "don't he said twice"
-    assert spoken("'tis the dogs' Zu\u0308rich") == "tis the dogs zu\u0308rich"
 
 
 def test_predictions_that_are_not_finite_are_refused() -> None:
@@ -129,9 +108,8 @@ def test_entities_count_whole() -> None:
     assert entity_metrics([["O"]], [["O"]])["f1"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("answers", "found", "f1", "exact"),
-    [
+def test_answers_by_squads_rules() -> None:
+    for answers, found, f1, exact in (
         (["The Eiffel Tower"], "eiffel tower!", 1.0, 1.0),
         (["in 1066", "1066"], "1066", 1.0, 1.0),
         (["red blue"], "blue green", 0.5, 0.0),
@@ -139,14 +117,9 @@ def test_entities_count_whole() -> None:
         ([], "", 1.0, 1.0),
         ([], "red", 0.0, 0.0),
         (["the"], "a", 1.0, 1.0),
-    ],
-)
-def test_answers_by_squads_rules(answers: list[str], found: str, f1: float, exact: float) -> None:
-    metrics = answer_metrics([answers], [found])
-    assert metrics == pytest.approx({"f1": f1, "exact_match": exact})
-
-
-def test_answers_of_both_kinds() -> None:
+    ):
+        expected = pytest.approx({"f1": f1, "exact_match": exact})
+        assert answer_metrics([answers], [found]) == expected, (answers, found)
     metrics = answer_metrics([["red"], ["blue"], []], ["red", "", ""])
     assert metrics == pytest.approx(
         {"f1": 2 / 3, "exact_match": 2 / 3, "has_answer_f1": 0.5, "no_answer_f1": 1.0}

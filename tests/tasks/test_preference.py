@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import adapterhub as ah
+from adapterhub.adapters.route import only_foundations
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
-from adapterhub.errors import ConfigError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.preference_losses import Responses, orpo
 from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
@@ -35,15 +35,8 @@ def encoded(task):
     return task.encode(ROWS, Setting(TOKENIZER, 32, positions=64), labelled=True)
 
 
-@pytest.mark.parametrize(
-    ("spec", "options"),
-    [
-        ("preference", {"loss_type": "sigmoid", "beta": 0.1}),
-        ("preference(beta=0.7)", {"loss_type": "sigmoid", "beta": 0.7}),
-        ("preference(loss_type=ipo, beta=0.3)", {"loss_type": "ipo", "beta": 0.3}),
-    ],
-)
-def test_the_loss_is_that_of_trl(spec, options, tmp_path):
+@pytest.mark.parametrize("options", [{}, {"beta": 0.7}, {"loss_type": "ipo", "beta": 0.3}])
+def test_the_loss_is_that_of_trl(options, tmp_path):
     """On the same tokens, which trl gets with a mask of the responses."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -53,7 +46,7 @@ def test_the_loss_is_that_of_trl(spec, options, tmp_path):
         for each in (model, reference):
             for tensor in each.parameters():
                 tensor.data.add_(torch.randn_like(tensor) / 10)
-        task = parse_task(spec)
+        task = parse_task({"preference": options})
         rows = task.with_reference(reference, encoded(task), 2)
         batch = rows.batch(range(len(ROWS)))
         found = task.loss(rows)(model(**tokens_of(batch)), batch)
@@ -62,7 +55,8 @@ def test_the_loss_is_that_of_trl(spec, options, tmp_path):
         )
         arguments = trl.DPOConfig(
             str(tmp_path), report_to="none", bf16=False, use_cpu=True, disable_dropout=True,
-            gradient_checkpointing=False, **options,
+            gradient_checkpointing=False,
+            **{"loss_type": "sigmoid", "beta": 0.1, **options},
         )  # fmt: skip
         trainer = trl.DPOTrainer(
             model, reference, args=arguments, train_dataset=data, processing_class=TOKENIZER
@@ -91,6 +85,7 @@ def test_smoothing_mixes_both_directions():
 
 
 def test_orpo_is_the_equation_of_the_paper():
+    """It reads no reference."""
     policy, tokens = torch.tensor([[-2.0, -6.0], [-3.0, -1.0]]), torch.tensor([[2, 3], [3, 4]])
     means = (policy / tokens).exp()
     odds = means / (1 - means)
@@ -99,6 +94,9 @@ def test_orpo_is_the_equation_of_the_paper():
     task = parse_task("preference(loss_type=orpo, beta=0.2)")
     found = orpo(Responses(policy, policy, tokens), task)
     assert torch.allclose(found, expected, atol=1e-6)
+    assert not task.compares_with_reference
+    rows = encoded(task)
+    assert task.with_reference(models()[0], rows, 4) is rows
 
 
 def test_log_probabilities_are_of_the_responses_alone():
@@ -118,8 +116,6 @@ def test_log_probabilities_are_of_the_responses_alone():
 
 @pytest.mark.parametrize("method", ["lora", "full", "prompt"])
 def test_the_reference_is_the_model_with_the_adapter_off(method):
-    from adapterhub.adapters.route import only_foundations
-
     model, _ = models()
     task = parse_task("preference")
     expected = task.with_reference(model, encoded(task), 4).rows
@@ -132,13 +128,6 @@ def test_the_reference_is_the_model_with_the_adapter_off(method):
     for row, own, other in zip(expected, found, on, strict=True):
         assert own["reference"] == pytest.approx(row["reference"], abs=1e-4)
         assert other["reference"] != pytest.approx(row["reference"], abs=1e-2)
-
-
-def test_orpo_reads_no_reference():
-    task = parse_task("preference(loss_type=orpo)")
-    assert not task.compares_with_reference
-    rows = encoded(task)
-    assert task.with_reference(models()[0], rows, 4) is rows
 
 
 def test_chats(tmp_path):
@@ -157,9 +146,3 @@ def test_chats(tmp_path):
             "chosen": "·x7 good </s>", "rejected": "·x7 bad </s>",
         }  # fmt: skip
     assert task.example(["a film"], choice.options).prompt == (("user", "a film"),)
-
-
-@pytest.mark.parametrize("option", ["beta=0", "label_smoothing=0.5"])
-def test_what_is_refused(option):
-    with pytest.raises(ConfigError, match="beta is"):
-        parse_task(f"preference({option})")

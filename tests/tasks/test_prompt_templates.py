@@ -17,6 +17,7 @@ from adapterhub.training.run import prepare
 from tests.kit.data import write_json_lines
 
 ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
+COMPARED = {"prompt": "the movie", "chosen": "good", "rejected": "bad"}
 FORMS: dict[str, tuple[str, dict[str, str], str]] = {
     "Alpaca": ("causal-lm", ALPACA, "the movie"),
     "Alpaca with an input": ("causal-lm", ALPACA | {"input": "a plot"}, "the movie a plot"),
@@ -24,12 +25,8 @@ FORMS: dict[str, tuple[str, dict[str, str], str]] = {
     "response": ("causal-lm", {"prompt": "the movie", "response": "good"}, "the movie"),
     "output": ("causal-lm", {"instruction": "the movie", "output": "good"}, "the movie"),
     "columns": ("causal-lm", {"text": "the movie", "label": "good"}, "the movie"),
-    "preference": (
-        "preference", {"prompt": "the movie", "chosen": "good", "rejected": "bad"}, "the movie",
-    ),
-    "reward": (
-        "reward", {"prompt": "the movie", "chosen": "good", "rejected": "bad"}, "the movie",
-    ),
+    "preference": ("preference", COMPARED, "the movie"),
+    "reward": ("reward", COMPARED, "the movie"),
 }  # fmt: skip
 WAYS = {"chat": "", "plain": "", "off": "template='{text}'"}
 CELLS = [(form, "chat") for form in FORMS]
@@ -78,8 +75,7 @@ def test_a_prompt_is_written_as_in_training(
     code, _, err = adapterhub(
         "train", "--backbone", backbones("llama"), "--task", "causal-lm(new_tokens=4)",
         "--train", data, "--eval", data, "--output", tmp_path / "run", "train.max_steps=1",
-        "train.report=false",
-        "train.tensorboard=false",
+        "train.report=false", "train.tensorboard=false",
     )  # fmt: skip
     assert code == 0, err
     assert err.count("written by the tokenizer's chat template") == 1

@@ -17,11 +17,13 @@ from tests.kit.data import words_of
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 
 
+def tokenizer_of(backbones, kind):
+    return AutoTokenizer.from_pretrained(backbones("llama" if kind == "causal-lm" else "bert"))
+
+
 @pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
 def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
-    tokenizer = AutoTokenizer.from_pretrained(
-        backbones({"masked-lm": "bert", "causal-lm": "llama"}[kind])
-    )
+    tokenizer = tokenizer_of(backbones, kind)
     task = parse_task(PROMPT % kind)
     example = Example("the movie was very dull " * 9, None, "neg")
     (row,) = task.encode([example], Setting(tokenizer, 12), labelled=True).rows
@@ -95,21 +97,9 @@ def test_labels_may_be_numbers():
     assert "words={2: WORD, ...}" in str(error.value)
 
 
-def test_an_example_is_not_in_front_of_itself(backbones):
-    tokenizer = AutoTokenizer.from_pretrained(backbones("llama"))
-    train = [Example(f"movie {i}", None, label) for i, label in enumerate(("neg", "pos"))]
-    task = parse_task(PROMPT % "causal-lm").with_shots(train, 1, seed=0)
-    data = task.encode([*train, Example("a film")], Setting(tokenizer, 40), labelled=False)
-    found = [" ".join(words_of(tokenizer, row["input_ids"])) for row in data.rows]
-    assert [text.count("movie") for text in found] == [2, 2, 2]
-    assert found[0] == "<s> movie 1 is good movie 0 is"
-
-
 @pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
 def test_few_shot_examples_precede_the_prompt(backbones, kind):
-    tokenizer = AutoTokenizer.from_pretrained(
-        backbones({"masked-lm": "bert", "causal-lm": "llama"}[kind])
-    )
+    tokenizer = tokenizer_of(backbones, kind)
     train = [Example(f"movie {i}", None, label) for i in range(6) for label in ("neg", "pos")]
     task = parse_task(PROMPT % kind).with_shots(train, 2, seed=3)
     assert [e[-1] for e in task.examples] == ["pos", "neg"] * 2, "the labels take turns"
@@ -129,6 +119,12 @@ def test_few_shot_examples_precede_the_prompt(backbones, kind):
     worked = words[len(start) : -len(tail)]
     assert [w for w in worked if w in ("good", "bad")] == ["good", "bad"] * 2
     assert row["position"] - bare["position"] == len(worked)
+    # An example is not in front of itself.
+    two = [Example("movie 0", None, "neg"), Example("movie 1", None, "pos")]
+    task = parse_task(PROMPT % kind).with_shots(two, 1, seed=0)
+    rows = task.encode([*two, Example("a film")], Setting(tokenizer, 40), labelled=False).rows
+    found = [" ".join(words_of(tokenizer, row["input_ids"])) for row in rows]
+    assert [text.count("movie") for text in found] == [2, 2, 2]
 
 
 def test_few_shot_examples_that_do_not_fit(backbones):

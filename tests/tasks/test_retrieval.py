@@ -54,9 +54,7 @@ def test_passages_are_ranked_by_cosine():
         }
         assert [*found[query].texts] == sorted(cosine, key=cosine.__getitem__, reverse=True)[:10]
 
-
-def test_a_query_does_not_find_itself():
-    passages = vectors(4, 0, "p")
+    passages = vectors(4, 0, "p")  # a query does not find itself
     found = nearest_passages({"p 2": passages["p 2"]}, passages)["p 2"].texts
     assert sorted(found) == ["p 0", "p 1", "p 3"]
 
@@ -143,11 +141,11 @@ def test_ties_across_the_last_rank_count_as_the_mean_over_drawn_orders():
     gains = np.zeros(24)
     gains[[2, 6, 9, 21]] = [0, 1, 0.5, 1]
     drawn = []
-    for _ in range(20_000):
+    for _ in range(4_000):
         order = np.lexsort((random.random(24), -scores))
         drawn.append(query_metrics(gains[order].tolist(), gains.tolist()))
     found = query_metrics(ranked_gains(scores.tolist(), gains.tolist()), gains.tolist())
-    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.01)
+    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.02)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -271,9 +269,6 @@ def test_runs_are_compared_by_groups():
     assert found.low < 0 < found.high
 
 
-RANKED = {"q": [(0.9, 0.0), (0.8, 1.0), (0.1, 0.5)], "r": [(0.2, 1.0), (0.1, 0.0)], "s": [(1, 0.0)]}
-
-
 def test_the_loss_is_the_binary_cross_entropy():
     """That of sentence-transformers' BinaryCrossEntropyLoss, which is torch's with logits."""
     logits, labels = torch.tensor([[2.0], [-1.0], [0.3]]), torch.tensor([1.0, 0.0, 0.5])
@@ -281,17 +276,6 @@ def test_the_loss_is_the_binary_cross_entropy():
     expected = -(labels * probabilities.log() + (1 - labels) * (1 - probabilities).log()).mean()
     found = relevance_loss(SimpleNamespace(logits=logits), {"labels": labels})
     assert torch.allclose(found, expected)
-
-
-def test_the_metrics_rank_the_passages_of_each_query():
-    examples = [Example(q, "p", label) for q, rows in RANKED.items() for _, label in rows]
-    predictions = [Number(value) for rows in RANKED.values() for value, _ in rows]
-    metrics = parse_task("reranking").metrics(examples, predictions)
-    assert metrics["mrr@10"] == pytest.approx((1 / 2 + 1) / 2)
-    assert metrics["recall@1"] == pytest.approx((0 + 1) / 2)
-    gain = 1 / 1.584962500721156 + 0.5 / 2
-    best = 1 + 0.5 / 1.584962500721156
-    assert metrics["ndcg@10"] == pytest.approx((gain / best + 1) / 2)
 
 
 def test_columns_and_what_is_refused(tmp_path):

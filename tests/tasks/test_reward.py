@@ -53,8 +53,5 @@ def test_data_to_predict_on_has_one_response(tmp_path):
     options = DataOptions(text="prompt", label="chosen", pair="rejected")
     rows = parse_task("reward").read(source, options, "eval", labelled=False)
     assert rows == [Comparison("p", "c")]
-
-
-def test_a_response_is_needed():
     with pytest.raises(DataError, match="response is missing"):
         parse_task("reward").example(["a prompt"], DataOptions())

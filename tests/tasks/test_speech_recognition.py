@@ -14,6 +14,7 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 import adapterhub as ah
 from adapterhub.backbones.load import load_backbone
 from adapterhub.bench.records import predicted_rows
+from adapterhub.data.media import MediaFile
 from adapterhub.data.media_formats import open_sound
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
@@ -49,29 +50,26 @@ def encoded(folder, processor, task=TASK):
     return task.encode(files, Setting(processor, 128), labelled=True)
 
 
+def files_of(source, **options):
+    return TASK.read(str(source), DataOptions(**options), "train")
+
+
 def test_a_folder_with_metadata_is_a_table(speech):
-    files = TASK.read(str(speech), DataOptions(), "train")
-    assert [(f.name, f.label) for f in files] == [
-        ("0.wav", "ab"), ("1.wav", "ba cab"), ("2.wav", "dad"), ("3.wav", "bed"),
-    ]  # fmt: skip
-    assert TASK.read(str(speech / "metadata.csv"), DataOptions(), "train") == files
-    assert [f.label for f in TASK.read(str(speech), DataOptions(), "eval", labelled=False)] == (
-        [None] * 4
-    )
-
-
-def test_a_column_of_classes_is_not_the_text(speech):
+    """A column of classes is not the text, and a missing text is told."""
+    texts = ["ab", "ba cab", "dad", "bed"]
+    assert [(f.name, f.label) for f in files_of(speech)] == [
+        (f"{n}.wav", text) for n, text in enumerate(texts)
+    ]
+    assert files_of(speech / "metadata.csv") == files_of(speech)
+    unlabelled = TASK.read(str(speech), DataOptions(), "eval", labelled=False)
+    assert [f.label for f in unlabelled] == [None] * 4
     rows = [("1.wav", "x", "ba cab"), ("2.wav", "y", "dad")]
     table = write_tsv(speech / "both.tsv", rows, "file_name\tlabel\ttranscription")
-    assert [f.label for f in TASK.read(str(table), DataOptions(), "train")] == ["ba cab", "dad"]
-
-
-def test_a_missing_text_is_told(speech):
+    assert [f.label for f in files_of(table)] == ["ba cab", "dad"]
     table = write_tsv(speech / "gaps.tsv", [("1.wav", "ba"), ("2.wav", "")], "audio\ttext")
     with pytest.raises(DataError, match=r"line 3: ('text' is empty|the text is missing)"):
-        TASK.read(str(table), DataOptions(), "train")
-    kept = TASK.read(str(table), DataOptions(skip_empty=True), "train")
-    assert [f.label for f in kept] == ["ba"]
+        files_of(table)
+    assert [f.label for f in files_of(table, skip_empty=True)] == ["ba"]
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -106,24 +104,17 @@ def test_targets_of_whisper_begin_behind_the_start_token(speech, loaded):
 
 def test_targets_end(speech, loaded):
     _, processor = loaded("speech-moonshine")
-    tokenizer = processor.tokenizer
-    rows = encoded(speech, processor).rows
-    assert all(row["labels"][-1] == tokenizer.eos_token_id for row in rows)
     plain = stand_ins.byte_tokenizer()  # adds no token of its own
-    unended = dataclasses.replace(Setting(processor, 128), processor=_Processor(processor, plain))
-    files = TASK.read(str(speech), DataOptions(), "train")
-    again = TASK.encode(files, unended, labelled=True)
-    assert [r["labels"][-1] for r in again.rows] == [plain.eos_token_id] * 4
-
-
-class _Processor:
-    def __init__(self, processor, tokenizer):
-        self.feature_extractor, self.tokenizer = processor.feature_extractor, tokenizer
+    unended = SimpleNamespace(feature_extractor=processor.feature_extractor, tokenizer=plain)
+    for setting in (Setting(processor, 128), Setting(unended, 128)):
+        rows = TASK.encode(files_of(speech), setting, labelled=True).rows
+        end = setting.processor.tokenizer.eos_token_id
+        assert [row["labels"][-1] for row in rows] == [end] * 4
 
 
 def test_letters_are_those_of_the_vocabulary(speech, loaded):
     _, processor = loaded("speech-ctc")
-    files = TASK.read(str(speech), DataOptions(), "train")
+    files = files_of(speech)
     spelled = [files[0].with_label("A bad, bad ace!"), files[1].with_label("  bed\tBED ")]
     rows = TASK.encode(spelled, Setting(processor, 128), labelled=True).rows
     texts = ["".join(processor.tokenizer.convert_ids_to_tokens(r["labels"])) for r in rows]
@@ -131,9 +122,8 @@ def test_letters_are_those_of_the_vocabulary(speech, loaded):
     wrong = [files[0].with_label("zebra 2"), files[1].with_label("bez")]
     with pytest.raises(DataError, match="the tokenizer of the backbone lacks") as error:
         TASK.encode(wrong, Setting(processor, 128), labelled=True)
-    assert "'z': in 2 texts" in str(error.value)
-    assert "'2': in 1 texts" in str(error.value)
-    assert "its letters: a b c d e" in str(error.value)
+    for text in ("'z': in 2 texts", "'2': in 1 texts", "its letters: a b c d e"):
+        assert text in str(error.value)
 
 
 def test_blanks_separate_equal_letters(speech, loaded):
@@ -199,7 +189,7 @@ def test_the_loss_is_the_models(name, speech, loaded):
 
 def test_long_sounds_are_refused(speech, loaded):
     _, whisper = loaded("speech-whisper")
-    files = TASK.read(str(speech), DataOptions(), "train")
+    files = files_of(speech)
     long = dataclasses.replace(files[1], seconds=1.2)
     with pytest.raises(DataError, match=r"1 of 2 sounds are longer than 1 seconds \(the backbone"):
         ENGLISH.encode([files[0], long], Setting(whisper, 128), labelled=False)
@@ -228,8 +218,6 @@ def test_the_language_is_named(loaded):
 
 
 def _file():
-    from adapterhub.data.media import MediaFile
-
     return MediaFile("0" * 64, "ab", "a.wav", "a.wav", seconds=0.3)
 
 

@@ -34,20 +34,16 @@ def test_choices_have_letters_and_parts_a_literal_backslash_n() -> None:
     assert question_text("Why?", "It\nis so.", ["a"]) == r"why? \n (a) a \n it is so."
 
 
-@pytest.mark.parametrize("form", ["extractive", "abstractive"])
-def test_answers_are_lower_case_texts(tmp_path: Path, form: str) -> None:
+def test_answers_are_lower_case_texts_yes_or_no(tmp_path: Path) -> None:
     row = {"question": "Who sleeps?", "context": "The cat sleeps.", "answer": "The Cat"}
-    (example,) = read(tmp_path, form, row)
-    assert example == Example(r"who sleeps? \n the cat sleeps.", None, "the cat")
-
-
-@pytest.mark.parametrize(
-    ("value", "answer"), [(True, "yes"), (False, "no"), ("Yes", "yes"), ("no", "no"), (1, "yes")]
-)
-def test_booleans_are_yes_and_no(tmp_path: Path, value: object, answer: str) -> None:
-    row = {"question": "Is it?", "context": "It is.", "answer": value}
-    (example,) = read(tmp_path, "yes-no", row, label="answer")
-    assert example.label == answer
+    for form in ("extractive", "abstractive"):
+        (example,) = read(tmp_path, form, row)
+        assert example == Example(r"who sleeps? \n the cat sleeps.", None, "the cat")
+    given = {True: "yes", False: "no", "Yes": "yes", "no": "no"}
+    for value, answer in [*given.items(), (1, "yes")]:
+        row = {"question": "Is it?", "context": "It is.", "answer": value}
+        (example,) = read(tmp_path, "yes-no", row, label="answer")
+        assert example.label == answer
 
 
 @pytest.mark.parametrize("answer", ["Oxygen", 1, "B"])

@@ -20,6 +20,7 @@ from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.packing import STARTS_WORD, Frame, Windows
 from adapterhub.training.run import run
 from tests.kit.data import WORDS, word_tokenizer
+from tests.kit.runs import Notes, adapter_bytes
 
 STREAMED = {
     "masked-lm": ("bert", "masked-lm"),
@@ -48,12 +49,6 @@ def spec_of(name):
     return STREAMED.get(name, ("", name))[1]
 
 
-def test_every_task_that_streams_is_tested():
-    required = {"prompted"}  # has options without a default
-    streams = {name for name in TASKS.keys() - required if parse_task(spec_of(name)).streams}
-    assert streams == STREAMED.keys()
-
-
 @given(
     st.lists(st.integers(0, 99), min_size=2, max_size=60),
     st.integers(3, 20),
@@ -77,6 +72,9 @@ def test_windows_hold_all_tokens_once(ids, limit, around):
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_rows_are_full_and_documents_are_separated(name, text, backbones):
+    required = {"prompted"}  # has options without a default
+    streams = {name for name in TASKS.keys() - required if parse_task(spec_of(name)).streams}
+    assert streams == STREAMED.keys(), "each is tested"
     stream, tokenizer = open_stream(str(text), DataOptions()), word_tokenizer()
     encoded = parse_task(spec_of(name)).encode_stream(stream, Setting(tokenizer, 32))
     lengths = [len(row["input_ids"]) for row in encoded.rows]
@@ -127,35 +125,23 @@ def test_a_streamed_run(name, text, backbones, tmp_path):
     assert (record["train"], record["eval"]) == (54, 6)
 
 
-class Stops(Reporter):
-    """Stops the run at a step, as a kill does."""
-
-    def advance(self, step: int) -> None:
-        if step == 9:
-            raise KeyboardInterrupt
-
-
 def test_a_streamed_run_resumes_in_the_middle_of_an_epoch(text, backbones, tmp_path):
-    outcomes = []
-    for name, reporters in {"whole": [Reporter()], "cut": [Stops(), Reporter()]}.items():
-        made = recipe(text, backbones("bert"), "masked-lm", tmp_path / name, save_every=4)
-        for number, reporter in enumerate(reporters):
-            try:
-                outcomes.append(run(made, reporter, resume=number > 0))
-            except KeyboardInterrupt:
-                assert name == "cut"
-    first, second = (o.folder.joinpath("adapter.safetensors").read_bytes() for o in outcomes)
-    assert first == second
-    assert outcomes[0].metrics == outcomes[1].metrics
-
-
-def test_given_evaluation_data_are_streamed_too(text, backbones, tmp_path):
+    """Given evaluation data are streamed, too."""
     (tmp_path / "dev.txt").write_text("the movie was good\n\nthe plot was bad\n\nfine")
-    made = recipe(text, backbones("bert"), "masked-lm", tmp_path / "run")
-    data = replace(made.data, eval=str(tmp_path / "dev.txt"), eval_rows=2, rows=30)
-    outcome = run(replace(made, data=data), Reporter())
-    record = Saved.at(outcome.folder).manifest.training["data"]
+
+    def made(name):
+        found = recipe(text, backbones("bert"), "masked-lm", tmp_path / name, save_every=4)
+        data = {"eval": str(tmp_path / "dev.txt"), "eval_rows": 2, "rows": 30}
+        return replace(found, data=replace(found.data, **data))
+
+    whole = run(made("whole"), Reporter())
+    record = Saved.at(whole.folder).manifest.training["data"]
     assert (record["train"], record["eval"]) == (30, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(made("cut"), Notes(stop_at=9))
+    cut = run(made("cut"), Reporter(), resume=True)
+    assert adapter_bytes(tmp_path / "cut") == adapter_bytes(tmp_path / "whole")
+    assert cut.metrics == whole.metrics
 
 
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - STREAMED.keys() - {"prompted"}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +38,10 @@ def test_it_reads_what_is_read_without_a_stream(tmp_path: Path) -> None:
     assert notes == (f"{file}: streamed from 1 shard; columns: text, label",)
     assert stream[:3] == list(stream)[:3]
     assert data_hash(stream) == stream.sha256
+    # The first rows of many files, to evaluate on.
+    several, _ = open_examples(str(tmp_path / "part-*.parquet"), DataOptions(), CLASSES, "eval")
+    assert len(list(islice(several, 7))) == 7
+    assert len(list(several)) == 64
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - MEDIA))
@@ -59,39 +64,30 @@ def test_every_task_reads_a_stream(name: str, tmp_path: Path) -> None:
     assert stream.labels() == stream.task.labels(whole)
 
 
+def streamed(file: object, **options: object) -> Any:
+    return open_examples(str(file), DataOptions(**options), CLASSES)[0]
+
+
 def test_labels_that_appear_late_are_found(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": str(n // 500)} for n in range(6000)]
-    stream, _ = open_examples(
-        str(write_json_lines(tmp_path / "rows.jsonl", rows)), DataOptions(), CLASSES
-    )
+    stream = streamed(write_json_lines(tmp_path / "rows.jsonl", rows))
     assert stream.labels() == tuple(str(n) for n in range(12))
 
 
-def test_an_invalid_row_is_named_by_its_shard_and_place(tmp_path: Path) -> None:
+def test_invalid_rows_are_named_and_empty_ones_skipped(tmp_path: Path) -> None:
+    """Also a whole block of them."""
     table = pa.table({"text": ["good"] * 300, "label": ["a"] * 299 + [None]})
     pq.write_table(table, tmp_path / "rows.parquet")
-    stream, _ = open_examples(str(tmp_path / "rows.parquet"), DataOptions(), CLASSES)
     with pytest.raises(DataError) as error:
-        list(stream)
+        list(streamed(tmp_path / "rows.parquet"))
     assert error.value.offenders == ("row 300 of rows.parquet: the label is empty",)
-
-
-def test_empty_rows_are_skipped_also_a_whole_block_of_them(tmp_path: Path) -> None:
     texts = ["good"] * 10 + [""] * 20 + ["bad"] * 3
     rows = [{"text": text, "label": "a"} for text in texts]
-    file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
-    stream, _ = open_examples(file, DataOptions(skip_empty=True), CLASSES)
-    blocks = stream.blocks(BlockReader(10), Cursor())
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    blocks = streamed(file, skip_empty=True).blocks(BlockReader(10), Cursor())
     assert [len(next(blocks)[1]) for _ in range(5)] == [10, 0, 0, 3, 10]
     with pytest.raises(DataError, match="invalid rows"):
-        list(open_examples(file, DataOptions(), CLASSES)[0])
-
-
-def test_the_first_rows_of_many_files_to_evaluate_on(tmp_path: Path) -> None:
-    pattern = write_shards(tmp_path)
-    stream, _ = open_examples(pattern, DataOptions(), CLASSES, "eval")
-    assert len(list(islice(stream, 7))) == 7
-    assert len(list(stream)) == 64
+        list(streamed(file))
 
 
 def messages(*roles_and_texts: str) -> dict[str, object]:
@@ -99,25 +95,19 @@ def messages(*roles_and_texts: str) -> dict[str, object]:
     return {"messages": [{"role": role, "content": text} for role, text in pairs]}
 
 
+SAID = messages("user", "a", "assistant", "b")
+PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 # Task -> a good row, a bad one, and what is said of it.
 BAD_ROWS = {
     "causal-lm": ({"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}, "is empty"),
-    "causal-lm(data=chat)": (
-        messages("user", "a", "assistant", "b"), messages("user", "a", "assistant", ""), "is empty"
-    ),
-    "causal-lm(data=chat) ": (
-        messages("user", "a", "assistant", "b"), messages("user", "a"), "not the assistant's"
-    ),
+    "causal-lm(data=chat)": (SAID, messages("user", "a", "assistant", ""), "is empty"),
+    "causal-lm(data=chat) ": (SAID, messages("user", "a"), "not the assistant's"),
     "seq2seq": ({"text": "a", "target": "b"}, {"text": "a", "target": None}, "is missing"),
-    "reward": (
-        {"prompt": "a", "chosen": "b", "rejected": "c"},
-        {"prompt": "a", "chosen": "b", "rejected": ""}, "is empty",
-    ),
+    "reward": (PAIR, PAIR | {"rejected": ""}, "is empty"),
     "masked-lm": ({"text": "a"}, {"text": None}, "is missing"),
     "embedding": ({"anchor": "a", "positive": "b"}, {"anchor": "", "positive": "b"}, "is empty"),
     "classification": (
-        {"text": "a", "label": "x"}, {"text": "a", "label": "z"}, "labels without a name"
-    ),
+        {"text": "a", "label": "x"}, {"text": "a", "label": "z"}, "labels without a name"),
 }  # fmt: skip
 
 
@@ -132,22 +122,17 @@ def with_bad_row(folder: Path, task: str) -> Recipe:
 
 
 @pytest.mark.parametrize("task", list(BAD_ROWS))
-def test_a_bad_row_is_found_before_the_backbone_is_loaded(task: str, tmp_path: Path) -> None:
+def test_a_bad_row_is_found_before_the_backbone_is_loaded(task, tmp_path, monkeypatch) -> None:
+    """Or, in files beyond a size, when it is drawn."""
     recipe = with_bad_row(tmp_path, task)
     with pytest.raises(DataError, match=r"invalid rows|without a name") as error:
         read_data(recipe)
     assert "302" in str(error.value) or task == "classification"
     assert BAD_ROWS[task][2] in str(error.value)
-
-
-def test_files_beyond_a_size_are_read_when_they_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = with_bad_row(tmp_path, "causal-lm")
-    monkeypatch.setattr(streams, "_READ_THROUGH", 100)
-    stream = read_data(recipe).train
-    with pytest.raises(DataError, match=r"row 302 of rows\.jsonl"):
-        list(stream)
+    if task != "classification":
+        monkeypatch.setattr(streams, "_READ_THROUGH", 100)
+        with pytest.raises(DataError, match=r"row 302 of rows\.jsonl"):
+            list(read_data(recipe).train)
 
 
 def test_a_chat_that_the_template_refuses_is_found_before_the_first_step(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from adapterhub.recipe.recipe import Recipe
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.classification import Scored
 from adapterhub.training.run_data import read_data, sample_rows
+from tests.kit.data import write_json_lines
 
 COUNT, EACH = 30, 4  # groups, and rows of each
 
@@ -67,15 +67,12 @@ ROWS = {
 
 
 def written(folder: Path, rows) -> str:
-    file = folder / "rows.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(file)
+    return str(write_json_lines(folder / "rows.jsonl", rows))
 
 
-def recipe(source: str, task: str, **options) -> Recipe:
-    return Recipe(
-        backbone="x", task=task.partition(" of ")[0], data=DataOptions(train=source, **options)
-    )
+def recipe(source: str, task: str, seed: int = 0, **options) -> Recipe:
+    data = DataOptions(train=source, **options)
+    return Recipe(backbone="x", task=task.partition(" of ")[0], data=data, seed=seed)
 
 
 def rows_of(task: str):
@@ -137,10 +134,8 @@ def test_rows_with_two_labels_are_held_out_like_others(tmp_path: Path) -> None:
     source = written(tmp_path, [*clear, *doubtful])
     hard = []
     for seed in range(20):
-        data = read_data(Recipe(backbone="x", task="classification", seed=seed,
-                                data=DataOptions(train=source)))  # fmt: skip
-        share = np.mean([e.text.startswith("hard") for e in data.evaluation])
-        hard.append(share)
+        data = read_data(recipe(source, "classification", seed))
+        hard.append(np.mean([e.text.startswith("hard") for e in data.evaluation]))
         labels = Counter(e.label for e in data.evaluation)
         assert abs(labels["a"] - labels["b"]) <= 2
     assert np.mean(hard) == pytest.approx(0.3, abs=0.02)
@@ -167,17 +162,13 @@ def test_a_column_names_the_groups(test, tmp_path: Path) -> None:
     assert len(set.union(*parts)) == sum(map(len, parts)) == COUNT
     assert any("6 of 30 values of 'speaker'" in note for note in data.notes)
     assert data.options.text == "text"
-
-
-def test_a_column_of_groups_is_not_guessed_as_something_else(tmp_path: Path) -> None:
-    rows = [{"words": f"some words {i}", "mood": "ab"[i % 2], "who": "xyz"[i % 3]}
-            for i in range(40)]  # fmt: skip
-    source = written(tmp_path, rows)
+    words = [{"words": f"some words {i}", "mood": "ab"[i % 2], "who": "xyz"[i % 3]}
+             for i in range(40)]  # fmt: skip
+    source = written(tmp_path, words)  # the column is not guessed as something else
     with pytest.raises(DataError):
         read_data(recipe(source, "classification"))
     data = read_data(recipe(source, "classification", group="who"))
-    assert data.options.label == "mood"
-    assert data.labels == ("a", "b")
+    assert (data.options.label, data.labels) == ("mood", ("a", "b"))
 
 
 def test_too_few_groups_are_told(tmp_path: Path) -> None:
@@ -201,12 +192,11 @@ def test_too_few_groups_are_told(tmp_path: Path) -> None:
     assert len(data.evaluation) == 20
 
 
-def test_prompts_that_are_empty_are_no_group(tmp_path: Path) -> None:
-    rows = [{"prompt": "", "chosen": f"c {j}", "rejected": f"r {j}"} for j in range(40)]
+def test_prompts_that_are_empty_are_no_group() -> None:
     task = parse_task("preference")
-    examples = [task.example([""], DataOptions()) for _ in rows]
-    assert len(set(task.groups_of(examples))) == 1  # they are equal
-    parts = [type(examples[0])("", row["chosen"], row["rejected"]) for row in rows]
+    equal = [task.example([""], DataOptions())] * 40
+    assert len(set(task.groups_of(equal))) == 1
+    parts = [type(equal[0])("", f"c {j}", f"r {j}") for j in range(40)]
     assert len(set(task.groups_of(parts))) == 40
 
 

@@ -31,13 +31,6 @@ def fitted(words, chosen=None, reads=1000, trained=None, task="classification"):
     return fit_rows(data, setting, chosen, trained)
 
 
-def test_nothing_is_cut_by_default():
-    rows = fitted([200, 3])
-    assert rows.max_length == 200
-    assert rows.train.lengths == [200, 3]
-    assert rows.notes == ("train.max_length is 200: no text is cut, the longest has 200 tokens",)
-
-
 @pytest.mark.parametrize(("reads", "again"), [(1000, 0), (150, 2)])
 def test_a_text_is_tokenized_once_unless_it_is_cut(reads, again, monkeypatch):
     """Four texts, of training and evaluation; two of them are longer than 150 tokens."""
@@ -53,42 +46,31 @@ def test_a_text_is_tokenized_once_unless_it_is_cut(reads, again, monkeypatch):
     assert len(tokenized) == 4 + again
 
 
-def test_the_limit_of_the_backbone_and_of_the_default_are_named():
+def test_the_length_is_chosen_and_told():
+    rows = fitted([200, 3])
+    assert (rows.max_length, rows.train.lengths) == (200, [200, 3])
+    assert rows.notes == ("train.max_length is 200: no text is cut, the longest has 200 tokens",)
     rows = fitted([200, 3], reads=150)
     assert rows.max_length == 150
-    assert rows.notes[0] == (
-        "train.max_length is 150: the most that the backbone reads; the longest text has 200 tokens"
-    )
-    assert rows.notes[1] == (
+    assert rows.notes[:2] == (
+        "train.max_length is 150: the most that the backbone reads; the longest text has 200 "
+        "tokens",
         "1 of 2 training texts are longer than 150 tokens and lose 25% of their tokens "
-        "(longest 200); the backbone reads no more"
+        "(longest 200); the backbone reads no more",
     )
     rows = fitted([900, 3])
     assert rows.max_length == 512
     assert "the most that is chosen by default" in rows.notes[0]
     assert "train.max_length=904 keeps all" in rows.notes[1]
     assert len(rows.notes) == 3, "the evaluation data is told too"
-
-
-def test_a_chosen_length_is_kept_and_what_it_cuts_is_told():
     rows = fitted([200, 3], chosen=50)
-    assert rows.max_length == 50
-    assert rows.train.lengths == [50, 3]
-    assert rows.lost[0].cut == 1
+    assert (rows.max_length, rows.train.lengths, rows.lost[0].cut) == (50, [50, 3], 1)
     assert rows.notes[0].startswith("1 of 2 training texts are longer than 50 tokens and lose 75%")
     assert fitted([3], chosen=50).notes == ()
-
-
-def test_longer_texts_than_the_backbone_was_trained_on_are_told():
     assert "trained on at most 256 tokens" in fitted([300], trained=256).notes[-1]
     assert len(fitted([200], trained=256).notes) == 1
-
-
-def test_packed_rows_are_as_long_as_the_default_allows():
+    # Packed rows are as long as is allowed, and texts that are split lose nothing.
     assert fitted([3, 4], task="causal-lm(data=text, pack=true)").max_length == 1000
-
-
-def test_texts_that_are_split_lose_nothing():
     (note,) = fitted([900, 3], task="masked-lm").notes
     assert note.endswith("by default; the longest text has 900 tokens, and is split")
 

@@ -48,10 +48,6 @@ def recipe_of(backbone, task, file, **train):
     return read(flags=flags)
 
 
-def test_every_task_is_covered():
-    assert LEARNED.keys() == TASKS.keys() - {"text-to-image"}, "see test_text_to_image.py"
-
-
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loading, "load_backbone", None)
@@ -96,29 +92,31 @@ def test_rows_of_each_of_several_tasks(backbone, tmp_path):
     assert any(note.startswith("mood: ") for note in notes)
 
 
-def test_targets_that_are_cut(backbones, tmp_path):
-    rows = [{"text": "the movie", "label": "the movie was very good"}]
-    file = write_json_lines(tmp_path / "a.jsonl", rows)
-    ((row,), _) = preview_rows(recipe_of(backbones("t5"), "seq2seq(max_target=3)", file), 1)
-    assert row.facts["cut from the target"] == "3 of 6 tokens: was very good"
-    assert "cut" not in row.facts
+WORDS = "the movie was very good"
+CHAT = [
+    {"role": role, "content": content}
+    for role, content in zip(("user", "assistant") * 2, ("the movie", "was good", "a", "bad"),
+                             strict=True)
+]  # fmt: skip
 
 
-def test_windows_are_counted_and_packed_rows_have_no_text(backbones, tmp_path):
-    file = write_json_lines(tmp_path / "a.jsonl", [{"text": "the movie was good"}] * 4)
-    recipe = recipe_of(backbones("llama"), "causal-lm(data=text)", file, max_length=3)
-    assert preview_rows(recipe, 1)[0][0].facts["windows"] == "the text has 2"
-    recipe = recipe_of(backbones("llama"), "causal-lm(data=text, pack=true)", file)
+@pytest.mark.parametrize(
+    ("backbone_of", "task", "row", "length", "expected"),
+    [
+        ("t5", "seq2seq(max_target=3)", {"text": "the movie", "label": WORDS}, None,
+         {"cut from the target": "3 of 6 tokens: was very good", "cut": None}),
+        ("llama", "causal-lm(data=text)", {"text": "the movie was good"}, 3,
+         {"windows": "the text has 2"}),
+        ("llama", "causal-lm(data=text, pack=true)", {"text": "the movie was good"}, None,
+         {"text": None, "windows": None}),
+        ("llama", "chat", {"text": CHAT}, None, {"learned": "·x7 was good </s> ·x6 bad </s>"}),
+    ],
+)  # fmt: skip
+def test_targets_windows_and_chats(backbone_of, task, row, length, expected, backbones, tmp_path):
+    file = write_json_lines(tmp_path / "a.jsonl", [row] * 4)
+    recipe = recipe_of(backbones(backbone_of), task, file, max_length=length)
     facts = preview_rows(recipe, 1)[0][0].facts
-    assert facts.keys() == {"tokens", "learned", "length"}
-
-
-def test_both_sides_of_a_chat(backbones, tmp_path):
-    said = [("user", "the movie"), ("assistant", "was good"), ("user", "a"), ("assistant", "bad")]
-    messages = [{"role": role, "content": content} for role, content in said]
-    file = write_json_lines(tmp_path / "a.jsonl", [{"text": messages}])
-    ((row,), _) = preview_rows(recipe_of(backbones("llama"), "chat", file), 1)
-    assert row.facts["learned"] == "·x7 was good </s> ·x6 bad </s>"
+    assert {name: facts.get(name) for name in expected} == expected
 
 
 def test_the_command_prints_and_stops(adapterhub, backbone, data, tmp_path, monkeypatch):

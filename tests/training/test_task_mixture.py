@@ -63,17 +63,11 @@ def test_the_loss_is_that_of_the_task_of_the_batch_times_its_weight() -> None:
     assert loss(SimpleNamespace(loss=None), {}) is None
 
 
-def test_labels_are_counted_by_task() -> None:
-    tasks = mixture("classification")
-    rows, _ = mixed_rows(tasks, labels=("pos", "neg", "pos", "pos"))
-    assert tasks.label_counts(rows) == {
-        "one/neg": 1, "one/pos": 1, "two/neg": 0, "two/pos": 2,
-    }  # fmt: skip
-
-
 def test_each_task_is_evaluated_on_its_own_rows() -> None:
     tasks = mixture("classification")
     rows, entered = mixed_rows(tasks, labels=("pos", "neg", "pos", "pos"))
+    counts = {"one/neg": 1, "one/pos": 1, "two/neg": 0, "two/pos": 2}
+    assert tasks.label_counts(rows) == counts
     model = tiny_model("bert", "classification", num_labels=2).eval()
     predictions: list = []
     metrics = tasks.evaluate(model, rows, 2, predictions)
@@ -87,18 +81,14 @@ def test_each_task_is_evaluated_on_its_own_rows() -> None:
 
 
 def test_metrics_have_the_name_of_the_task_and_a_mean() -> None:
-    tasks = mixture()
-    names = tasks.metric_names(())
-    assert (tasks.main_metric, names[0]) == ("mean", "mean")
+    """Losses have a mean of their own, and none with scores."""
+    names = mixture().metric_names(())
+    assert (mixture().main_metric, names[0]) == ("mean", "mean")
     assert {"one/accuracy", "two/pearson"} <= set(names)
     assert mixture().fields(DataOptions(pair="b")) == 2
-
-
-def test_losses_have_a_mean_of_their_own_and_no_mean_with_scores() -> None:
-    tasks = {name: parse_task("masked-lm") for name in "ab"}
-    assert TaskMixture(tasks, {}).main_metric.startswith("mean/")
-    assert TaskMixture(tasks, {}).varies
-    assert not mixture().varies
+    losses = TaskMixture({name: parse_task("masked-lm") for name in "ab"}, {})
+    assert losses.main_metric.startswith("mean/")
+    assert (losses.varies, mixture().varies) == (True, False)
     with pytest.raises(ConfigError, match="no mean"):
         mixture("masked-lm")
 

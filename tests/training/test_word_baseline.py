@@ -43,9 +43,8 @@ def predicted(kind, rows, right, metric=""):
     for n, row in enumerate(rows):
         label = row.label if n < right * len(rows) else rows[n - 1].label
         more = {"score": 0.5} if kind == "classes" else {}
-        outcomes.append(
-            {"id": n, "texts": [row.text], "label": row.label, "prediction": label, **more}
-        )
+        own = {"id": n, "texts": [row.text], "label": row.label}
+        outcomes.append({**own, "prediction": label, **more})
     return PredictionFile(kind, "task", 1, data_hash(rows), metric, WORDS, outcomes)
 
 
@@ -62,15 +61,13 @@ def predicted(kind, rows, right, metric=""):
 def test_who_is_better(kind, hidden, right, told):
     train, rows = rows_of(kind, 90), rows_of(kind, 90, hidden)
     metric = "pearson" if kind == "numbers" else "macro_f1"
-    found = compare_with_words(
-        data_of(kind, train, rows), rows, predicted(kind, rows, right, metric)
-    )
+    own = predicted(kind, rows, right, metric)
+    found = compare_with_words(data_of(kind, train, rows), rows, own)
     assert found.lines[1].startswith(told), found.lines
     assert f"has {metric} {found.value:.4f} on the same 90 rows" in found.lines[0]
     assert found.low <= found.difference <= found.high
-    by_loss = replace(
-        found, score="mse", difference=-found.difference, low=-found.high, high=-found.low
-    )
+    signs = {"difference": -found.difference, "low": -found.high, "high": -found.low}
+    by_loss = replace(found, score="mse", **signs)
     assert by_loss.lines[1].partition(",")[0] == found.lines[1].partition(",")[0]
 
 
