@@ -42,7 +42,7 @@ def value_of(folder: Path) -> float:
     return values.pop()
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     """Equal states are equal bytes; tied and strided tensors, and odd numbers, are kept."""
     state = a_state(5.0)
     for name in ("one", "two"):
@@ -93,9 +93,7 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(
-    tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(tmp_path, exchange, monkeypatch):
     if not exchange:
         monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
     checkpoint.save(tmp_path / "count", a_state(1.0))
@@ -122,7 +120,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(
     assert values == sorted(values)
 
 
-def test_a_kill_in_the_first_save_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_in_the_first_save_leaves_no_checkpoint(tmp_path):
     folder = tmp_path / "last"
     with pytest.MonkeyPatch.context() as patch:
         kill_at(4, patch)
@@ -134,7 +132,7 @@ def test_a_kill_in_the_first_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder], "the next save removes what the kill left"
 
 
-def test_a_full_disk_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old(tmp_path, monkeypatch):
     folder = tmp_path / "last"
     checkpoint.save(folder, a_state(1.0))
 
@@ -178,7 +176,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "expected"), BROKEN)
-def test_broken_newer_and_missing_checkpoints_are_refused(tmp_path, name, change, expected) -> None:
+def test_broken_newer_and_missing_checkpoints_are_refused(tmp_path, name, change, expected):
     folder = tmp_path / "last"
     checkpoint.save(folder, a_state(1.0))
     change(folder / name)
@@ -187,7 +185,7 @@ def test_broken_newer_and_missing_checkpoints_are_refused(tmp_path, name, change
     assert not (folder / "hacked").exists()
 
 
-def test_restore_copies_in_place_or_lists_every_mismatch() -> None:
+def test_restore_copies_in_place_or_lists_every_mismatch():
     live = {"a": torch.nn.Parameter(torch.zeros(2))}
     pointer = live["a"].data_ptr()
     checkpoint.restore(live, checkpoint.State({"a": torch.ones(2)}, {}, {}))
@@ -213,7 +211,7 @@ def test_restore_copies_in_place_or_lists_every_mismatch() -> None:
          ('train.new: nothing in the checkpoint, "disk" now',)),
     ],
 )  # fmt: skip
-def test_another_run_is_refused_with_each_difference(saved, now, offenders) -> None:
+def test_another_run_is_refused_with_each_difference(saved, now, offenders):
     if not offenders:
         assert not stretch(saved, json.loads(json.dumps(now)))
         return
@@ -226,7 +224,7 @@ def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_random_states_survive_a_checkpoint(tmp_path: Path) -> None:
+def test_random_states_survive_a_checkpoint(tmp_path):
     np.random.randn()
     checkpoint.save(tmp_path / "last", State({}, {}, RUN, checkpoint.random_state()))
     expected = [draw() for _ in range(3)]

@@ -1,23 +1,35 @@
-"""One optimizer step: gradients, precision, and the checks of losses and tensors."""
+"""Steps: the order of batches, gradients, precision, checks, and rows divided in any way."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.loop import checkpoint, engine, loop
-from adapterhub.recipe.recipe import TrainOptions
+from adapterhub.loop.engine import Engine, LazyBatches, batch_order, share
+from adapterhub.loop.report import Reporter
+from adapterhub.recipe.recipe import TrainOptions, read
+from adapterhub.tasks.common import language_models
+from adapterhub.tasks.common.batches import IGNORED
+from adapterhub.training.run import PreparedRun, prepare, training_session
+from tests.kit.data import mixed_recipe, write_json_lines
 from tests.kit.runs import Data, Learner, Net, Ticks, final_bytes, fit, lines, scores
+from tests.kit.selection import long_table
+from tests.kit.task_cases import CASES
 
 
 @pytest.fixture(params=["loss", "gradient"])
@@ -41,8 +53,8 @@ def broken(request: pytest.FixtureRequest) -> Learner:
 
 @pytest.mark.parametrize("read_each_step", [True, False])
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
-    tmp_path: Path, broken: Learner, read_each_step: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, broken, read_each_step, monkeypatch
+):
     monkeypatch.setattr(loop, "_is_free_to_read", lambda device: read_each_step)
     with pytest.raises(TrainingError, match=r"step 5 has loss") as error:
         fit(tmp_path, trainee=broken)
@@ -52,7 +64,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     assert all(bool(t.isfinite().all()) for t in saved.tensors.values())
 
 
-def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path):
     trainee, values = Learner(), scores()
 
     def evaluate() -> Mapping[str, float]:
@@ -105,7 +117,7 @@ HALF = [f"body.{n}.{kind}: torch.bfloat16" for n in (0, 3) for kind in ("weight"
         (lambda: Learner(Net().requires_grad_(False)), []),
     ],
 )
-def test_what_does_not_train_is_listed_at_the_first_step(tmp_path, trainee, offenders) -> None:
+def test_what_does_not_train_is_listed_at_the_first_step(tmp_path, trainee, offenders):
     data = Data()
     with pytest.raises(TrainingError, match=None if offenders else "no tensors") as error:
         fit(tmp_path, trainee=trainee(), data=data)
@@ -113,14 +125,14 @@ def test_what_does_not_train_is_listed_at_the_first_step(tmp_path, trainee, offe
     assert data.collated <= 3
 
 
-def test_a_model_without_a_loss_is_an_error(tmp_path: Path) -> None:
+def test_a_model_without_a_loss_is_an_error(tmp_path):
     data = Data()
     data.collate = lambda indices: {"x": data.x[indices]}  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="no loss"):
         fit(tmp_path, data=data)
 
 
-def test_out_of_memory_says_what_to_change(tmp_path: Path) -> None:
+def test_out_of_memory_says_what_to_change(tmp_path):
     class Huge(Net):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> SimpleNamespace:
             raise torch.OutOfMemoryError
@@ -137,7 +149,7 @@ def test_out_of_memory_says_what_to_change(tmp_path: Path) -> None:
     assert error.value.hint.startswith("train.gradient_checkpointing=true"), "not half of 1"
 
 
-def test_bf16_computes_in_bf16_and_keeps_fp32_tensors(tmp_path: Path) -> None:
+def test_bf16_computes_in_bf16_and_keeps_fp32_tensors(tmp_path):
     seen: set[torch.dtype] = set()
     trainee = Learner()
     trainee.model.get_submodule("body.0").register_forward_hook(
@@ -150,7 +162,7 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_tensors(tmp_path: Path) -> None:
     fit(tmp_path / "next", TrainOptions(epochs=1, tensorboard=False))
 
 
-def test_fp16_keeps_fp32_tensors_and_resumes_exactly(tmp_path: Path) -> None:
+def test_fp16_keeps_fp32_tensors_and_resumes_exactly(tmp_path):
     options = TrainOptions(epochs=2, mixed_precision="fp16", log_every=1, tensorboard=False)
     fit(tmp_path / "whole", options)
     with pytest.raises(TrainingError, match="stopped by a signal"):
@@ -161,9 +173,7 @@ def test_fp16_keeps_fp32_tensors_and_resumes_exactly(tmp_path: Path) -> None:
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
 
 
-def test_a_precision_that_the_device_lacks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_precision_that_the_device_lacks_is_refused(tmp_path, monkeypatch):
     def lacks(**_: Any) -> None:
         raise ValueError("fp16 mixed precision requires a GPU")
 
@@ -172,7 +182,7 @@ def test_a_precision_that_the_device_lacks_is_refused(
         fit(tmp_path, TrainOptions(mixed_precision="fp16"))
 
 
-def test_learning_rates_are_reported_by_group_as_they_were_used(tmp_path: Path) -> None:
+def test_learning_rates_are_reported_by_group_as_they_were_used(tmp_path):
     class Grouped(Learner):
         def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
             body = self.model.get_submodule("body")
@@ -195,3 +205,170 @@ def test_sounds_have_no_tokens():
     assert engine.token_count({"input_ids": mask, "attention_mask": mask}) == 16
     assert engine.token_count({"input_values": mask, "attention_mask": mask}) == 0
     assert engine.token_count({"input_values": mask}) == 0
+
+
+lengths = st.lists(st.integers(1, 512), max_size=300)
+sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**31)
+
+
+@given(lengths=lengths, size=sizes, epoch=st.integers(0, 50), seed=seeds, grouped=st.booleans())
+def test_every_index_is_in_exactly_one_batch(lengths, size, epoch, seed, grouped):
+    np.random.seed(3)
+    expected = np.random.rand()
+    np.random.seed(3)
+    batches = batch_order(lengths, size, epoch, seed, grouped)
+    assert np.random.rand() == expected, "the global state is left alone"
+    torch.manual_seed(1)
+    assert batch_order(lengths, size, epoch, seed, grouped) == batches
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(batch) == size for batch in batches[:-1])
+    assert all(1 <= len(batch) <= size for batch in batches)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_epochs_and_seeds_differ(grouped):
+    lengths = [1 + i % 90 for i in range(500)]
+    orders = [batch_order(lengths, 8, e, s, grouped) for e in range(3) for s in range(3)]
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+
+
+def test_grouping_saves_nearly_all_padding():
+    lengths = np.random.default_rng(0).integers(1, 128, 2000).tolist()
+
+    def padded(grouped: bool) -> int:
+        batches = batch_order(lengths, 16, 0, 0, grouped)
+        return sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
+
+    assert padded(True) < 1.05 * sum(lengths)
+    assert padded(False) > 1.7 * sum(lengths)
+
+
+def test_the_order_is_shuffled():
+    lengths = list(range(1600))
+    means = [np.mean(batch) for batch in batch_order(lengths, 16, 0, 0, True)]
+    assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.3
+    order = batch_order([1] * 100, 10, 0, 0, False)
+    assert [i for batch in order for i in batch] != list(range(100))
+
+
+@given(start=st.integers(0, 100), size=st.integers(1, 30), world=st.integers(1, 8))
+def test_processes_share_a_window_evenly(start, size, world):
+    window = range(start, start + size)
+    parts = [share(window, rank, world) for rank in range(world)]
+    assert {len(part) for part in parts} == {-(-size // world)}
+    assert {i for part in parts for i in part} == set(window)
+    assert world > 1 or parts[0] == list(window)
+
+
+def test_a_batch_is_collated_only_when_asked_for():
+    made: list[list[int]] = []
+
+    def collate(indices: list[int]) -> dict[str, torch.Tensor]:
+        made.append(indices)
+        return {"x": torch.tensor(indices)}
+
+    batches = LazyBatches([[0, 1], [2, 3], [4]], collate)
+    assert len(batches) == 3
+    assert batches[2]["x"].tolist() == [4]
+    assert made == [[4]]
+
+
+ROWS = 8
+WHOLE, ONE_BY_ONE, UNEVEN = [ROWS], [1] * ROWS, [2, 5, 1]
+# The in-batch negatives of `multiple-negatives` and the order of `cosent` are of a whole batch.
+TASKS = {name: (name, case.task) for name, case in CASES.items() if name != "embedding"}
+TASKS |= {
+    "weighted": ("classification", "classification(class_weights={pos: 3, neg: 0.5})"),
+    "weightless": ("classification", "classification(class_weights={pos: 3, neg: 0})"),
+    "weighted-tagging": ("tagging", "tagging(class_weights=balanced)"),
+    "weighted-images": ("image-classification", "image-classification(class_weights={'1': 3})"),
+    "packed": ("causal-lm", "causal-lm(pack=true)"),
+    "text": ("masked-lm", "causal-lm(data=text)"),
+    "generating": ("prompted", "prompted(model=causal-lm, template='{text} is {mask}', "
+                   "words={'pos': 'good', 'neg': 'bad'})"),
+    "orpo": ("preference", "preference(loss_type=orpo)"),
+    "triplet": ("embedding", "embedding(loss_type=triplet)"),
+}  # fmt: skip
+BACKBONES = {"text": "llama", "generating": "llama"}
+
+
+def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[torch.Tensor]:
+    """Return loss and gradients of a step on all rows, in batches of some sizes."""
+    order, start = [], 0
+    for size in sizes:
+        order.append(list(range(start, start + size)))
+        start += size
+    found: list[list[torch.Tensor]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "_update", lambda self, done: torch.zeros(()))
+        session = training_session(prepared, Reporter(), resume=False)
+        one, tensors = session.engine, session.trainee.tensors()
+        prepared.model.eval()  # heads have dropout
+        batches = LazyBatches(order, lambda indices: prepared.train.batch(indices))
+        window = range(len(order))
+        items = sum(one.items(batches[n]) for n in window)
+        patch.setattr(engine, "total", lambda number: items)
+        for one.rank in range(world):
+            one.world = world
+            one.step(batches, window, 1.0)
+            gradients = [tensor.grad for tensor in tensors.values()]
+            found.append([one.unread[-1][0], *(g.clone() for g in gradients if g is not None)])
+            for tensor in tensors.values():
+                tensor.grad = None
+    return [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
+
+
+def prepared_run(case: str, task: str, backbone: Path, folder: Path) -> PreparedRun:
+    """Prepare a run on some rows, one of which has no labels where that is possible."""
+    file = str(CASES[case].data(folder))
+    if "triplet" in task:
+        rows = map(json.loads, Path(file).read_text().splitlines())
+        write_json_lines(Path(file), [row | {"negative": f"the {row['anchor']}"} for row in rows])
+    flags = {
+        "backbone": str(backbone), "output": str(folder / "run"), "task": task,
+        "method": "lora(rank=2)", "data": {"train": file, "eval": file},
+    }  # fmt: skip
+    options = ("train.tensorboard=false", "train.report=false", "train.frozen_cache=off")
+    prepared = prepare(read(None, options, flags))
+    rows: Any = prepared.train.rows
+    labels = rows[0].get("labels") if isinstance(rows, list) else None
+    if isinstance(labels, list) and isinstance(labels[0], int) and case != "speech-recognition":
+        rows[0]["labels"] = [IGNORED] * len(labels)
+    return prepared
+
+
+@long_table("name", TASKS, 3)
+def test_a_step_is_the_same_however_its_rows_are_divided(name, backbones, tmp_path):
+    case, task = TASKS[name]
+    backbone = backbones(BACKBONES.get(name, CASES[case].backbone))
+    prepared = prepared_run(case, task, backbone, tmp_path)
+    expected = divided(prepared, WHOLE, 1)
+    assert 0 < expected[0] < math.inf
+    # Of three batches, two processes compute one twice.
+    for sizes, world in ((ONE_BY_ONE, 1), (UNEVEN, 2)):
+        for found, wanted in zip(divided(prepared, sizes, world), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
+def test_the_loss_below_the_head_and_in_evaluation_is_divided_alike(
+    name, backbones, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(language_models, "_WORTHWHILE", 0)
+    monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 300})
+    case = CASES[name]
+    prepared = prepared_run(name, case.task, backbones(case.backbone), tmp_path)
+    expected = divided(prepared, WHOLE, 1)
+    for found, wanted in zip(divided(prepared, UNEVEN, 1), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)
+    task, model = prepared.data.task, prepared.model
+    losses = [task.evaluate(model, prepared.train, size)["loss"] for size in (1, ROWS)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_the_steps_of_a_mixture_are_divided_alike(backbone, tmp_path):
+    prepared = prepare(mixed_recipe(backbone, tmp_path))
+    expected = divided(prepared, WHOLE, 1)
+    for found, wanted in zip(divided(prepared, UNEVEN, 2), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)

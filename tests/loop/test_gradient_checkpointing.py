@@ -70,7 +70,7 @@ def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, 
     return trainee, len(calls), bits(last)
 
 
-def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path: Path) -> None:
+def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path):
     """Dropout of what is frozen is off by default, and the model is left as it was."""
     ended = []
     for dropout in (False, True):
@@ -88,7 +88,7 @@ def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path: Path) -
     assert ended[0] != ended[1]
 
 
-def test_gradient_checkpointing_needs_layers_that_can(tmp_path: Path) -> None:
+def test_gradient_checkpointing_needs_layers_that_can(tmp_path):
     with pytest.raises(ConfigError, match="Net has no layer"):
         fit(tmp_path, RunOptions(gradient_checkpointing=True))
     with pytest.raises(ConfigError, match="out of range") as error:
@@ -96,7 +96,7 @@ def test_gradient_checkpointing_needs_layers_that_can(tmp_path: Path) -> None:
     assert "only with gradient_checkpointing=true" in str(error.value)
 
 
-def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_model_is_left_as_it_was(tmp_path):
     trainee = BertLearner()
     before = {
         name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()
@@ -110,7 +110,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert all(p.grad is None for p in trainee.model.parameters())
 
 
-def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch) -> None:
+def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch):
     """On a CPU there is nothing to move, so what would be moved is counted here."""
     kept: list[torch.Size] = []
 
@@ -153,7 +153,7 @@ def switches(model: Any) -> list[tuple[bool, Any]]:
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama", "t5"])
-def test_a_users_own_checkpointing_comes_back(architecture: str) -> None:
+def test_a_users_own_checkpointing_comes_back(architecture):
     """Behind a prediction of memory, and behind training."""
     model = checkpointed(architecture)
     before = switches(model)

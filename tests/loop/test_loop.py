@@ -1,10 +1,15 @@
-"""The training loop: best tensors, evaluation, exact resume after a kill."""
+"""The training loop: best tensors, exact resume after a kill, longer runs, and its clock."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +19,8 @@ from torch import nn
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.loop import checkpoint, loop
-from adapterhub.recipe.recipe import RunOptions
+from adapterhub.loop.loop import RunClock, RunProgress, check_length, peak_memory
+from adapterhub.recipe.recipe import RunOptions, TrainOptions
 from tests.kit.runs import (
     BATCH,
     OPTIONS,
@@ -37,7 +43,7 @@ NONE = math.nan  # an evaluation without a loss is as one whose loss is not fini
 EPOCHS = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
 
 
-def test_learns_and_reports(tmp_path: Path) -> None:
+def test_learns_and_reports(tmp_path):
     result = fit(tmp_path, RunOptions(epochs=30, batch_size=BATCH, tensorboard=False))
     assert result.best["accuracy"] >= 0.9
     assert result.steps == 30 * 8
@@ -54,7 +60,7 @@ def test_learns_and_reports(tmp_path: Path) -> None:
     assert not any("seconds" in e for e in events)
 
 
-def test_same_seed_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_seed_same_bytes(tmp_path, monkeypatch):
     """Also where losses are read late, and after a run that left no checkpoint."""
     fit(tmp_path / "a")
     torch.rand(5)
@@ -100,7 +106,7 @@ def reference(options: RunOptions, data: Data) -> tuple[dict[str, bytes], list[f
     return bits(dict(model.named_parameters())), losses
 
 
-def test_equals_a_plain_loop_to_the_bit_with_a_last_partial_window(tmp_path: Path) -> None:
+def test_equals_a_plain_loop_to_the_bit_with_a_last_partial_window(tmp_path):
     trainee = Learner()
     fit(tmp_path, trainee=trainee)
     saved = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last").tensors
@@ -111,7 +117,7 @@ def test_equals_a_plain_loop_to_the_bit_with_a_last_partial_window(tmp_path: Pat
     assert logged == pytest.approx(pairs, rel=1e-6)
 
 
-def test_best_tensors_are_live_at_the_end(tmp_path: Path) -> None:
+def test_best_tensors_are_live_at_the_end(tmp_path):
     trainee, seen = Learner(), []
     values = scores()
 
@@ -133,7 +139,7 @@ def test_best_tensors_are_live_at_the_end(tmp_path: Path) -> None:
     [("mse", (0.5, 0.9, 0.2), 24), ("loss", (0.5, 0.9, 0.2), 24), ("f1", (0.5, 0.9, 0.2), 16),
      ("accuracy", (NONE, 0.3, NONE), 16)],
 )  # fmt: skip
-def test_errors_are_better_low_and_scores_high(tmp_path, name, values, best) -> None:
+def test_errors_are_better_low_and_scores_high(tmp_path, name, values, best):
     """And what is not a number is never best, and written as null."""
     left = iter(values)
     result = fit(tmp_path, EPOCHS, evaluate=lambda: {name: next(left)}, metric=name)
@@ -142,7 +148,7 @@ def test_errors_are_better_low_and_scores_high(tmp_path, name, values, best) -> 
     assert written == [{name: None if value is NONE else value} for value in values]
 
 
-def test_best_metric_option_wins_over_the_main_metric(tmp_path: Path) -> None:
+def test_best_metric_option_wins_over_the_main_metric(tmp_path):
     """Another metric may be not a number."""
     values = iter(({"acc": 0.5, "f1": 0.1, "auc": NONE}, {"acc": 0.4, "f1": 0.2, "auc": NONE}))
     options = RunOptions(epochs=2, best_metric="f1", tensorboard=False)
@@ -152,12 +158,12 @@ def test_best_metric_option_wins_over_the_main_metric(tmp_path: Path) -> None:
     assert again.best_step == result.best_step
 
 
-def test_unknown_metric_suggests_one(tmp_path: Path) -> None:
+def test_unknown_metric_suggests_one(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
         fit(tmp_path, evaluate=lambda: {"accuracy": 1.0}, metric="acuracy")
 
 
-def test_without_evaluation_the_last_tensors_are_the_result(tmp_path: Path) -> None:
+def test_without_evaluation_the_last_tensors_are_the_result(tmp_path):
     trainee = Learner()
     result = fit(tmp_path, trainee=trainee, evaluation=False)
     assert (result.best, result.best_step, result.last, result.history) == ({}, None, {}, [])
@@ -209,7 +215,7 @@ FALLING = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 )
 def test_equal_metrics_go_to_the_lower_loss_then_to_the_later_step(
     tmp_path, metric, values, losses, best, patience, steps
-) -> None:
+):
     if metric == "perplexity":  # lower is better
         values = tuple(1 - value for value in values)
     options = RunOptions(
@@ -223,7 +229,7 @@ def test_equal_metrics_go_to_the_lower_loss_then_to_the_later_step(
     assert (again.best_step, again.steps) == (best, steps)
 
 
-def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path: Path) -> None:
+def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path):
     options = replace(EPOCHS, max_steps=11, eval_every=4, save_every=3)
     result = fit(tmp_path, options)
     assert [record["step"] for record in result.history] == [4, 8, 11]
@@ -247,7 +253,7 @@ def ticking_fit(output: Path, at: int, resume: bool = False) -> int:
 
 
 @forks
-def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path):
     """Also when it is killed again and again."""
     total = ticking_fit(tmp_path / "whole", at=-1)
     assert total > 60
@@ -261,7 +267,7 @@ def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path: Path) -
         assert final_bytes(tmp_path / name) == expected, f"killed at {ticks} of {total}"
 
 
-def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_resume_of_another_run_is_refused(tmp_path):
     fit(tmp_path)
     with pytest.raises(ConfigError) as error:
         fit(tmp_path, replace(OPTIONS, optimizer="adamw-8bit"), resume=True)
@@ -273,7 +279,7 @@ def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
     assert error.value.offenders == ("train.beta1",)
 
 
-def test_a_finished_run_is_not_overwritten_and_resumes_to_its_result(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_overwritten_and_resumes_to_its_result(tmp_path):
     result = fit(tmp_path)
     before = final_bytes(tmp_path)
     with pytest.raises(OutputError, match="already contains"):
@@ -285,3 +291,180 @@ def test_a_finished_run_is_not_overwritten_and_resumes_to_its_result(tmp_path: P
     assert data.collated == 0
     best = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").tensors
     assert bits(trainee.tensors()) == bits(best)
+
+
+CONSTANT = replace(OPTIONS, schedule="constant", warmup=2)
+PER_EPOCH = 3  # optimizer steps of the tiny run
+LONG = (
+    {"epochs": 5},
+    {"max_steps": 13},
+    {"epochs": 5, "patience": 3},
+    {"epochs": 5, "eval_every": 2},
+    {"epochs": 5, "length_grouped": False},
+)
+
+
+def saved_bytes(output: Path) -> dict[str, bytes]:
+    return {
+        name: (output / "checkpoints" / name / "tensors.safetensors").read_bytes()
+        for name in ("last", "best")
+    }
+
+
+@pytest.mark.parametrize("changes", LONG, ids=str)
+def test_a_longer_run_equals_one_that_was_long_from_the_start(tmp_path, changes):
+    long = replace(CONSTANT, **changes)
+    short = replace(long, epochs=2, max_steps=None)
+    whole = fit(tmp_path / "whole", long)
+    fit(tmp_path / "parts", short)
+    parts = fit(tmp_path / "parts", long, resume=True)
+    assert whole.steps > 2 * PER_EPOCH
+    assert (parts.steps, parts.history) == (whole.steps, whole.history)
+    assert parts.best_step == whole.best_step
+    assert saved_bytes(tmp_path / "parts") == saved_bytes(tmp_path / "whole")
+    name = "metrics.jsonl"
+    assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_it_can_be_lengthened_again_and_resumed_in_between(tmp_path):
+    whole, parts = Learner(), Learner()
+    fit(tmp_path / "whole", replace(CONSTANT, epochs=6), trainee=whole)
+    fit(tmp_path / "parts", replace(CONSTANT, epochs=1), trainee=parts)
+    for epochs in (2, 2, 4, 6):
+        parts = Learner()
+        fit(tmp_path / "parts", replace(CONSTANT, epochs=epochs), trainee=parts, resume=True)
+    assert bits(parts.tensors()) == bits(whole.tensors())
+    with pytest.raises(ConfigError, match="has 18 steps already"):  # it is not shortened
+        fit(tmp_path / "parts", replace(CONSTANT, epochs=1), resume=True)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "slanted", None])
+def test_a_schedule_that_depends_on_the_length_is_refused(tmp_path, schedule):
+    options = replace(OPTIONS, schedule=schedule)
+    fit(tmp_path, options)
+    before = saved_bytes(tmp_path)
+    trainee, data = Learner(), Data()
+    expected = r"from 6 to 12 steps.*lowered the learning rate"
+    with pytest.raises(ConfigError, match=expected) as error:
+        fit(tmp_path, replace(options, epochs=4), trainee=trainee, data=data, resume=True)
+    assert "adapterhub merge" in str(error.value)
+    assert data.collated == 0
+    assert saved_bytes(tmp_path) == before
+    assert fit(tmp_path, options, resume=True).steps == 6
+
+
+def test_a_warmup_that_is_a_fraction_of_the_length_can_be_kept(tmp_path):
+    options = replace(OPTIONS, schedule="constant", warmup=0.5)
+    fit(tmp_path, options)
+    with pytest.raises(ConfigError, match=r"--resume train.warmup=3"):
+        fit(tmp_path, replace(options, epochs=4), resume=True)
+    result = fit(tmp_path, replace(options, epochs=4, warmup=3), resume=True)
+    assert result.steps == 12
+
+
+def test_a_run_that_patience_stopped_is_not_lengthened(tmp_path):
+    options = replace(CONSTANT, epochs=4, patience=2)
+    evaluate = scores((0.9, 0.5, 0.5, 0.5))
+    assert fit(tmp_path, options, evaluate=evaluate, metric="accuracy").stopped_early
+    with pytest.raises(ConfigError, match="stopped early after step 9"):
+        fit(tmp_path, replace(options, epochs=9), resume=True, metric="accuracy")
+
+
+def test_a_warmup_that_is_not_over_allows_any_length():
+    saved = asdict(TrainOptions(epochs=100, warmup=50))
+    check_length(saved, TrainOptions(epochs=200, warmup=50), 10, 40)
+    with pytest.raises(ConfigError):
+        check_length(saved, TrainOptions(epochs=200, warmup=50), 10, 51)
+
+
+def test_the_best_of_the_short_run_stays_the_best(tmp_path):
+    fit(tmp_path, CONSTANT, evaluate=scores((0.9, 0.5)), metric="accuracy")
+    long = replace(CONSTANT, epochs=4)
+    result = fit(tmp_path, long, evaluate=scores((0.5, 0.5)), metric="accuracy", resume=True)
+    assert (result.best_step, result.best) == (3, {"accuracy": 0.9})
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").progress["step"] == 3
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second passes between two readings of the clock."""
+    readings = itertools.count()
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: float(next(readings)))
+
+
+def test_time_is_training_or_other_work(ticking):
+    progress = RunProgress()
+    run_clock = RunClock(progress, CPU)
+    run_clock.add_training()
+    run_clock.add_other()
+    run_clock.add_other()
+    assert (progress.train_seconds, progress.other_seconds) == (1.0, 2.0)
+
+
+def test_speed_is_measured_since_the_last_report(ticking):
+    progress = RunProgress(examples=100, train_seconds=50.0)
+    run_clock = RunClock(progress, CPU)
+    progress.examples += 8
+    assert run_clock.timing().examples_per_second == 8.0
+    run_clock.restart_speed()
+    progress.examples += 6
+    timing = run_clock.timing()
+    assert timing.examples_per_second == 6.0
+    assert timing.seconds == 52.0
+
+
+def test_the_peak_memory_never_falls(ticking):
+    progress = RunProgress(peak_memory=1 << 60)
+    assert RunClock(progress, CPU).timing().peak_memory == 1 << 60
+    assert 1_000_000 < peak_memory(CPU) < 1 << 50
+
+
+LARGE = 3 << 29
+
+
+@pytest.mark.apart
+def test_the_memory_of_the_process_grows_with_what_it_holds():
+    """Before and after it holds 256 MiB, and its peak, of which its large parent is no part."""
+    code = (  # a process of its own, which gives nothing back meanwhile
+        "import torch; from adapterhub.loop.loop import *; before = process_memory();"
+        "held = torch.ones(256 << 20, dtype=torch.uint8); after = process_memory();"
+        "print(before, after, peak_memory(torch.device('cpu')))"
+    )
+    held = torch.ones(LARGE, dtype=torch.uint8)
+    found = subprocess.check_output([sys.executable, "-c", code]).split()
+    assert len(held) == LARGE, "it was held meanwhile"
+    before, after, peak = map(int, found)
+    assert before + (128 << 20) < after <= 1.1 * peak
+    assert 1 << 20 < peak < LARGE
+
+
+def test_steps_advance_through_epochs():
+    progress = RunProgress()
+    ends = []
+    for next_batch in (3, 6, 8, 3):
+        ends.append(progress.advance(next_batch, 8))
+    assert ends == [False, False, True, False]
+    assert (progress.step, progress.epoch, progress.batch) == (4, 1, 3)
+
+
+def test_metrics_are_those_of_the_step_without_its_position():
+    progress = RunProgress(
+        history=[{"step": 2, "epoch": 0.5, "f1": 0.1}, {"step": 4, "epoch": 1.0, "f1": 0.2}]
+    )
+    assert progress.evaluation(4) == {"step": 4, "epoch": 1.0, "f1": 0.2}
+    assert progress.metrics(2) == {"f1": 0.1}
+    assert progress.metrics(None) == {}
+    with pytest.raises(StopIteration):
+        progress.evaluation(3)
+
+
+def test_it_survives_json():
+    progress = RunProgress(
+        step=3, losses=[0.1, 0.2], history=[{"step": 2, "epoch": 0.5, "f1": 1}],
+        train_seconds=2.0, other_seconds=0.5,
+    )  # fmt: skip
+    assert progress.seconds == 2.5
+    assert RunProgress(**json.loads(json.dumps(dataclasses.asdict(progress)))) == progress

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from adapterhub.tasks.common.batches import in_step, results
 from tests.kit.runs import Data, Ticks, final_bytes, fit
 
 
-def test_what_a_launcher_says_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_says_of_a_process(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     assert (is_main(), process_index(), restarted()) == (True, 0, False)
     assert (everyone_s("a"), from_main("a")) == (["a"], "a")
@@ -44,7 +43,7 @@ def test_what_a_launcher_says_of_a_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert (is_main(), process_index(), restarted()) == (False, 2, True)
 
 
-def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for rank in (0, 3):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
@@ -53,7 +52,7 @@ def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_device() == torch.device("cpu")
 
 
-def test_only_fsdp2_is_what_a_launcher_may_shard_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_fsdp2_is_what_a_launcher_may_shard_by(monkeypatch):
     assert not launcher_shards()
     for flag in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"):
         monkeypatch.setenv(flag, "true")
@@ -68,7 +67,7 @@ def test_only_fsdp2_is_what_a_launcher_may_shard_by(monkeypatch: pytest.MonkeyPa
         launcher_shards()
 
 
-def test_accelerate_does_not_see_what_its_launcher_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_does_not_see_what_its_launcher_said(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with without_launcher_sharding():
         assert "ACCELERATE_USE_FSDP" not in os.environ
@@ -76,7 +75,7 @@ def test_accelerate_does_not_see_what_its_launcher_said(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("sharded", [True, False])
-def test_a_process_of_several_computes_its_own(sharded, monkeypatch) -> None:
+def test_a_process_of_several_computes_its_own(sharded, monkeypatch):
     with divided_evaluation(sharded=True):  # a single process computes all
         assert results(range(3), str) == ["0", "1", "2"]
         assert not in_step()
@@ -91,7 +90,7 @@ def test_a_process_of_several_computes_its_own(sharded, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_the_state_and_the_error_names_resume(tmp_path: Path, number: int) -> None:
+def test_a_signal_saves_the_state_and_the_error_names_resume(tmp_path, number):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     fit(tmp_path / "whole")
     with pytest.raises(TrainingError, match="after step 4 of 6") as error:
@@ -104,7 +103,7 @@ def test_a_signal_saves_the_state_and_the_error_names_resume(tmp_path: Path, num
     assert (data.collated, data.epochs) == (5, [1]), "skipped batches were collated"
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
     def evaluate() -> Mapping[str, float]:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -114,7 +113,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
         fit(tmp_path, evaluate=evaluate)
 
 
-def test_a_thread_without_signal_handlers_trains_all_the_same() -> None:
+def test_a_thread_without_signal_handlers_trains_all_the_same():
     requested: list[bool] = []
 
     def work() -> None:

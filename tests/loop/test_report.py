@@ -7,7 +7,6 @@ import io
 import math
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -32,7 +31,7 @@ from adapterhub.status import counting, showing
 from tests.kit.runs import Data, fit, lines
 
 
-def test_a_pipe_gets_plain_lines_and_a_terminal_a_bar(tmp_path: Path) -> None:
+def test_a_pipe_gets_plain_lines_and_a_terminal_a_bar(tmp_path):
     stream, shown = io.StringIO(), io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     fit(tmp_path, reporter=Several([PlainLines(stream), Bar(console)]))
@@ -45,9 +44,7 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_a_bar(tmp_path: Path) -> None:
     assert "step 6  epoch 2.00  accuracy" in shown.getvalue()
 
 
-def test_tensorboard_writes_events_or_says_once_that_it_cannot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tensorboard_writes_events_or_says_once_that_it_cannot(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
         options = RunOptions(max_steps=2)
@@ -81,7 +78,7 @@ def test_tensorboard_writes_events_or_says_once_that_it_cannot(
         ({}, "0.0e+00", "0.0e+00"),
     ],
 )  # fmt: skip
-def test_the_shown_rate_is_that_of_the_method(rates, line, peak) -> None:
+def test_the_shown_rate_is_that_of_the_method(rates, line, peak):
     stream = io.StringIO()
     trained = TrainingLine(step=1, epoch=0.1, loss=0.5, learning_rate=rates)
     PlainLines(stream).trained(trained, Timing(1.0, 2.0, 3))
@@ -89,7 +86,7 @@ def test_the_shown_rate_is_that_of_the_method(rates, line, peak) -> None:
     assert peak_text(rates) == peak
 
 
-def test_a_line_fits_80_columns_and_tells_speed_and_time() -> None:
+def test_a_line_fits_80_columns_and_tells_speed_and_time():
     stream = io.StringIO()
     lines = PlainLines(stream)
     lines.start(400, 0)
@@ -129,9 +126,7 @@ class _TimesLeft(Reporter):
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize(("evaluation", "compiles"), [(0, ()), (30, ()), (0, (7,)), (30, (4, 9))])
-def test_the_time_left_is_that_of_what_repeats(
-    device: str, evaluation: int, compiles: tuple[int, ...], tmp_path: Path, monkeypatch
-) -> None:
+def test_the_time_left_is_that_of_what_repeats(device, evaluation, compiles, tmp_path, monkeypatch):
     """The first step takes 100 times as long, and so do those that compile."""
     clock, times, data = _Clock(), _TimesLeft(), Data()
     monkeypatch.setattr("adapterhub.loop.loop.time.perf_counter", clock)
@@ -154,7 +149,7 @@ def test_the_time_left_is_that_of_what_repeats(
         assert abs(left - rest - evaluation * to_come) <= 0.2 * rest + 1e-6, (step, left, rest)
 
 
-def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work() -> None:
+def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work():
     stream = io.StringIO()
     bar = Bar(Console(file=stream, force_terminal=True, width=120))
     bar.start(400, 0)
@@ -167,7 +162,7 @@ def test_the_bar_shows_the_time_left_of_the_run_and_of_other_work() -> None:
     assert "1:02:03" in stream.getvalue()
 
 
-def test_times_and_counts_are_short() -> None:
+def test_times_and_counts_are_short():
     times = {0.4: "0:00", 75: "1:15", 3600: "1:00:00", 86_399.7: "24:00:00"}
     assert {seconds: time_text(seconds) for seconds in times} == times
     counts = {0: "0", 62.4: "62.4", 999: "999", 999.7: "1k", 4123: "4.12k", 2.5e6: "2.5M"}
@@ -178,7 +173,7 @@ def record(step: int, loss: float = 0.5) -> TrainingLine:
     return TrainingLine(step=step, epoch=0.1 * step, loss=loss, learning_rate={"lora": 1e-3})
 
 
-def test_json_lines_drop_what_follows_the_checkpoint(tmp_path: Path) -> None:
+def test_json_lines_drop_what_follows_the_checkpoint(tmp_path):
     first = JsonLines(tmp_path)
     first.start(9, 0)
     for step in (2, 4, 6):
@@ -225,7 +220,7 @@ class Recorder(Reporter):
         self.calls.append(text)
 
 
-def test_several_forwards_every_report_to_each_reporter() -> None:
+def test_several_forwards_every_report_to_each_reporter():
     recorders = [Recorder(), Recorder()]
     several = Several(recorders)
     several.check({})
@@ -252,7 +247,7 @@ def test_several_forwards_every_report_to_each_reporter() -> None:
     assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
 
 
-def test_only_the_first_process_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_reports(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert type(reporter_for(tmp_path, RunOptions())) is Reporter
     monkeypatch.setenv("RANK", "0")

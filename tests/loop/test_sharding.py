@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +42,7 @@ def group(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["lora", "compacter", "full", "prefix(reparametrize=true)"])
-def test_all_parameters_are_sharded_but_what_several_layers_read(method, group) -> None:
+def test_all_parameters_are_sharded_but_what_several_layers_read(method, group):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, method, name="a")
     before = adapter.state.fingerprint(), adapter.manifest().backbone
@@ -69,7 +68,7 @@ CELLS.remove(("bitfit", "llama"))  # which has no biases
 
 
 @pytest.mark.parametrize(("method", "architecture"), CELLS)
-def test_what_is_in_no_layer_trains_after_the_model_was_run(method, architecture, group) -> None:
+def test_what_is_in_no_layer_trains_after_the_model_was_run(method, architecture, group):
     model = tiny_models.model(architecture, "causal-lm", **tiny_models.NO_DROPOUT)
     adapter = ah.attach(model, method, name="a")
     shard(adapter)
@@ -93,7 +92,7 @@ def test_what_is_in_no_layer_trains_after_the_model_was_run(method, architecture
 
 
 @pytest.mark.parametrize("limit", [0.1, 100.0])
-def test_gradients_are_clipped_as_torch_clips_whole_ones(limit, group) -> None:
+def test_gradients_are_clipped_as_torch_clips_whole_ones(limit, group):
     torch.manual_seed(0)
     gradients = [torch.randn(4, 3), torch.randn(5), torch.randn(2, 2)]
     plain = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
@@ -109,7 +108,7 @@ def test_gradients_are_clipped_as_torch_clips_whole_ones(limit, group) -> None:
         torch.testing.assert_close(local(q.grad), p.grad)
 
 
-def test_a_state_is_divided_as_its_parameters_are(group) -> None:
+def test_a_state_is_divided_as_its_parameters_are(group):
     parameter = distribute_tensor(torch.zeros(4, 2), group, [Shard(0)])
     state = {0: {"exp_avg": torch.ones(4, 2), "step": torch.tensor(3.0), "name": "x"}}
     shared = share_state(state, [parameter])[0]
@@ -119,7 +118,7 @@ def test_a_state_is_divided_as_its_parameters_are(group) -> None:
     assert torch.equal(local(shared["exp_avg"]), torch.ones(4, 2))
 
 
-def test_infinite_numbers_are_found_in_a_share(group) -> None:
+def test_infinite_numbers_are_found_in_a_share(group):
     tensor = distribute_tensor(torch.tensor([1.0, torch.inf]), group, [Shard(0)])
     trainee = SimpleNamespace(tensors=lambda: {"bad": tensor, "good": torch.ones(2)})
     engine: Any = SimpleNamespace(trainee=trainee, sharded=True, not_finite=RuntimeError)
@@ -127,7 +126,7 @@ def test_infinite_numbers_are_found_in_a_share(group) -> None:
         Engine.finite_tensors(engine)
 
 
-def test_weights_whose_scales_cannot_be_sharded_are_refused() -> None:
+def test_weights_whose_scales_cannot_be_sharded_are_refused():
     model = tiny_models.model("llama")
     adapter = ah.attach(model, "lora")
     model.config.quantization_config = {"load_in_8bit": True, "quant_method": "bitsandbytes"}
@@ -148,7 +147,7 @@ def sharded(tensors, group):
     return {n: distribute_tensor(t, group, [Shard(0)]) if t.ndim else t for n, t in tensors.items()}
 
 
-def test_shards_are_read_whole_and_in_parts(tmp_path: Path, group) -> None:
+def test_shards_are_read_whole_and_in_parts(tmp_path, group):
     written = write_shards(tmp_path, sharded(TENSORS, group))
     assert [path.parent for path in written] == [tmp_path]
     assert has_shards(tmp_path)
@@ -165,7 +164,7 @@ def test_shards_are_read_whole_and_in_parts(tmp_path: Path, group) -> None:
         assert torch.equal(part, tensor)
 
 
-def test_shards_are_read_without_a_process_group(tmp_path: Path, group) -> None:
+def test_shards_are_read_without_a_process_group(tmp_path, group):
     """Tensors that are missing, and folders that cannot be written, are errors."""
     write_shards(tmp_path, sharded(TENSORS, group))
     with pytest.raises(ValueError, match="other"):
@@ -180,7 +179,7 @@ def test_shards_are_read_without_a_process_group(tmp_path: Path, group) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
-def test_the_state_of_an_optimizer_is_split_and_joined(tmp_path: Path, group) -> None:
+def test_the_state_of_an_optimizer_is_split_and_joined(tmp_path, group):
     parameters = [torch.nn.Parameter(torch.ones(4, 2)), torch.nn.Parameter(torch.ones(3))]
     optimizer = torch.optim.AdamW(parameters)
     for parameter in parameters:

@@ -85,7 +85,7 @@ class WrongGradient(torch.autograd.Function):
         (failing, "ValueError: no kernel for this size"),
     ],
 )
-def test_what_differs_is_found(adapter: Any, function: Any, found: str | None) -> None:
+def test_what_differs_is_found(adapter, function, found):
     said = tried(adapter, Hooked(adapter, function))
     assert said == "hooked" if found is None else said.endswith(found)
     assert found is None or said.startswith("not hooked: ")
@@ -93,7 +93,7 @@ def test_what_differs_is_found(adapter: Any, function: Any, found: str | None) -
         assert tried(adapter, Hooked(adapter, function, evaluated=False)) == "hooked"
 
 
-def test_dropout_draws_the_same_in_both_ways_and_nothing_of_the_run(adapter: Any) -> None:
+def test_dropout_draws_the_same_in_both_ways_and_nothing_of_the_run(adapter):
     before = torch.random.get_rng_state()
     adapter.model.model.layers[0].mlp.register_forward_hook(
         lambda m, i, output: nn.functional.dropout(output, 0.5)
@@ -105,7 +105,7 @@ def test_dropout_draws_the_same_in_both_ways_and_nothing_of_the_run(adapter: Any
     assert all(p.grad is None for p in adapter.parameters())
 
 
-def test_a_batch_is_tried_with_padding_and_without() -> None:
+def test_a_batch_is_tried_with_padding_and_without():
     batch = tiny_models.batch()
     full, padded = with_and_without_padding(batch)
     assert full["attention_mask"].all()
@@ -123,9 +123,7 @@ class Nothing(Speedup):
         return None
 
 
-def test_each_is_on_top_of_those_before_and_one_that_is_refused_is_not_tried_again(
-    adapter: Any,
-) -> None:
+def test_each_is_on_top_of_those_before_and_one_that_is_refused_is_not_tried_again(adapter):
     fine, wrong = (Hooked(adapter, lambda output, by=by: by * output) for by in (1, 2))
     notes: list[str] = []
     engine = Engine(AdapterTrainee(adapter), RunOptions())

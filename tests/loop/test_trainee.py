@@ -119,9 +119,7 @@ def equation_3(t: int, total: int, cut_frac: float = 0.1, ratio: int = 32) -> fl
     return (1 + p * (ratio - 1)) / ratio
 
 
-def test_the_rates_of_each_step_are_equations_1_to_3(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rates_of_each_step_are_equations_1_to_3(tmp_path, monkeypatch):
     adapter = attached()
     watch = Watch(adapter, monkeypatch)
     fit(tmp_path, adapter)
@@ -136,9 +134,7 @@ def test_the_rates_of_each_step_are_equations_1_to_3(
             assert rates[name] == pytest.approx(eta, rel=1e-9), (t, name)
 
 
-def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(tmp_path, monkeypatch):
     adapter = attached()
     original = {name: t.detach().clone() for name, t in adapter.tensors().items()}
     watch = Watch(adapter, monkeypatch)
@@ -184,12 +180,12 @@ SLOPE = (0.5, 0.4, 0.3, 0.2, 0.1, 0.6)
          [0, 0, 0, 1, 1, 2]),
     ],
 )  # fmt: skip
-def test_the_schedule_of_stages(tmp_path, monkeypatch, method, scores, options, expected) -> None:
+def test_the_schedule_of_stages(tmp_path, monkeypatch, method, scores, options, expected):
     found = stages_of(method, tmp_path, monkeypatch, scores, **options)
     assert (found if options else found[::STEPS]) == expected
 
 
-def test_the_sizes_of_stages_have_their_rates(tmp_path: Path, monkeypatch) -> None:
+def test_the_sizes_of_stages_have_their_rates(tmp_path, monkeypatch):
     adapter = attached("unfreeze(every=2, size=2)")
     watch = Watch(adapter, monkeypatch)
     fit(tmp_path, adapter, max_steps=3)
@@ -198,7 +194,7 @@ def test_the_sizes_of_stages_have_their_rates(tmp_path: Path, monkeypatch) -> No
     assert rates == pytest.approx({0: top, 1: top, 2: top / 2.6, 3: top / 2.6**2})
 
 
-def test_every_equal_stage_begins_if_there_are_as_many_steps() -> None:
+def test_every_equal_stage_begins_if_there_are_as_many_steps():
     adapter = attached("unfreeze(every=equal)")
     for steps in range(1, 40):
         begun = []
@@ -216,7 +212,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("method", ["unfreeze", "unfreeze(every=plateau)", "staged, lora"])
-def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, method: str) -> None:
+def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path, method):
     options: dict[str, Any] = {"eval_every": 2, "save_every": 1, "max_steps": 10}
 
     def run(name: str, at: int, resume: bool) -> int:
@@ -244,7 +240,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, metho
         assert final(f"at{at}") == final("whole"), f"stopped at event {at}"
 
 
-def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
+def test_gradient_checkpointing_changes_nothing(tmp_path):
     results = []
     for on in (False, True):
         adapter = attached()
@@ -263,7 +259,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
         (StageSchedule(None, 2), [0, 0, 0, 0, 0, 1]),
     ],
 )
-def test_the_stage_of_each_epoch(stage_schedule: StageSchedule | None, expected: list[int]) -> None:
+def test_the_stage_of_each_epoch(stage_schedule, expected):
     values = [0.5, math.nan, 0.6, 0.6, 0.6]
     improved = [
         each.improved for each in trainee.standings([(v, 1.0) for v in values], lower=False)
@@ -281,7 +277,7 @@ def stage_names(adapter: Adapter) -> dict[int, set[str]]:
     return names_by_stage
 
 
-def test_the_layers_of_an_encoder_decoder_count_through() -> None:
+def test_the_layers_of_an_encoder_decoder_count_through():
     stages = stage_names(ah.attach(tiny_models.model("t5"), "unfreeze"))
     assert [{".".join(n.split(".")[:2]) for n in stages[stage]} for stage in range(5)] == [
         {"decoder.1", "backbone.encoder", "backbone.decoder"},  # with the final norms
@@ -289,7 +285,7 @@ def test_the_layers_of_an_encoder_decoder_count_through() -> None:
     ]  # fmt: skip
 
 
-def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
+def test_staged_trains_the_top_layers_then_norms_then_everything():
     names_by_stage = stage_names(attached("staged"))
     assert sorted(names_by_stage) == [0, 1, 2]
     first, second, third = (names_by_stage[stage] for stage in range(3))
@@ -301,7 +297,7 @@ def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
     assert len(first | second | third) == len(attached("full").changed)
 
 
-def test_staged_takes_any_groups_in_any_order() -> None:
+def test_staged_takes_any_groups_in_any_order():
     """No parameter of the backbone trains while the head is alone."""
     groups = "['head', 'embeddings + *.attn.q.*', 'norms', 'top 1']"
     names_by_stage = stage_names(attached(f"staged(groups={groups})"))
@@ -314,7 +310,7 @@ def test_staged_takes_any_groups_in_any_order() -> None:
     assert "encoder.0.ffn.up.weight" not in named, "what no group names stays frozen"
 
 
-def test_groups_that_name_nothing_are_listed_together() -> None:
+def test_groups_that_name_nothing_are_listed_together():
     with pytest.raises(ConfigError) as error:
         attached("staged(groups=['nroms', 'everything', 'decoder.*'])")
     assert error.value.offenders == ("'nroms'; did you mean 'norms'?", "'decoder.*'")
@@ -326,13 +322,13 @@ def test_groups_that_name_nothing_are_listed_together() -> None:
      ("staged(patience=0)", "patience: 0"), ("full(decay=0)", "decay: 0.0"),
      ("freeze(decay=-1)", "decay: -1.0")],
 )  # fmt: skip
-def test_options_out_of_range_are_refused(method: str, offender: str) -> None:
+def test_options_out_of_range_are_refused(method, offender):
     with pytest.raises(ConfigError) as error:
         attached(method)
     assert offender in str(error.value)
 
 
-def test_a_run_too_short_for_all_stages_gets_a_warning() -> None:
+def test_a_run_too_short_for_all_stages_gets_a_warning():
     adapter = attached("unfreeze(every=2), lora")
     assert list(trainee.unreached(adapter, epochs=7)) == []
     (warning,) = trainee.unreached(adapter, epochs=6)
@@ -340,7 +336,7 @@ def test_a_run_too_short_for_all_stages_gets_a_warning() -> None:
     assert list(trainee.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []
 
 
-def test_what_is_frozen_now_is_in_evaluation_mode() -> None:
+def test_what_is_frozen_now_is_in_evaluation_mode():
     adapter = attached()
     trainee = AdapterTrainee(adapter)
     for epoch, modes in ((0, [False, False, True]), (1, [False, True, True]), (3, [True] * 3)):
@@ -351,7 +347,7 @@ def test_what_is_frozen_now_is_in_evaluation_mode() -> None:
 
 
 @pytest.mark.parametrize(("method", "depths"), [("full", [0, 1, 2, 3]), ("freeze", [0, 1])])
-def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -> None:
+def test_a_decay_gives_each_layer_its_own_rate(method, depths):
     assert [group.rate for group in attached(method).groups()] == [1.0, 1.0]
     adapter = attached(f"{method}(decay=2.0)")
     rates = {g.rate: {depth(n) for n, _ in g.named} for g in adapter.groups() if g.method}
@@ -365,7 +361,7 @@ def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -
     assert group_rates == {names[n]: rate * 2.0**-n for n in depths}
 
 
-def test_learning_rates_come_from_the_options_or_the_methods() -> None:
+def test_learning_rates_come_from_the_options_or_the_methods():
     trainee = AdapterTrainee(attached("lora, norms"))
     rates = {g["name"]: g["lr"] for g in trainee.param_groups(TrainOptions())}
     assert rates == {
@@ -387,12 +383,12 @@ def test_learning_rates_come_from_the_options_or_the_methods() -> None:
         (TrainOptions(learning_rate=0.5, head_learning_rate=0.25), 0.25),
     ],
 )
-def test_a_head_that_trains_alone_has_the_learning_rate(options: TrainOptions, rate: float) -> None:
+def test_a_head_that_trains_alone_has_the_learning_rate(options, rate):
     groups = AdapterTrainee(attached("head")).param_groups(options)
     assert {g["name"]: g["lr"] for g in groups} == {"head": rate}
 
 
-def test_groups_and_tensors_are_the_same_parameters() -> None:
+def test_groups_and_tensors_are_the_same_parameters():
     trainee = AdapterTrainee(attached("mam"))
     grouped = [p for g in trainee.param_groups(TrainOptions()) for p in g["params"]]
     assert {id(p) for p in grouped} == {id(t) for t in trainee.tensors().values()}

@@ -68,14 +68,14 @@ def loss_of_peer(name: str, vectors: Tensor, labels: Tensor | None = None, **opt
 
 
 @pytest.mark.parametrize(("columns", "temperature"), [(2, 0.05), (3, 0.2), (4, 0.05)])
-def test_multiple_negatives_is_that_of_sentence_transformers(columns, temperature) -> None:
+def test_multiple_negatives_is_that_of_sentence_transformers(columns, temperature):
     vectors = vectors_of(columns)
     found = multiple_negatives_loss(vectors, different(columns), temperature)
     expected = loss_of_peer("MultipleNegativesRankingLoss", vectors, scale=1 / temperature)
     assert torch.allclose(found, expected, rtol=1e-5)
 
 
-def test_losses_of_scores_and_triplets_are_those_of_sentence_transformers() -> None:
+def test_losses_of_scores_and_triplets_are_those_of_sentence_transformers():
     vectors, scores = vectors_of(2), torch.tensor([0.1, 0.9, 0.5, 0.5, -0.3])
     for found, peer, options in (
         (cosent_loss(vectors, scores, 0.2), "CoSENTLoss", {"scale": 5.0}),
@@ -95,7 +95,7 @@ def alone(anchor: Tensor, positive: Tensor, negatives: list[Tensor], temperature
     return -math.log(weights[0] / sum(weights))
 
 
-def test_a_false_negative_is_left_out() -> None:
+def test_a_false_negative_is_left_out():
     """Row 1 has row 0's positive, row 2 its anchor; the second text of row 3 is row 0's anchor."""
     vectors, texts = vectors_of(2), different(2)
     texts[1, 1], texts[2, 0], texts[3, 1] = texts[0, 1], texts[0, 0], texts[0, 0]
@@ -109,7 +109,7 @@ def test_a_false_negative_is_left_out() -> None:
     assert float(found) == pytest.approx(sum(expected) / ROWS, rel=1e-4)
 
 
-def test_rows_may_have_fewer_negatives() -> None:
+def test_rows_may_have_fewer_negatives():
     """What stands where a text is missing changes nothing."""
     vectors, texts = vectors_of(4), different(4)
     texts[0, 3] = texts[2, 2] = texts[2, 3] = 0
@@ -125,7 +125,7 @@ def test_rows_may_have_fewer_negatives() -> None:
     assert fewer < multiple_negatives_loss(vectors, different(4), 0.1)
 
 
-def test_equal_scores_order_nothing() -> None:
+def test_equal_scores_order_nothing():
     vectors = vectors_of(2).requires_grad_()
     loss = cosent_loss(vectors, torch.ones(ROWS), 0.05)
     loss.backward()
@@ -153,7 +153,7 @@ ARCHITECTURES = [
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_loss_of_the_next_tokens_is_the_models(architecture: str) -> None:
+def test_the_loss_of_the_next_tokens_is_the_models(architecture):
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config_of(architecture)).eval()
     batch = tiny_models.batch()

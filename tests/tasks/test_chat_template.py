@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
+from adapterhub.inference.open import open_adapter
+from adapterhub.inference.record import read_training_record
+from adapterhub.recipe.recipe import read
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.common.base import dump_task
 from adapterhub.tasks.common.batches import IGNORED
+from adapterhub.training.run import prepare
 from tests.kit.data import write_json_lines
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -142,7 +147,7 @@ def learned(row: Any, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(run) for run in runs if run]
 
 
-def read(spec: str, rows: list[dict[str, Any]], folder: Path) -> tuple[Any, list[Any]]:
+def examples_of(spec: str, rows: list[dict[str, Any]], folder: Path) -> tuple[Any, list[Any]]:
     """Return the task for some rows, and its examples."""
     file = write_json_lines(folder / "rows.jsonl", rows)
     task, choice = parse_task(spec).fitted(str(file), DataOptions(), "train")
@@ -151,7 +156,7 @@ def read(spec: str, rows: list[dict[str, Any]], folder: Path) -> tuple[Any, list
 
 def rows_of(spec: str, tokenizer: Any, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
     """Encode rows as a run does; of comparisons, the chosen response."""
-    task, examples = read(spec, rows, folder)
+    task, examples = examples_of(spec, rows, folder)
     encoded = task.encode(examples, Setting(tokenizer, 2000), labelled=True).rows
     return [row["responses"][0] if "responses" in row else row for row in encoded]
 
@@ -269,7 +274,7 @@ def test_marks_of_a_template_are_learned_as_transformers_masks_them(marks, chat,
     assert [int(label != IGNORED) for label in row["labels"]] == expected["assistant_masks"]
 
 
-def test_line_ends_of_an_answer_and_weights_of_marked_ones(tmp_path: Path) -> None:
+def test_line_ends_of_an_answer_and_weights_of_marked_ones(tmp_path):
     """What an answer itself ends with is learned; one without a weight is not."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATES["texts"]
@@ -282,7 +287,7 @@ def test_line_ends_of_an_answer_and_weights_of_marked_ones(tmp_path: Path) -> No
     assert learned(row, tokenizer) == ["a2"]
 
 
-def test_a_token_that_ends_in_a_mark_is_learned(tmp_path: Path) -> None:
+def test_a_token_that_ends_in_a_mark_is_learned(tmp_path):
     words = Tokenizer(
         models.WordLevel({w: i for i, w in enumerate(["[UNK]", "Aq1B", "a1", " a1"])})
     )
@@ -328,7 +333,7 @@ def test_columns_beside_a_chat_are_given_to_its_template(name, first, template, 
     messages = turns("q1", "a1", "q2", "a2")
     if first != "user":
         messages = [{"role": first, "content": "first"}, *messages]
-    task, examples = read("causal-lm", [{"messages": messages, **columns}], tmp_path)
+    task, examples = examples_of("causal-lm", [{"messages": messages, **columns}], tmp_path)
     (row,) = task.encode(examples, Setting(tokenizer, 2000), labelled=not prompt).rows
     if system is not None and first != "system":
         messages = [{"role": "system", "content": system}, *messages]
@@ -378,14 +383,14 @@ def test_columns_and_messages_of_another_form_are_refused(columns, change, expec
         ([{}] * 3, None),
     ],
 )
-def test_prompts_are_written_as_all_chats_of_the_training(tmp_path, given, kept) -> None:
+def test_prompts_are_written_as_all_chats_of_the_training(tmp_path, given, kept):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}"
         "{% if think is defined and not think %}<no>{% endif %}"
     )
     rows = [{"messages": turns("q1", "a1"), "chat_template_kwargs": each} for each in given]
-    task, examples = read("causal-lm(data=chat)", rows, tmp_path)
+    task, examples = examples_of("causal-lm(data=chat)", rows, tmp_path)
     task = task.for_examples(examples)
     assert task.template_arguments == kept
     assert parse_task(dump_task(task)) == task
@@ -414,12 +419,81 @@ UNUSED = [
 def test_keys_and_columns_that_a_template_does_not_use_are_named(template, row, expected, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATES[template]
-    task, examples = read("causal-lm(data=chat)", [row] * 3, tmp_path)
+    task, examples = examples_of("causal-lm(data=chat)", [row] * 3, tmp_path)
     (line,) = task.remarks(task.encode(examples, Setting(tokenizer, 99), labelled=True))
     assert line == f"keys and columns that the chat template does not use: {expected}"
 
 
-def test_a_preference_names_no_calls_as_texts(tmp_path: Path) -> None:
+def test_a_preference_names_no_calls_as_texts(tmp_path):
     row = {"chosen": turns("q1", "a1", tool_calls=calls("{}")), "rejected": turns("q1", "a2")}
     with pytest.raises(DataError, match="a response has calls of tools"):
-        read("preference", [row], tmp_path)
+        examples_of("preference", [row], tmp_path)
+
+
+ALPACA = {"instruction": "the movie", "input": "", "output": "good"}
+COMPARED = {"prompt": "the movie", "chosen": "good", "rejected": "bad"}
+FORMS: dict[str, tuple[str, dict[str, str], str]] = {
+    "Alpaca": ("causal-lm", ALPACA, "the movie"),
+    "Alpaca with an input": ("causal-lm", ALPACA | {"input": "a plot"}, "the movie a plot"),
+    "completion": ("causal-lm", {"prompt": "the movie", "completion": "good"}, "the movie"),
+    "response": ("causal-lm", {"prompt": "the movie", "response": "good"}, "the movie"),
+    "output": ("causal-lm", {"instruction": "the movie", "output": "good"}, "the movie"),
+    "columns": ("causal-lm", {"text": "the movie", "label": "good"}, "the movie"),
+    "preference": ("preference", COMPARED, "the movie"),
+    "reward": ("reward", COMPARED, "the movie"),
+}  # fmt: skip
+WAYS = {"chat": "", "plain": "", "off": "template='{text}'"}
+CELLS = [(form, "chat") for form in FORMS]
+CELLS += [(form, way) for form in ("Alpaca", "preference", "reward") for way in ("plain", "off")]
+
+
+@pytest.fixture(scope="module")
+def without_template(backbones: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama with a tokenizer without a chat template."""
+    folder = shutil.copytree(backbones("llama"), tmp_path_factory.mktemp("plain") / "llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    return Path(folder)
+
+
+@pytest.mark.parametrize(("form", "way"), CELLS)
+def test_pairs_are_written_by_the_chat_template_of_a_backbone_that_has_one(
+    form, way, backbones, without_template, tmp_path
+):
+    task, row, text = FORMS[form]
+    backbone = without_template if way == "plain" else backbones("llama")
+    data = str(write_json_lines(tmp_path / "rows.jsonl", [row] * 8))
+    flags = {
+        "backbone": str(backbone), "task": f"{task}({WAYS[way]})", "output": str(tmp_path / "run"),
+        "method": "lora(rank=1)", "data": {"train": data, "eval": data},
+    }  # fmt: skip
+    prepared = prepare(read(None, ["train.tensorboard=false"], flags))
+    encoded = prepared.train.rows[0]
+    ids = encoded["responses"][0]["input_ids"] if "responses" in encoded else encoded["input_ids"]
+    words = prepared.train.setting.tokenizer.decode(ids).split()
+    chat = ["user", ":", *text.split(), "</s>", "assistant", ":"]
+    prompt = chat if way == "chat" else ["<s>", *text.split()]
+    assert words == [*prompt, "good", "</s>"]
+    note = "written by the tokenizer's chat template; --task \"" + task
+    assert sum(note in line for line in prepared.notes) == (way == "chat")
+    recorded = parse_task(prepared.recipe.task).template
+    assert recorded == {"chat": None, "plain": "{text}\n", "off": "{text}"}[way]
+
+
+def test_a_prompt_is_written_as_in_training(backbones, adapterhub, tmp_path):
+    data = write_json_lines(tmp_path / "rows.jsonl", [ALPACA] * 20)
+    code, _, err = adapterhub(
+        "train", "--backbone", backbones("llama"), "--task", "causal-lm(new_tokens=4)",
+        "--train", data, "--eval", data, "--output", tmp_path / "run", "train.max_steps=1",
+        "train.report=false", "train.tensorboard=false",
+    )  # fmt: skip
+    assert code == 0, err
+    assert err.count("written by the tokenizer's chat template") == 1
+    assert read_training_record(tmp_path / "run").task.template is None
+    opened = open_adapter(tmp_path / "run")
+    example = opened.task.example(["the movie"], read_training_record(tmp_path / "run").data)
+    (row,) = opened.task.encode([example], opened.setting, labelled=False).rows
+    words = opened.setting.tokenizer.decode(row["input_ids"]).split()
+    assert words == ["user", ":", "the", "movie", "</s>", "assistant", ":"]

@@ -51,7 +51,7 @@ SMALL = {"vocab_size": 120, "hidden_size": 16, "intermediate_size": 24, "num_hid
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "t5", "bart"])
-def test_the_head_reads_these_states(architecture: str) -> None:
+def test_the_head_reads_these_states(architecture):
     model = tiny_models.language_model(architecture)
     head = plain_head(model)
     batch = tiny_models.batch()
@@ -70,7 +70,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("kind", [*CONFIGS, "few tokens"])
-def test_logits_that_are_not_those_of_the_head(kind: str) -> None:
+def test_logits_that_are_not_those_of_the_head(kind):
     """Or a model that does not take so few tokens."""
 
     def refuse(*_: Any) -> None:
@@ -86,7 +86,7 @@ def test_logits_that_are_not_those_of_the_head(kind: str) -> None:
     assert whole_output(model, plain_head(model), tiny_models.batch()) is None
 
 
-def test_few_tokens_have_their_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tokens_have_their_logits_at_once(monkeypatch):
     labels = torch.tensor([[-100, 5, 6]])
     assert targets_of({"labels": labels}, shifted=False).tolist() == [[-100, 5, 6]]
     assert targets_of({"labels": labels}, shifted=True).tolist() == [[5, 6, -100]]
@@ -103,7 +103,7 @@ def test_few_tokens_have_their_logits_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("last", [0, 63, 64, 199])
-def test_few_tokens_end_with_the_last_learned_one(last: int) -> None:
+def test_few_tokens_end_with_the_last_learned_one(last):
     ids = torch.arange(200)[None]
     labels = torch.full_like(ids, -100)
     labels[0, last] = last
@@ -119,7 +119,7 @@ def test_few_tokens_end_with_the_last_learned_one(last: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 11])
-def test_losses_of_tokens(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_tokens(tokens, monkeypatch):
     monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 100})
     torch.manual_seed(tokens)
     head, states = nn.Linear(4, 20), torch.randn(tokens, 4)
@@ -131,7 +131,7 @@ def test_losses_of_tokens(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", ["hooked", "subclass", "child", "own forward"])
-def test_other_heads(change: str) -> None:
+def test_other_heads(change):
     model = tiny_models.language_model("llama")
     head = model.lm_head
     assert plain_head(model) is head
@@ -147,9 +147,7 @@ def test_other_heads(change: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["causal-lm", "seq2seq", "masked-lm"])
-def test_evaluations_are_the_same(
-    task: str, backbones: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_are_the_same(task, backbones, monkeypatch):
     folder = str(backbones({"causal-lm": "llama", "seq2seq": "t5", "masked-lm": "bert"}[task]))
     model, tokenizer = ah.load_backbone(folder, task=task)
     if task == "masked-lm":

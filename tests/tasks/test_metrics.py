@@ -45,13 +45,13 @@ number = st.floats(-1e6, 1e6)
          {"pearson": 0.0, "spearman": 0.0, "mse": 0.06}),
     ],
 )  # fmt: skip
-def test_classification_and_regression_by_hand(metrics, labels, predictions, expected) -> None:
+def test_classification_and_regression_by_hand(metrics, labels, predictions, expected):
     assert metrics(labels, predictions) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("metrics", [classification_metrics, regression_metrics])
 @given(data=st.data())
-def test_metrics_are_silent_json_and_in_range(metrics, data) -> None:
+def test_metrics_are_silent_json_and_in_range(metrics, data):
     each = label if metrics is classification_metrics else number
     pairs = data.draw(st.lists(st.tuples(each, each), min_size=1))
     with warnings.catch_warnings():
@@ -65,12 +65,12 @@ def test_metrics_are_silent_json_and_in_range(metrics, data) -> None:
 
 @pytest.mark.parametrize("metrics", [classification_metrics, regression_metrics])
 @pytest.mark.parametrize("predictions", [[], [1]])
-def test_lists_of_different_lengths_are_refused(metrics, predictions: list[int]) -> None:
+def test_lists_of_different_lengths_are_refused(metrics, predictions):
     with pytest.raises(DataError, match="cannot be compared"):
         metrics([0, 1][: 2 * len(predictions)], predictions)
 
 
-def test_error_rates_by_hand() -> None:
+def test_error_rates_by_hand():
     """Two of five words, and of 17 characters with spaces: one other letter, four left out."""
     references = ["the cat sat", "It is!"]
     found = ["the bat", "it is"]
@@ -83,7 +83,7 @@ def test_error_rates_by_hand() -> None:
         transcription_metrics([], [])
 
 
-def test_what_is_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_spoken(monkeypatch):
     assert spoken("  \u201cDon't!\u201d he said -- twice.") == "don't he said twice"
     assert spoken("'tis the dogs' Zu\u0308rich") == "tis the dogs zu\u0308rich"
     monkeypatch.setitem(sys.modules, "jiwer", None)
@@ -91,13 +91,13 @@ def test_what_is_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
         transcription_metrics(["a"], ["a"])
 
 
-def test_predictions_that_are_not_finite_are_refused() -> None:
+def test_predictions_that_are_not_finite_are_refused():
     with pytest.raises(DataError, match="1 of 2 predictions") as caught:
         regression_metrics([1.0, 2.0], [1.0, math.nan])
     assert caught.value.offenders == ("predictions[1] is nan",)
 
 
-def test_entities_count_whole() -> None:
+def test_entities_count_whole():
     """Two of three entities found, one of them with a wrong end: worked by hand."""
     tags = [["B-x", "I-x", "O", "B-y"], ["O", "B-x"]]
     found = [["B-x", "O", "O", "B-y"], ["O", "B-x"]]
@@ -108,7 +108,7 @@ def test_entities_count_whole() -> None:
     assert entity_metrics([["O"]], [["O"]])["f1"] == 0.0
 
 
-def test_answers_by_squads_rules() -> None:
+def test_answers_by_squads_rules():
     for answers, found, f1, exact in (
         (["The Eiffel Tower"], "eiffel tower!", 1.0, 1.0),
         (["in 1066", "1066"], "1066", 1.0, 1.0),
@@ -126,7 +126,7 @@ def test_answers_by_squads_rules() -> None:
     )
 
 
-def test_generated_texts() -> None:
+def test_generated_texts():
     same = ["the movie was very good", "a film"]
     assert generation_metrics("bleu", same, same) == pytest.approx({"bleu": 100, "chrf": 100})
     assert generation_metrics("bleu", same, ["no", "none"])["bleu"] < 5

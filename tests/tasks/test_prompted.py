@@ -1,6 +1,8 @@
-"""prompted: templates, label words and few-shot examples."""
+"""Prompts with a place for the answer: templates, label words, and few-shot examples."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
@@ -10,9 +12,13 @@ from transformers import AutoTokenizer
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.inference.open import open_adapter
+from adapterhub.serving import Engine, GenerationOptions
 from adapterhub.tasks import Setting, dump_task, parse_task
+from adapterhub.tasks.causal_lm import Chat
+from adapterhub.tasks.common.language_models import text_before
 from adapterhub.tasks.prompted import Prompted
-from tests.kit.data import words_of
+from tests.kit.data import CHAT_TEMPLATE, sentences, words_of, write_json_lines
 
 PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
 
@@ -140,3 +146,160 @@ def test_few_shot_examples_that_do_not_fit(backbones):
         long.encode([Example("a film", None, "pos")], setting, labelled=False)
     with pytest.raises(ConfigError, match="do not fit the template"):
         parse_task({"prompted": {"examples": [["a film", "2"]]}})
+
+
+TRAIN = [Example(f"movie {n}", None, word) for n, word in enumerate(["good", "bad", "fine"])]
+CHATS = [
+    Chat((("system", "film"), ("user", e.text), ("assistant", str(e.label)))) for e in TRAIN
+] + [Chat((("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")))]
+PLAIN = "causal-lm(template='{text} is ')"
+CASES = {
+    "plain": (PLAIN, "llama", TRAIN, "movie 0 is good movie 1 is bad movie 2 is"),
+    "template": ("causal-lm", "chat", TRAIN, "user : movie 0 </s> assistant : good </s> "
+                 "user : movie 1 </s> assistant : bad </s> user : movie 2 </s> assistant :"),
+    "chats": ("causal-lm(data=chat)", "chat", CHATS,
+              "system : film </s> user : movie 0 </s> assistant : good </s> user : movie 1 </s> "
+              "assistant : bad </s> user : movie 2 </s> assistant :"),
+    "seq2seq": ("seq2seq(template='the {text}')", "t5", TRAIN,
+                "the movie 0 good the movie 1 bad the movie 2"),
+    "unified-qa": ("unified-qa", "t5", TRAIN, "movie 0 good movie 1 bad movie 2"),
+}  # fmt: skip
+
+
+def shot_tokenizer(backbones, kind):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("llama" if kind == "chat" else kind))
+    if kind == "chat":
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_examples_are_in_front_of_generated_answers(backbones, case):
+    spec, kind, train, expected = CASES[case]
+    tokenizer = shot_tokenizer(backbones, kind)
+    task, setting = parse_task(spec), Setting(tokenizer, 12)
+    drawn = task.with_shots(train, 2, seed=3)
+    assert len(set(drawn.examples)) == 2
+    assert drawn == task.with_shots(train, 2, seed=3)
+    assert drawn != task.with_shots(train, 2, seed=4) or drawn != task.with_shots(train, 2, seed=5)
+    assert parse_task(dump_task(drawn)) == drawn, "they are a part of the task's options"
+    assert {text for text, _ in drawn.examples} <= {"movie 0", "movie 1", "movie 2"}
+    fixed = parse_task({task.name: {**dump_options(task), "examples": [
+        ["movie 0", "good"], ["movie 1", "bad"], ["movie 2", "fine"]]}})  # fmt: skip
+    (row,) = fixed.encode([train[2]], setting, labelled=False).rows
+    special = set(tokenizer.all_special_tokens) - {"<unk>"}
+    found = [w for w in words_of(tokenizer, row["input_ids"]) if w not in special]
+    known = [w for w in expected.split() if w != "</s>"]
+    unknown = [w if w in tokenizer.get_vocab() else "<unk>" for w in known]
+    assert found == unknown, "all but the row's own"
+    (row,) = fixed.encode([train[2]], setting, labelled=True).rows
+    assert [w for w in words_of(tokenizer, row["labels"]) if w not in special] == ["fine"]
+
+
+def dump_options(task):
+    dumped = dump_task(task)
+    return {} if isinstance(dumped, str) else dumped[task.name]
+
+
+def test_texts_are_cut_and_examples_are_not(backbones):
+    for spec, kind in (("seq2seq", "t5"), (PLAIN, "llama")):
+        tokenizer = AutoTokenizer.from_pretrained(backbones(kind))
+        long = Example("the film was very dull " * 9, None, "bad")
+        task = parse_task(spec).with_shots(TRAIN, 3, seed=0)
+        lengths = []
+        for each in (parse_task(spec), task):
+            (row,) = each.encode([long], Setting(tokenizer, 12, positions=60), labelled=False).rows
+            lengths.append(len(row["input_ids"]))
+        assert lengths[0] <= 12
+        assert lengths[0] + 6 < lengths[1] < 40
+        with pytest.raises(ConfigError, match="leave no room"):
+            task.encode([long], Setting(tokenizer, 12, positions=9), labelled=False)
+
+
+def test_examples_that_cannot_be():
+    with pytest.raises(DataError, match="too few"):
+        parse_task("seq2seq").with_shots(TRAIN, 4, seed=0)
+    assert parse_task("causal-lm(data=chat)").with_shots(CHATS, 3, seed=0)
+    with pytest.raises(DataError, match="too few"):  # a chat of four messages is not one
+        parse_task("causal-lm(data=chat)").with_shots(CHATS, 4, seed=0)
+    for spec, message in (
+        ("causal-lm(data=text, shots=2)", "raw text"),
+        ("seq2seq(shots=-1)", "shots is -1"),
+        ("seq2seq(examples=[[a]])", "not pairs"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_task(spec)
+
+
+def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
+    setting = Setting(shot_tokenizer(backbones, "llama"), 12)
+    task = parse_task(PLAIN)
+    assert task.stop_texts(setting) == ()
+    assert task.with_shots(TRAIN, 1, seed=0).stop_texts(setting) == ("\n\n",)
+    lines = parse_task({"causal-lm": {"examples": [["a", "one\n\ntwo"]]}})
+    assert lines.stop_texts(setting) == (), "an answer has it"
+    assert text_before("good\n\nmovie 1 is", ("\n\n",)) == "good"
+
+
+@pytest.fixture
+def printed(adapterhub):
+    """Return a function that runs a command, which ends well, and returns what it printed."""
+
+    def run(*words):
+        code, out, err = adapterhub(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+def test_labels_of_several_tokens_are_learned_and_served(printed, backbones, tmp_path):
+    """With examples from the training rows, which the adapter keeps."""
+    rows = [{"text": text, "label": int(label == "pos")} for text, label in sentences(48)]
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    words = "words={0: bad plot, 1: good film}"
+    task = f"prompted(model=causal-lm, template='a 0 {{text}} is {{mask}}', shots=1, {words})"
+    printed(
+        "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
+        "--task", task, "--output", tmp_path / "run", "train.epochs=20",
+        "train.report=false", "train.learning_rate=0.01", "train.batch_size=8",
+    )  # fmt: skip
+    kept = open_adapter(tmp_path / "run").task.examples
+    assert [label for _, label in kept] == ["0", "1"]
+    assert {text for text, _ in kept} <= {row["text"] for row in rows}
+    out = printed("predict", tmp_path / "run", "--json", "the film was dull")
+    assert set(scores := json.loads(out)["scores"]) == {"0", "1"}
+    out = printed("eval", tmp_path / "run", "--data", file, "--json")
+    assert json.loads(out)["accuracy"] > 0.75
+    with Engine(backbones("llama")) as engine:
+        for _ in range(3):
+            served = engine.submit(str(tmp_path / "run/adapter"), "the film was dull").result(30)
+            assert served["scores"] == pytest.approx(scores, abs=1e-4)
+        (model,) = engine.adapters.models.classes.values()
+        assert model._prefix[1].prefix.length > 15, "kept between requests"
+
+
+def test_generated_answers_with_examples_are_trained_and_served(printed, backbones, tmp_path):
+    rows = [{"text": text, "label": text.split()[-1]} for text, _ in sentences(24)]
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    printed(
+        "train", "--backbone", backbones("llama"), "--train", file, "--eval", file, "--quiet",
+        "--task", "causal-lm(template='{text} is ', shots=2, new_tokens=4, generate=true)",
+        "--output", tmp_path / "run", "train.epochs=1", "train.report=false",
+    )  # fmt: skip
+    predictor = open_adapter(tmp_path / "run")
+    assert len(predictor.task.examples) == 2
+    prompt = "the film was dull"
+    expected = predictor.predict(prompt).text
+    with Engine(backbones("llama")) as engine:
+        adapter = str(tmp_path / "run/adapter")
+        assert engine.submit(adapter, prompt).result(30)["generated"] == expected
+        messages = [{"role": "user", "content": prompt}]
+        options = GenerationOptions(max_tokens=4, temperature=0)
+        written = engine.generate(adapter, messages, options).result(30)
+        assert written.text.strip() == expected
+    out = printed(
+        "eval", "--backbone", backbones("llama"), "--data", file, "--examples", file, "--json",
+        "--shots", 2, "--task", "causal-lm(template='{text} is ', new_tokens=4, generate=true)",
+    )  # fmt: skip
+    assert {"exact_match", "loss"} <= json.loads(out).keys()

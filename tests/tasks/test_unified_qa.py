@@ -24,7 +24,7 @@ def read(tmp_path: Path, form: str, *rows: dict[str, object], **options: object)
     return fitted.read(str(file), choice.options, "train")
 
 
-def test_choices_have_letters_and_parts_a_literal_backslash_n() -> None:
+def test_choices_have_letters_and_parts_a_literal_backslash_n():
     text = question_text(QUESTION, choices=["water", "Oxygen", "protein", "sugar"])
     assert text == (
         r"what does photosynthesis produce that helps plants grow? "
@@ -34,7 +34,7 @@ def test_choices_have_letters_and_parts_a_literal_backslash_n() -> None:
     assert question_text("Why?", "It\nis so.", ["a"]) == r"why? \n (a) a \n it is so."
 
 
-def test_answers_are_lower_case_texts_yes_or_no(tmp_path: Path) -> None:
+def test_answers_are_lower_case_texts_yes_or_no(tmp_path):
     row = {"question": "Who sleeps?", "context": "The cat sleeps.", "answer": "The Cat"}
     for form in ("extractive", "abstractive"):
         (example,) = read(tmp_path, form, row)
@@ -47,7 +47,7 @@ def test_answers_are_lower_case_texts_yes_or_no(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["Oxygen", 1, "B"])
-def test_a_choice_is_named_by_text_index_or_letter(tmp_path: Path, answer: object) -> None:
+def test_a_choice_is_named_by_text_index_or_letter(tmp_path, answer):
     row = {"question": "What?", "choices": ["water", "Oxygen"], "answer": answer}
     (example,) = read(tmp_path, "multiple-choice", row)
     assert example == Example(r"what? \n (a) water (b) oxygen", None, "oxygen")
@@ -61,14 +61,14 @@ def test_a_choice_is_named_by_text_index_or_letter(tmp_path: Path, answer: objec
      ({"question": "What?", "choices": [f"c{i}" for i in range(27)], "answer": 0}, "27 choices"),
      ({"question": "", "choices": ["x", "y"], "answer": "x"}, "question")],
 )  # fmt: skip
-def test_wrong_rows_are_refused(tmp_path: Path, row: dict[str, object], match: str) -> None:
+def test_wrong_rows_are_refused(tmp_path, row, match):
     good = {"question": "What?", "choices": ["x", "y"], "answer": "x"}
     with pytest.raises(DataError) as error:
         read(tmp_path, "multiple-choice", good, row)
     assert match in str(error.value)
 
 
-def test_examples_of_the_command_line() -> None:
+def test_examples_of_the_command_line():
     options = DataOptions()
     extractive = parse_task("unified-qa")
     assert extractive.fields(options) == 2

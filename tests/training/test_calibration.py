@@ -97,7 +97,7 @@ def inputs_by_hand(model: Any, batch: dict[str, Tensor], placed: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("architecture", SITES)
-def test_eva_begins_at_the_first_directions_of_the_inputs(architecture: str) -> None:
+def test_eva_begins_at_the_first_directions_of_the_inputs(architecture):
     adapter, batch = attached(architecture), padded_batch(architecture)
     inputs = {p.site.id: inputs_by_hand(adapter.model.eval(), batch, p) for p in adapter.placed}
     with unchanged(adapter, batch):
@@ -117,7 +117,7 @@ def test_eva_begins_at_the_first_directions_of_the_inputs(architecture: str) -> 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("init", ["eva", "eva-ranks"])
 @pytest.mark.parametrize("architecture", ["bert", "llama"])
-def test_the_directions_and_ranks_of_eva_are_those_of_peft(architecture, init) -> None:
+def test_the_directions_and_ranks_of_eva_are_those_of_peft(architecture, init):
     peft = pytest.importorskip("peft")
     other = init == "eva-ranks"
     sites = ["attn.q", "attn.o", "ffn.up", "ffn.down"]  # with inputs of their own
@@ -148,7 +148,7 @@ def test_the_directions_and_ranks_of_eva_are_those_of_peft(architecture, init) -
 
 
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora", "lora-fa"])
-def test_other_ranks_are_those_of_the_method(method: str, tmp_path: Path) -> None:
+def test_other_ranks_are_those_of_the_method(method, tmp_path):
     adapter, batch = attached("bert", method), padded_batch("bert")
     ah.calibrate(adapter, [batch], "eva-ranks")
     (chosen,) = adapter.methods
@@ -178,9 +178,7 @@ def weight_gradient(model: Any, batch: dict[str, Tensor], site: Any) -> Tensor:
 
 @pytest.mark.parametrize("method", ["lora-ga", "pissa"])
 @pytest.mark.parametrize("architecture", SITES)
-def test_lora_ga_begins_at_the_singular_vectors_of_the_gradient(
-    architecture: str, method: str, tmp_path: Path
-) -> None:
+def test_lora_ga_begins_at_the_singular_vectors_of_the_gradient(architecture, method, tmp_path):
     adapter, batch = attached(architecture, method), padded_batch(architecture)
     model = adapter.model.eval()
     gradients = {p.site.id: weight_gradient(model, batch, p.site) for p in adapter.placed}
@@ -213,7 +211,7 @@ def product_of_corda(weight: Tensor, x: Tensor, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("architecture", SITES)
-def test_corda_begins_at_the_components_of_the_outputs(architecture: str) -> None:
+def test_corda_begins_at_the_components_of_the_outputs(architecture):
     adapter, batch = attached(architecture, "pissa", alpha=6.0), padded_batch(architecture)
     model = adapter.model.eval()
     inputs = {p.site.id: inputs_by_hand(model, batch, p) for p in adapter.placed}
@@ -229,7 +227,7 @@ def test_corda_begins_at_the_components_of_the_outputs(architecture: str) -> Non
     assert_trains(adapter, batch)
 
 
-def test_the_product_of_corda_is_that_of_peft() -> None:
+def test_the_product_of_corda_is_that_of_peft():
     peft = pytest.importorskip("peft")
     from peft.tuners.lora.corda import preprocess_corda
 
@@ -251,7 +249,7 @@ def test_the_product_of_corda_is_that_of_peft() -> None:
 
 
 @pytest.mark.parametrize("init", ["eva", "lora-ga"])
-def test_a_quantized_backbone_is_read_too(init: Any, backbone: Path) -> None:
+def test_a_quantized_backbone_is_read_too(init, backbone):
     pytest.importorskip("bitsandbytes")
     model = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"],
                              quantize="nf4")[0]  # fmt: skip
@@ -263,7 +261,7 @@ def test_a_quantized_backbone_is_read_too(init: Any, backbone: Path) -> None:
     assert all(0 < share <= 1.001 for share in found.explained.values())
 
 
-def test_loftq_begins_at_what_quantization_changed(backbone: Path) -> None:
+def test_loftq_begins_at_what_quantization_changed(backbone):
     pytest.importorskip("bitsandbytes")
     options: Any = {"task": "classification", "labels": ["a", "b", "c"]}
     whole = ah.load_backbone(str(backbone), dtype="fp32", **options)[0]
@@ -302,7 +300,7 @@ def test_loftq_begins_at_what_quantization_changed(backbone: Path) -> None:
         ("lora", "evva", "'evva'"),
     ],
 )
-def test_another_method_is_refused(method: str, init: Any, message: str) -> None:
+def test_another_method_is_refused(method, init, message):
     adapter = ah.attach(tiny_models.model("bert"), method)
     with pytest.raises(ConfigError, match=message) as error:
         ah.calibrate(adapter, [padded_batch("bert")], init)
@@ -310,7 +308,7 @@ def test_another_method_is_refused(method: str, init: Any, message: str) -> None
         assert error.value.hint in ("method=lora", "method=lora-ga")
 
 
-def test_what_no_start_can_be_computed_of_is_refused() -> None:
+def test_what_no_start_can_be_computed_of_is_refused():
     adapter = attached("bert", rank=27)
     with pytest.raises(TrainingError, match=r"tokens at .* have no 27 directions"):
         ah.calibrate(adapter, [{k: v[:2] for k, v in padded_batch("bert").items()}])
@@ -343,7 +341,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe, monkeypatch) -> None:
+def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe, monkeypatch):
     notes = Notes()
     whole = run(recipe("whole", *CASES[name]), notes)
     (note,) = (text for text in notes.notes if text.startswith("init="))
@@ -366,7 +364,7 @@ def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe, mon
     assert last.run["train"]["init"] == name.replace("recomputed", "lora-ga")
 
 
-def test_a_stream_is_read_from_its_beginning(backbone: Path, tmp_path: Path) -> None:
+def test_a_stream_is_read_from_its_beginning(backbone, tmp_path):
     shards = write_shards(tmp_path / "shards")
     words = ("train.init=eva", "train.max_steps=2")
     streamed = streamed_recipe(backbone, tmp_path / "run", shards, *words)
@@ -375,7 +373,7 @@ def test_a_stream_is_read_from_its_beginning(backbone: Path, tmp_path: Path) -> 
     assert any(text.startswith("init=eva: ") for text in notes.notes)
 
 
-def test_a_start_from_an_adapter_takes_its_place(recipe: Any) -> None:
+def test_a_start_from_an_adapter_takes_its_place(recipe):
     first = run(recipe("first", "method=lora-ga(rank=4)"), Reporter())
     notes = Notes()
     again = replace(recipe("again", "method=lora-ga(rank=4)"), from_=str(first.folder))
@@ -386,7 +384,7 @@ def test_a_start_from_an_adapter_takes_its_place(recipe: Any) -> None:
         run(replace(both, output=f"{both.output}-2"), Reporter())
 
 
-def test_large_matrices_have_the_same_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrices_have_the_same_directions(monkeypatch):
     matrix = torch.randn(60, 48) @ torch.diag(0.7 ** torch.arange(48.0))
     exact = calibration.leading(matrix, 5)
     draw = torch.get_rng_state()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ def trained(
 
 @forks
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_and_resumed_gives_the_same_bytes(method: str, backbones, tmp_path: Path) -> None:
+def test_killed_and_resumed_gives_the_same_bytes(method, backbones, tmp_path):
     train = partial(trained, method, str(backbones("llama")), tmp_path)
     losses = train("whole")
     assert losses[-1] < losses[0]
@@ -50,9 +49,7 @@ def test_killed_and_resumed_gives_the_same_bytes(method: str, backbones, tmp_pat
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_recomputed_and_replayed_layers_have_the_places(
-    method: str, backbones: Any, tmp_path: Path
-) -> None:
+def test_recomputed_and_replayed_layers_have_the_places(method, backbones, tmp_path):
     train = partial(trained, method, str(backbones("llama")), tmp_path)
     expected = train("plain", "train.frozen_cache=off")
     again = train("again", "train.frozen_cache=off", "train.gradient_checkpointing=true")
@@ -61,7 +58,7 @@ def test_recomputed_and_replayed_layers_have_the_places(
 
 
 @pytest.mark.parametrize("method", ["loreft", "alora"])
-def test_a_pass_without_labels_is_told_where_prompts_end(method: str) -> None:
+def test_a_pass_without_labels_is_told_where_prompts_end(method):
     model = tiny_models.language_model("llama")
     tiny_models.scramble(ah.attach(model, method))
     ids = tiny_models.batch()["input_ids"]

@@ -84,7 +84,7 @@ def groups_of(data, *parts):
 
 
 @pytest.mark.parametrize("task", ROWS)
-def test_every_task_holds_out_whole_groups(task: str, tmp_path: Path) -> None:
+def test_every_task_holds_out_whole_groups(task, tmp_path):
     source = written(tmp_path, rows_of(task))
     data = read_data(recipe(source, task, test=0.1))
     train, held, test = groups_of(data, data.train, data.evaluation, data.test)
@@ -99,7 +99,7 @@ def test_every_task_holds_out_whole_groups(task: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["reranking", "question-answering", "classification"])
-def test_a_study_tests_on_whole_groups(task: str, tmp_path: Path) -> None:
+def test_a_study_tests_on_whole_groups(task, tmp_path):
     found = read_task_data(recipe(written(tmp_path, rows_of(task)), task), None, 8)
     train, selected, test = groups_of(found.run, found.run.train, found.run.evaluation, found.test)
     assert train.isdisjoint(selected | test)
@@ -121,13 +121,13 @@ def pictures(folder: Path, task: str):
 
 
 @pytest.mark.parametrize("task", ["image-classification", "image-text-to-text"])
-def test_rows_of_one_picture_stay_together(task: str, tmp_path: Path) -> None:
+def test_rows_of_one_picture_stay_together(task, tmp_path):
     data = read_data(recipe(written(tmp_path, pictures(tmp_path, task)), task))
     train, held = groups_of(data, data.train, data.evaluation)
     assert (len(train), len(held)) == (24, 6)
 
 
-def test_rows_with_two_labels_are_held_out_like_others(tmp_path: Path) -> None:
+def test_rows_with_two_labels_are_held_out_like_others(tmp_path):
     """The best that a model can reach on them is the same in training and evaluation."""
     clear = [{"text": f"clear {i}", "label": "ab"[i % 2]} for i in range(700)]
     doubtful = [{"text": f"hard {i}", "label": x} for i in range(150) for x in "ab"]
@@ -141,7 +141,7 @@ def test_rows_with_two_labels_are_held_out_like_others(tmp_path: Path) -> None:
     assert np.mean(hard) == pytest.approx(0.3, abs=0.02)
 
 
-def test_large_and_small_groups_are_held_out_alike() -> None:
+def test_large_and_small_groups_are_held_out_alike():
     """By many classes, of which each has a row or two to give."""
     rows = [(c, f"{c} {k}", f"{c} {k}") for c in range(40) for k in range(9)]
     rows += [(c, f"{c} twice {k}", None) for c in range(40) for k in range(3) for _ in range(2)]
@@ -154,7 +154,7 @@ def test_large_and_small_groups_are_held_out_alike() -> None:
 
 
 @pytest.mark.parametrize("test", [None, 0.2])
-def test_a_column_names_the_groups(test, tmp_path: Path) -> None:
+def test_a_column_names_the_groups(test, tmp_path):
     rows = [{"text": f"t {i} {j}", "label": "ab"[j % 2], "speaker": i}
             for i in range(COUNT) for j in range(EACH)]  # fmt: skip
     data = read_data(recipe(written(tmp_path, rows), "classification", group="speaker", test=test))
@@ -171,7 +171,7 @@ def test_a_column_names_the_groups(test, tmp_path: Path) -> None:
     assert (data.options.label, data.labels) == ("mood", ("a", "b"))
 
 
-def test_too_few_groups_are_told(tmp_path: Path) -> None:
+def test_too_few_groups_are_told(tmp_path):
     few = [ROWS["reranking"](0, j) for j in range(40)]
     with pytest.raises(TooFewGroups, match="too few queries to hold some out: 1, in 40") as error:
         read_data(recipe(written(tmp_path, few), "reranking"))
@@ -192,7 +192,7 @@ def test_too_few_groups_are_told(tmp_path: Path) -> None:
     assert len(data.evaluation) == 20
 
 
-def test_prompts_that_are_empty_are_no_group() -> None:
+def test_prompts_that_are_empty_are_no_group():
     task = parse_task("preference")
     equal = [task.example([""], DataOptions())] * 40
     assert len(set(task.groups_of(equal))) == 1
@@ -200,7 +200,7 @@ def test_prompts_that_are_empty_are_no_group() -> None:
     assert len(set(task.groups_of(parts))) == 40
 
 
-def test_fewer_evaluation_rows_are_whole_queries(tmp_path: Path) -> None:
+def test_fewer_evaluation_rows_are_whole_queries(tmp_path):
     task = parse_task("reranking")
     source = written(tmp_path, rows_of("reranking"))
     task, choice = task.fitted(source, DataOptions(), "train")
@@ -211,7 +211,7 @@ def test_fewer_evaluation_rows_are_whole_queries(tmp_path: Path) -> None:
         assert set(Counter(task.groups_of(some)).values()) == {EACH}
 
 
-def test_predictions_name_the_group_of_each_row() -> None:
+def test_predictions_name_the_group_of_each_row():
     task = parse_task("classification")
     examples = [task.example([f"t {i // 2}"], DataOptions()) for i in range(6)]
     found = outcomes_of(task, examples, [Scored("a", {"a": 0.9, "b": 0.1})] * 6, ["a", "b"], 0)
@@ -220,7 +220,7 @@ def test_predictions_name_the_group_of_each_row() -> None:
     assert "group" not in alone.rows[0]
 
 
-def test_rows_of_a_group_are_in_one_fold() -> None:
+def test_rows_of_a_group_are_in_one_fold():
     """Features that tell the group alone say nothing of other groups."""
     groups = np.repeat(np.arange(20), 5)
     features = np.eye(20, dtype=np.float32)[groups]

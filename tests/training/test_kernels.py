@@ -70,7 +70,7 @@ def choice(recipe: Recipe) -> KernelChoice:
         (Kernels("bf16", EAGER), 0.95, ("fp32", None)),  # too little to give up precision
     ],
 )
-def test_the_fastest_is_chosen(recipe, fastest, best, share, expected) -> None:
+def test_the_fastest_is_chosen(recipe, fastest, best, share, expected):
     fastest(best, share)
     chosen = choice(recipe())
     assert (chosen.dtype, chosen.attention) == expected
@@ -90,7 +90,7 @@ def test_the_fastest_is_chosen(recipe, fastest, best, share, expected) -> None:
         (["quantize=nf4"], set()),
     ],
 )
-def test_what_the_recipe_says_stays(recipe, fastest, words, timed) -> None:
+def test_what_the_recipe_says_stays(recipe, fastest, words, timed):
     candidates = fastest(Kernels("bf16", EAGER))
     given = recipe(*words)
     chosen = choice(given)
@@ -99,15 +99,13 @@ def test_what_the_recipe_says_stays(recipe, fastest, words, timed) -> None:
     assert given.attention in (None, chosen.attention)
 
 
-def test_eager_attention_is_no_choice_where_its_scores_are_large(
-    recipe, fastest, monkeypatch
-) -> None:
+def test_eager_attention_is_no_choice_where_its_scores_are_large(recipe, fastest, monkeypatch):
     monkeypatch.setattr(loading, "_MOST_SCORES", 0)
     assert {each.attention for each in fastest(USUAL)} <= {SDPA}
     choice(recipe())
 
 
-def test_it_is_measured_once_on_a_machine(recipe, fastest) -> None:
+def test_it_is_measured_once_on_a_machine(recipe, fastest):
     timed = fastest(Kernels("bf16", EAGER))
     first = choice(recipe())
     count = len(timed)
@@ -115,7 +113,7 @@ def test_it_is_measured_once_on_a_machine(recipe, fastest) -> None:
     assert len(timed) == count
 
 
-def test_short_runs_and_several_processes_are_not_measured(recipe, fastest, monkeypatch) -> None:
+def test_short_runs_and_several_processes_are_not_measured(recipe, fastest, monkeypatch):
     timed = fastest(Kernels("bf16", EAGER))
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
@@ -127,7 +125,7 @@ def test_short_runs_and_several_processes_are_not_measured(recipe, fastest, monk
 
 def test_the_choice_is_in_the_recipe_and_a_resumed_run_keeps_it(
     recipe, fastest, tmp_path, monkeypatch
-) -> None:
+):
     fastest(Kernels("bf16", EAGER))
     words = ("train.max_steps=6", "train.save_every=2")
     run(recipe(*words, output="whole"), Reporter())
@@ -141,7 +139,7 @@ def test_the_choice_is_in_the_recipe_and_a_resumed_run_keeps_it(
     assert adapter_bytes(tmp_path / "run") == adapter_bytes(tmp_path / "whole")
 
 
-def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
+def test_a_gpu_computes_in_bf16(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert loading._on_gpu(KernelChoice(None, None)).dtype == "bf16"
     assert loading._on_gpu(KernelChoice("fp32", None)).dtype == "fp32"
@@ -154,7 +152,7 @@ WITHOUT_BF16 = {"deberta", "xlnet"}
 
 
 @long_table("name", tiny_models.ARCHITECTURES)
-def test_every_architecture_trains_in_bf16_with_eager_attention(name: str, tmp_path) -> None:
+def test_every_architecture_trains_in_bf16_with_eager_attention(name, tmp_path):
     config = tiny_models.usual_model(name).config
     assert layer_shape(config, 32, 16).width == config.get_text_config().hidden_size
     losses = {}
@@ -187,7 +185,7 @@ def load_tiny(name: str, folder: Path, dtype: str, attention: str | None) -> Pre
 
 def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(
     recipe, fastest, tmp_path, monkeypatch
-) -> None:
+):
     fastest(Kernels("bf16", EAGER))
     tiny_models.usual_model("deberta", num_labels=2).save_pretrained(tmp_path / "deberta")
     word_tokenizer().save_pretrained(tmp_path / "deberta")

@@ -33,7 +33,7 @@ from tests.kit.runs import adapter_bytes
 from tests.kit.task_cases import CASES
 
 
-def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path: Path) -> None:
+def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path):
     prepared = prepare(recipe_with("method=lora(rank=2)"))
     assert prepared.data.labels == prepared.adapter.labels == ("neg", "pos")
     assert len(prepared.train.rows) == len(prepared.data.train) == 64
@@ -42,7 +42,7 @@ def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_same_seed_gives_the_same_initial_tensors(recipe_with) -> None:
+def test_the_same_seed_gives_the_same_initial_tensors(recipe_with):
     first, second, other = (
         prepare(recipe_with(f"seed={seed}")).adapter.tensors() for seed in (5, 5, 6)
     )
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_initial_tensors(recipe_with) -> None:
         (["method=unfreeze", "train.schedule=cosine"], "cosine"),
     ],
 )
-def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words, schedule) -> None:
+def test_the_schedule_and_the_length_are_chosen_and_told(recipe_with, words, schedule):
     prepared = prepare(recipe_with(*words))
     assert prepared.recipe.train.schedule == schedule
     assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
@@ -73,7 +73,7 @@ def flags_of(folder: Path, backbone: Path, file: Path, **more: str) -> dict[str,
     return {"backbone": str(backbone), "output": str(folder / "run"), "data": data, **more}
 
 
-def test_packing_is_refused_with_virtual_tokens(backbones, tmp_path: Path) -> None:
+def test_packing_is_refused_with_virtual_tokens(backbones, tmp_path):
     file = write_json_lines(tmp_path / "texts.jsonl", [{"text": "the movie was good"}] * 8)
     task = "causal-lm(data=text, pack=true)"
     flags = flags_of(tmp_path, backbones("llama"), file, method="prompt", task=task)
@@ -86,7 +86,7 @@ LIMITED = [a for a in tiny_models.MATRIX if "max_position_embeddings" in tiny_mo
 
 
 @pytest.mark.parametrize("architecture", [*LIMITED, "roberta", "mpnet"])
-def test_a_row_of_the_longest_length_is_read(architecture: str) -> None:
+def test_a_row_of_the_longest_length_is_read(architecture):
     assert len(LIMITED) > (20 if tiny_models.FULL_MATRIX else 7)
     model = tiny_models.usual_model(architecture)
     assert max_positions(model) <= 64 < max_positions(tiny_models.model("t5")) == 1 << 30
@@ -96,7 +96,7 @@ def test_a_row_of_the_longest_length_is_read(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["prompt(length=5)", "prefix(length=5)", "p-tuning(length=5)"])
-def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_path) -> None:
+def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_path):
     file = tmp_path / "long.tsv"
     file.write_text("text\tlabel\n" + ("good " * 90 + "\tpos\nbad " * 90 + "\tneg\n"))
     flags = flags_of(tmp_path, backbone, file, method=method)
@@ -106,7 +106,7 @@ def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_pat
     assert prepared.model(**prepared.train.batch([0, 1])).loss.isfinite()
 
 
-def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch) -> None:
+def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch):
     model = tiny_models.model("llama", "causal-lm")
     model.hf_device_map = {"": "cpu"}
     monkeypatch.setattr(type(model), "to", lambda *_: pytest.fail("the model was moved"))
@@ -120,7 +120,7 @@ def prepared(backbone: Path, tmp_path: Path, *words: str, stream: bool) -> Prepa
     return prepare(streamed_recipe(backbone, tmp_path / "run", source, *words, stream=stream))
 
 
-def test_an_epoch_of_rows_in_memory(backbone: Path, tmp_path: Path) -> None:
+def test_an_epoch_of_rows_in_memory(backbone, tmp_path):
     run = prepared(backbone, tmp_path, stream=False)
     assert drawn_batches(run) is None
     first, second = (epoch_batches(run, epoch) for epoch in (0, 1))
@@ -131,9 +131,7 @@ def test_an_epoch_of_rows_in_memory(backbone: Path, tmp_path: Path) -> None:
     assert first.order == epoch_batches(run, 0).order  # type: ignore[attr-defined]
 
 
-def test_the_epoch_of_a_stream_is_the_run(
-    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_epoch_of_a_stream_is_the_run(backbone, tmp_path, monkeypatch):
     run = prepared(backbone, tmp_path, "train.gradient_accumulation=2", stream=True)
     stream = drawn_batches(run)
     assert isinstance(stream, StreamBatches)
@@ -146,7 +144,7 @@ def test_the_epoch_of_a_stream_is_the_run(
     assert (len(shared), shared.reader.rank, shared.reader.world) == (48, 1, 2)
 
 
-def test_trying_a_batch_takes_nothing_from_the_run(backbone: Path, tmp_path: Path) -> None:
+def test_trying_a_batch_takes_nothing_from_the_run(backbone, tmp_path):
     run = prepared(backbone, tmp_path, stream=True)
     stream = drawn_batches(run)
     assert stream is not None

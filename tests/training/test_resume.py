@@ -32,7 +32,7 @@ from tests.kit.selection import long_table
 CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
 
 
-def test_every_option_of_a_recipe_declares_what_a_resume_makes_of_it() -> None:
+def test_every_option_of_a_recipe_declares_what_a_resume_makes_of_it():
     for above, cls in CLASSES.items():
         for field in dataclasses.fields(cls):
             if field.init and field.name not in ("data", "train"):
@@ -104,7 +104,7 @@ SAME: dict[str, object] = {
 
 
 @long_table("name", SAME, 3)
-def test_what_changes_no_result_may_change(stopped: Recipe, recipe: Recipe, name: str) -> None:
+def test_what_changes_no_result_may_change(stopped, recipe, name):
     changed = with_words(recipe, **{name: SAME[name]})
     assert resumed_as(Recipe, name.split("__")) == "same"
     run(changed, Reporter(), resume=True)
@@ -123,7 +123,7 @@ RECORDED: dict[str, object] = {
 
 
 @long_table("name", RECORDED, 4)
-def test_what_changes_the_result_is_recorded(stopped: Recipe, recipe: Recipe, name: str) -> None:
+def test_what_changes_the_result_is_recorded(stopped, recipe, name):
     changed = with_words(recipe, **{name: RECORDED[name]})
     outcome = run(changed, Reporter(), resume=True)
     assert outcome.result.steps == 6
@@ -149,7 +149,7 @@ FIXED: dict[str, object] = {
 
 
 @long_table("name", FIXED, 3)
-def test_what_makes_another_run_is_refused(recipe: Recipe, name: str) -> None:
+def test_what_makes_another_run_is_refused(recipe, name):
     before = sorted(path.name for path in Path(recipe.output).iterdir())
     with pytest.raises((ConfigError, DataError)) as error:
         run(with_words(recipe, **{name: FIXED[name]}), Reporter(), resume=True)
@@ -175,7 +175,7 @@ def advised() -> dict[str, tuple[tuple[str, ...], RunOptions]]:
 
 
 @long_table("advice", advised(), 4)
-def test_what_an_error_in_a_run_advises_works_word_for_word(recipe: Recipe, advice: str) -> None:
+def test_what_an_error_in_a_run_advises_works_word_for_word(recipe, advice):
     words, state = advised()[advice]
     had = with_words(recipe, train__gradient_checkpointing=state.gradient_checkpointing)
     outcome = run(read(None, words, to_dict(had)), Reporter(), resume=True)
@@ -187,7 +187,7 @@ def test_what_an_error_in_a_run_advises_works_word_for_word(recipe: Recipe, advi
 
 
 @pytest.mark.parametrize("which", ["train", "eval"])
-def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe: Recipe, which: str) -> None:
+def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe, which):
     file = Path(getattr(recipe.data, which))
     lines = file.read_text("utf-8").splitlines()
     lines[3] = lines[4]
@@ -200,7 +200,7 @@ def test_a_corrected_row_is_recorded_by_the_digest_of_its_file(recipe: Recipe, w
     assert f"{name} " in page
 
 
-def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(recipe: Recipe) -> None:
+def test_a_lower_rate_after_a_divergence_continues_from_the_last_checkpoint(recipe):
     wild = with_words(recipe, train__learning_rate=1e30, train__head_learning_rate=1e30)
     with pytest.raises(NotFinite) as error:
         run(wild, Reporter(), resume=True)
@@ -242,7 +242,7 @@ def test_each_command_takes_a_checkpoint_as_an_adapter(stopped, tmp_path, adapte
         assert code == 0, err
 
 
-def test_python_takes_a_checkpoint_as_an_adapter(stopped: Recipe) -> None:
+def test_python_takes_a_checkpoint_as_an_adapter(stopped):
     best = Path(stopped.output) / "checkpoints" / "best"
     assert len(ah.open(best).predict(["the movie was good"])) == 1
     model, _ = ah.load_backbone(
@@ -256,7 +256,7 @@ def test_python_takes_a_checkpoint_as_an_adapter(stopped: Recipe) -> None:
 @long_table(
     "method", ("lora", "prefix(reparametrize=true)", "adalora", "p-tuning", "mam", "full"), 2
 )
-def test_a_checkpoint_stores_each_tensor_once(stopped: Recipe, tmp_path: Path, method: str) -> None:
+def test_a_checkpoint_stores_each_tensor_once(stopped, tmp_path, method):
     recipe = with_words(stopped, method=method, output=str(tmp_path / "run"))
     with pytest.raises(Stopped):
         run(recipe, Interrupted())

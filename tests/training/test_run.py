@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ def recipe(recipe_with) -> Recipe:
     )
 
 
-def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Path) -> None:
+def test_the_output_folder_has_every_file_of_a_run(recipe, tmp_path):
     output = tmp_path / "run"
     outcome = run(recipe, quiet(recipe))
     assert {path.name for path in output.iterdir()} == {
@@ -45,7 +44,7 @@ def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Pat
     assert str(tmp_path) not in json.dumps(training)
 
 
-def test_a_report_adds_its_files_and_changes_no_other(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_report_adds_its_files_and_changes_no_other(recipe, tmp_path):
     plain, shown = tmp_path / "run", tmp_path / "shown"
     run(recipe, quiet(recipe))
     recipe = replace(recipe, output=str(shown), train=replace(recipe.train, report=True))
@@ -62,7 +61,7 @@ def test_a_report_adds_its_files_and_changes_no_other(recipe: Recipe, tmp_path: 
     assert run(recipe, Reporter(), resume=True).page is None
 
 
-def test_a_record_has_no_unset_option_that_earlier_versions_cannot_read(recipe: Recipe) -> None:
+def test_a_record_has_no_unset_option_that_earlier_versions_cannot_read(recipe):
     data = running._identity(recipe)["data"]
     assert not {"text", "label", "header", "encoding", "skip_empty", "eval_rows"} & data.keys()
     fixed = replace(recipe.data, text="a", header=False, skip_empty=True)
@@ -70,9 +69,7 @@ def test_a_record_has_no_unset_option_that_earlier_versions_cannot_read(recipe: 
     assert (data["text"], data["header"], data["skip_empty"]) == ("a", False, True)
 
 
-def test_a_moved_run_resumes_with_data_at_another_path(
-    recipe: Recipe, data: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_moved_run_resumes_with_data_at_another_path(recipe, data, tmp_path):
     whole = run(recipe, Reporter()).result
     (tmp_path / "run").rename(tmp_path / "moved")
     train = data[0].rename(tmp_path / "renamed.tsv")
@@ -94,9 +91,9 @@ MANY = [f"{number:04}{'x' * 900}" for number in range(1300)]  # 1.2 MB, where a 
     ("labels", "problem"), [([LONG, "b"], "a label of at most 1000"), (MANY, "bytes, more than")]
 )
 def test_labels_that_no_adapter_can_have_are_found_before_the_first_step(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str,
-    labels: list[str], problem: str,
-) -> None:  # fmt: skip
+    recipe, tmp_path, monkeypatch, task,
+    labels, problem,
+):  # fmt: skip
     rows = [json.dumps({"text": f"row {n}", "label": label}) for n, label in enumerate(labels)]
     if task == "tagging":
         rows = [json.dumps({"tokens": ["a"], "tags": [f"B-{label}"]}) for label in labels]
@@ -115,17 +112,15 @@ def test_labels_that_no_adapter_can_have_are_found_before_the_first_step(
     "change", [{"name": "a/../b"}, {"method": ["lora(rank=2)", "lora(rank=4)"]}]
 )
 def test_what_no_manifest_can_have_is_found_before_the_first_step(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
-) -> None:
+    recipe, tmp_path, monkeypatch, change
+):
     monkeypatch.setattr(running.loop, "train", lambda session: pytest.fail("it was trained"))
     with pytest.raises(AdapterhubError):
         run(replace(recipe, **change), Reporter())
     assert not (tmp_path / "run").exists()
 
 
-def test_parameters_require_a_gradient_again_after_a_failure(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_require_a_gradient_again_after_a_failure(recipe, monkeypatch):
     prepared = running.prepare(replace(recipe, method="unfreeze"))
     monkeypatch.setattr(running, "prepare", lambda *_, **__: prepared)
 
@@ -142,7 +137,7 @@ def test_parameters_require_a_gradient_again_after_a_failure(
     assert all(changed)
 
 
-def test_a_warning_names_stages_that_the_run_does_not_reach(recipe: Recipe) -> None:
+def test_a_warning_names_stages_that_the_run_does_not_reach(recipe):
     notes = Notes()
     options = replace(recipe.train, max_steps=None, epochs=1)
     run(replace(recipe, method="unfreeze", train=options), notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,10 @@ from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import OF_LANGUAGE_MODELS
 from adapterhub.training.run_data import RunData, check_recipe, placed, read_data
-from tests.kit.data import ODD_FILES, OddFile
+from tests.kit.data import ODD_FILES
 
 
-def test_without_evaluation_data_rows_are_held_out(recipe_with) -> None:
+def test_without_evaluation_data_rows_are_held_out(recipe_with):
     data = read_data(recipe_with("data.eval=null"))
     assert (len(data.train), len(data.evaluation)) == (52, 12)
     held_out = (
@@ -34,7 +33,7 @@ def test_without_evaluation_data_rows_are_held_out(recipe_with) -> None:
     )
 
 
-def test_rows_of_tasks_without_classes_are_held_out_by_row(recipe_with, tmp_path: Path) -> None:
+def test_rows_of_tasks_without_classes_are_held_out_by_row(recipe_with, tmp_path):
     file = tmp_path / "n.csv"
     file.write_text("text,score\n" + "".join(f"text number {i},{i}.5\n" for i in range(100)))
     words = (f"data.train={file}", "data.eval=null", "task=regression")
@@ -44,7 +43,7 @@ def test_rows_of_tasks_without_classes_are_held_out_by_row(recipe_with, tmp_path
     assert data.options.label == "score"
 
 
-def test_evaluation_can_be_left_out(recipe_with) -> None:
+def test_evaluation_can_be_left_out(recipe_with):
     data = read_data(recipe_with("data.eval=none"))
     assert (len(data.train), data.evaluation) == (64, [])
     assert "no evaluation: the adapter has the tensors of the last step" in data.notes
@@ -54,7 +53,7 @@ def test_evaluation_can_be_left_out(recipe_with) -> None:
     assert len(error.value.offenders) == 3
 
 
-def test_rows_are_limited_and_sampled_with_the_seed(recipe_with) -> None:
+def test_rows_are_limited_and_sampled_with_the_seed(recipe_with):
     data = read_data(recipe_with("data.eval_rows=5"))
     assert len(data.evaluation) == 5
     assert "evaluating on 5 of 22 rows, by data.eval_rows" in data.notes
@@ -66,8 +65,8 @@ def test_rows_are_limited_and_sampled_with_the_seed(recipe_with) -> None:
 
 @pytest.mark.parametrize("has_split", [True, False])
 def test_a_dataset_on_the_hub_is_evaluated_on_its_split_or_rows_are_held_out(
-    recipe_with, monkeypatch: pytest.MonkeyPatch, has_split: bool
-) -> None:
+    recipe_with, monkeypatch, has_split
+):
     import datasets
 
     def load(name: str, subset: str | None, split: str) -> datasets.Dataset:
@@ -85,7 +84,7 @@ def test_a_dataset_on_the_hub_is_evaluated_on_its_split_or_rows_are_held_out(
     assert data.options.text == "review"
 
 
-def test_empty_cells_are_refused_or_skipped_and_counted(recipe_with, tmp_path: Path) -> None:
+def test_empty_cells_are_refused_or_skipped_and_counted(recipe_with, tmp_path):
     file = tmp_path / "e.csv"
     rows = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(40))
     file.write_text(f"text,label\n{rows},a\nno label,\n")
@@ -97,7 +96,7 @@ def test_empty_cells_are_refused_or_skipped_and_counted(recipe_with, tmp_path: P
     assert "2 of 42 rows with an empty text or label are skipped" in data.notes
 
 
-def test_the_evaluation_file_is_read_as_it_is(recipe_with, tmp_path: Path) -> None:
+def test_the_evaluation_file_is_read_as_it_is(recipe_with, tmp_path):
     """Columns are those of training; delimiter, encoding and header are found anew."""
     train, evaluation = tmp_path / "t.csv", tmp_path / "e.csv"
     train.write_text(
@@ -112,13 +111,13 @@ def test_the_evaluation_file_is_read_as_it_is(recipe_with, tmp_path: Path) -> No
     assert (data.options.delimiter, data.options.encoding, data.options.header) == (None,) * 3
 
 
-def test_duplicates_between_training_and_evaluation_are_told(recipe_with, data) -> None:
+def test_duplicates_between_training_and_evaluation_are_told(recipe_with, data):
     notes = read_data(recipe_with(f"data.eval={data[0]}")).notes
     assert any("64 of 64 evaluation rows (100.0%) are also training rows" in n for n in notes)
     assert len(notes) == len(set(notes)), "each is given once"
 
 
-def test_a_metric_that_the_task_lacks_is_refused(recipe_with) -> None:
+def test_a_metric_that_the_task_lacks_is_refused(recipe_with):
     with pytest.raises(ConfigError, match=r"unknown metric 'acuracy'.*did you mean 'accuracy'"):
         read_data(recipe_with("train.best_metric=acuracy"))
     assert read_data(recipe_with("train.best_metric=matthews"))
@@ -128,7 +127,7 @@ OF_TASKS = {task: OF_LANGUAGE_MODELS for task in ("causal-lm", "preference")}
 
 
 @pytest.mark.parametrize(("task", "method"), [*OF_TASKS.items(), ("classification", "lora")])
-def test_a_recipe_without_a_method_gets_one_for_its_task(task: str, method: str) -> None:
+def test_a_recipe_without_a_method_gets_one_for_its_task(task, method):
     recipe = Recipe(backbone="b", task=task)
     data = RunData(parse_task(task), (), [], [], recipe.data)
     assert data.completed(recipe).method == method
@@ -137,7 +136,7 @@ def test_a_recipe_without_a_method_gets_one_for_its_task(task: str, method: str)
     assert parse_methods(method)
 
 
-def test_a_run_keeps_the_method_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_keeps_the_method_that_it_began_with(tmp_path):
     """A release with another default resumes a run with the run's own method."""
     (tmp_path / "checkpoints/last").mkdir(parents=True)
     (tmp_path / "checkpoints/last/state.safetensors").touch()
@@ -150,7 +149,7 @@ def test_a_run_keeps_the_method_that_it_began_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ODD_FILES, ids=lambda odd: odd.name)
-def test_a_bare_file_is_read_right_or_refused_with_what_to_do(odd: OddFile, tmp_path: Path) -> None:
+def test_a_bare_file_is_read_right_or_refused_with_what_to_do(odd, tmp_path):
     if odd.name.endswith(".xlsx"):
         pytest.importorskip("openpyxl")
     odd.write(tmp_path / odd.name)
@@ -179,7 +178,7 @@ def with_train(**options: object) -> Recipe:
     return replace(RECIPE, train=replace(TrainOptions(), **options))  # type: ignore[arg-type]
 
 
-def test_a_recipe_that_says_nothing_is_sharded_if_the_launcher_shards(monkeypatch) -> None:
+def test_a_recipe_that_says_nothing_is_sharded_if_the_launcher_shards(monkeypatch):
     assert placed(RECIPE) == RECIPE
     assert placed(with_train(shard=False)).train.shard is None
     for name, value in (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2")):
@@ -190,7 +189,7 @@ def test_a_recipe_that_says_nothing_is_sharded_if_the_launcher_shards(monkeypatc
 
 
 @pytest.mark.parametrize("option", ["shard", "tensor_parallel"])
-def test_processes_that_compute_together_are_several(option, monkeypatch) -> None:
+def test_processes_that_compute_together_are_several(option, monkeypatch):
     with pytest.raises(ConfigError, match="there is only one") as error:
         placed(with_train(**{option: True}))
     assert "torchrun" in error.value.hint
@@ -205,14 +204,14 @@ def refused_options(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[str
     return [line.partition(":")[0] for line in error.value.offenders]
 
 
-def test_every_option_that_does_not_know_shards_is_named(monkeypatch) -> None:
+def test_every_option_that_does_not_know_shards_is_named(monkeypatch):
     recipe = with_train(shard=True, optimizer="adamw-8bit", mixed_precision="fp16")
     named = refused_options(monkeypatch, replace(recipe, quantize="int8"))
     assert named == ["train.optimizer=adamw-8bit", "train.mixed_precision=fp16", "quantize=int8"]
     assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
 
 
-def test_every_option_that_does_not_know_tensor_parallelism_is_named(monkeypatch) -> None:
+def test_every_option_that_does_not_know_tensor_parallelism_is_named(monkeypatch):
     options = {"shard": False, "optimizer": "adamw8bit", "mixed_precision": "fp16"}
     recipe = with_train(tensor_parallel=True, **options)
     named = refused_options(monkeypatch, replace(recipe, quantize="nf4", new_tokens=("<a>",)))

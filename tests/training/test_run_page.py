@@ -48,7 +48,7 @@ def page(tmp_path: Path, notes: list[str]) -> RunPage:
     return RunPage(run_folder(tmp_path), Latest(), notes.append)
 
 
-def test_the_predictions_are_those_of_the_best_step(page: RunPage) -> None:
+def test_the_predictions_are_those_of_the_best_step(page):
     """Those that were written after the checkpoint are dropped."""
     for step, best in ((2, True), (4, True), (6, False)):
         evaluated(page, step, best)
@@ -61,9 +61,7 @@ def test_the_predictions_are_those_of_the_best_step(page: RunPage) -> None:
     page.start(9, 2)
 
 
-def test_pages_take_at_most_a_twentieth_of_the_time(
-    page: RunPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
     now = [0.0]
     made: list[float] = []
 
@@ -85,7 +83,7 @@ def test_pages_take_at_most_a_twentieth_of_the_time(
     assert page.spent <= 0.05 * now[0]
 
 
-def test_the_last_page_is_always_written(page: RunPage) -> None:
+def test_the_last_page_is_always_written(page):
     assert page.finish() == page.folder / PAGE
     assert "<h1>" in (page.folder / PAGE).read_text()
 
@@ -93,9 +91,7 @@ def test_the_last_page_is_always_written(page: RunPage) -> None:
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left"), ImportError("no matplotlib"), KeyError("x")]
 )
-def test_a_failure_is_one_note(
-    error: Exception, page: RunPage, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_one_note(error, page, notes, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -108,7 +104,7 @@ def test_a_failure_is_one_note(
     assert note.startswith(f"no report of this run: {type(error).__name__}")
 
 
-def test_one_class_for_every_row_of_the_best_step_is_remembered(page: RunPage) -> None:
+def test_one_class_for_every_row_of_the_best_step_is_remembered(page):
     evaluated(page, 2)
     assert page.only_class is None
     same = replace(page.latest.file(4), rows=[r | {"prediction": "x"} for r in ROWS])

@@ -1,8 +1,11 @@
-"""Several runs in one process: shared work, own folders, errors and signals."""
+"""Several runs, and runs of stages: shared work, own folders, errors, signals and kills."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.loop.checkpoint import folder_of
 from adapterhub.loop.processes import Stopped
 from adapterhub.loop.report import Evaluated, Reporter, Timing
 from adapterhub.recipe.recipe import Recipe
@@ -19,8 +24,11 @@ from adapterhub.training import loading, run_data
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.run import run
 from adapterhub.training.several import run_several
+from tests.kit.data import WORDS
+from tests.kit.processes import fork_command
 from tests.kit.runs import Notes, Ticks, adapter_bytes, forks, killed, quiet
 from tests.kit.selection import part_of
+from tests.kit.session import refused, wait_until
 
 
 @pytest.fixture
@@ -46,7 +54,7 @@ def assert_ended_as_alone(ended: Iterable[Any], folder: Path) -> None:
         assert each.outcome.folder == Path(each.recipe.output) / "adapter"
 
 
-def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(recipe, tmp_path) -> None:
+def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(recipe, tmp_path):
     """A note is given once."""
     said = Notes()
     recipes = variants(recipe, "lora(rank=2)", "pfeiffer", "freeze")
@@ -55,7 +63,7 @@ def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(recipe, tmp_path) 
     assert len(set(said.notes)) == len(said.notes)
 
 
-def test_a_run_that_fails_is_told_and_the_next_one_begins(recipe: Recipe) -> None:
+def test_a_run_that_fails_is_told_and_the_next_one_begins(recipe):
     recipes = variants(recipe, "lora", "lora(sites=nowhere)", "full", "pfeiffer")
     wild = replace(recipe.train, learning_rate=1e30)
     recipes[2] = replace(recipes[2], train=wild)
@@ -76,7 +84,7 @@ class Signals(Reporter):
 
 
 @pytest.mark.parametrize("at", [2, 4])  # in the middle, and at the end of the first run
-def test_ctrl_c_stops_all_and_resume_continues(recipe: Recipe, tmp_path: Path, at: int) -> None:
+def test_ctrl_c_stops_all_and_resume_continues(recipe, tmp_path, at):
     recipes = variants(recipe, "lora", "pfeiffer")
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Stopped, match="after step 2 of 4" if at == 2 else "after 1 of 2 runs"):
@@ -94,9 +102,7 @@ def ticking(recipes: list[Recipe], at: int) -> None:
 
 
 @forks
-def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(recipe, tmp_path):
     recipe = replace(recipe, train=replace(recipe.train, report=True, eval_every=1, max_steps=1))
     (alone,) = variants(replace(recipe, output=str(tmp_path / "alone")), "lora(rank=2)")
     list(run_several([alone], quiet))
@@ -115,9 +121,7 @@ def test_killed_at_any_file_before_the_first_checkpoint_and_resumed(
     assert left == {"recipe.yaml", "recipe.schema.json", "predictions.jsonl"}
 
 
-def test_equal_data_are_read_once_and_options_are_checked_each_time(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_data_are_read_once_and_options_are_checked_each_time(recipe, monkeypatch):
     read_data, calls = run_data.read_data, []
 
     def counted(recipe: Recipe) -> run_data.RunData:
@@ -132,3 +136,143 @@ def test_equal_data_are_read_once_and_options_are_checked_each_time(
     assert len(calls) == 2
     with pytest.raises(ConfigError, match="metric"):
         loader.data(replace(recipe, seed=1, train=replace(recipe.train, best_metric="bleu")))
+
+
+QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}
+
+
+@pytest.fixture
+def staged(backbone, data, tmp_path):
+    """Write a recipe of two stages."""
+    lines = [" ".join((WORDS * 2)[i : i + 9]) for i in range(18)]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines * 4))
+    train, dev = map(str, data)
+    stages = [
+        {"name": "domain", "task": "masked-lm", "train": {"epochs": 4, "save_every": 2},
+         "data": {"train": str(tmp_path / "text.txt"), "stream": True}},
+        {"name": "task", "from": "domain", "data": {"train": train, "eval": dev}},
+    ]  # fmt: skip
+    options = {**QUIET, "epochs": 2, "max_length": 16, "batch_size": 8, "save_every": 3}
+    common = {"backbone": str(backbone), "output": str(tmp_path / "run"), "train": options}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(dump_yaml({**common, "method": "lora(rank=2)", "stages": stages}))
+    return path
+
+
+def tensors_of(output: Path) -> list[bytes]:
+    """Return the tensors of the adapter of each stage, and of the whole run."""
+    return [adapter_bytes(folder) for folder in (output / "domain", output / "task", output)]
+
+
+def killed_at(staged: Path, output: Path, when: Path) -> None:
+    """Start a run in a process of its own, and kill it when a file exists."""
+    child = fork_command("train", staged, "--quiet", "--resume", "--output", output)
+    try:
+        wait_until(when.exists, 120)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@forks
+def test_killed_in_each_stage_and_resumed_gives_the_same_bytes(staged, adapterhub, tmp_path):
+    code, _, err = adapterhub("train", staged, "--quiet")
+    assert code == 0, err
+    cut = tmp_path / "cut"
+    killed_at(staged, cut, folder_of(cut / "domain", "last"))
+    assert not (cut / "stages.json").exists()
+    killed_at(staged, cut, folder_of(cut / "task", "last"))
+    assert json.loads((cut / "stages.json").read_text()).keys() == {"domain"}
+    before = (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns
+    code, out, err = adapterhub("train", "--resume", "--output", cut, "--quiet")
+    assert code == 0, err
+    assert "finished before" in out
+    assert (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns == before, "not run again"
+    assert tensors_of(cut) == tensors_of(tmp_path / "run")
+    assert (cut / "adapter" / "adapter.json").is_file()
+
+
+@pytest.fixture
+def finished(staged, adapterhub, tmp_path):
+    """Train only the first stage, as if the run had been killed after it."""
+    data = load_yaml(staged)
+    first = tmp_path / "first.yaml"
+    first.write_text(dump_yaml({**data, "stages": data["stages"][:1]}))
+    code, _, err = adapterhub("train", first, "--quiet")
+    assert code == 0, err
+    shutil.rmtree(tmp_path / "run" / "adapter")
+    return tmp_path / "run"
+
+
+def test_stages_go_on_and_predict(staged, finished, adapterhub):
+    code, out, err = adapterhub("train", staged, "--resume", "--quiet")
+    assert code == 0, err
+    assert "finished before" in out
+    code, out, err = adapterhub("predict", finished, "the movie was good")
+    assert (code, err) == (0, "")
+    code, out, _ = adapterhub("train", staged, "--resume", "--quiet")
+    assert out.count("finished before") == 2
+    shutil.rmtree(finished / "adapter")
+    assert adapterhub("train", staged, "--resume", "--quiet")[0] == 0
+    assert (finished / "adapter").is_dir()
+
+
+def test_a_finished_stage_that_changed_is_refused(staged, finished, adapterhub, tmp_path):
+    changed = staged.read_text().replace("epochs: 4", "epochs: 5")
+    (tmp_path / "changed.yaml").write_text(changed)
+    result = adapterhub("train", tmp_path / "changed.yaml", "--resume")
+    refused(result, "the stage 'domain' is finished", "train.epochs: 4 then, 5 now")
+    text = tmp_path / "text.txt"
+    content = text.read_text()
+    text.write_text(content + "\n\nmore")
+    refused(adapterhub("train", staged, "--resume"), "the stage 'domain' is finished", "bytes: ")
+    text.write_text(content)
+    file = finished / "domain" / "adapter" / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    refused(adapterhub("train", staged, "--resume"), "is missing or was changed")
+    (finished / "stages.json").write_text("{")
+    refused(adapterhub("train", staged, "--resume"), "stages.json is broken")
+
+
+def test_the_dry_run_lists_all_stages_and_writes_nothing(staged, adapterhub, tmp_path):
+    code, out, err = adapterhub("train", staged, "--dry-run")
+    assert code == 0, err
+    for word in ("domain", "masked-lm", "task", "by the data", "lora(rank=2)"):
+        assert word in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_refused_before_the_first_stage(staged, data, adapterhub, tmp_path):
+    """Missing data, and an output folder that is used already."""
+    content = data[0].read_text()
+    data[0].unlink()
+    refused(adapterhub("train", staged), "train.tsv")
+    assert not (tmp_path / "run").exists()
+    data[0].write_text(content)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("")
+    refused(adapterhub("train", staged), "exists")
+
+
+@pytest.mark.parametrize("flag", [("--sweep", "seed=0,1"), ("--show", "1"), ("--open",)])
+def test_flags_of_one_run_are_refused(staged, adapterhub, flag):
+    refused(adapterhub("train", staged, *flag), "a recipe of stages trains several runs")
+
+
+def test_a_stage_may_be_on_top_of_an_earlier_one(staged, adapterhub, tmp_path):
+    """MAD-X: the adapter of the domain stays frozen below that of the task."""
+    options = load_yaml(staged)
+    del options["stages"][1]["from"]
+    options["stages"][1]["on"] = ["domain"]
+    staged.write_text(dump_yaml(options))
+    code, _, err = adapterhub("train", staged, "--quiet")
+    assert code == 0, err
+    run = tmp_path / "run"
+    manifest = json.loads((run / "adapter" / "adapter.json").read_text())
+    domain = hashlib.sha256((run / "domain" / "adapter" / "adapter.json").read_bytes())
+    assert [each["digest"] for each in manifest["on"]] == [domain.hexdigest()]
+    code, out, err = adapterhub("predict", run, WORDS[0])
+    assert code == 0, err
+    code, out, _ = adapterhub("train", "--resume", "--output", run, "--quiet")
+    assert code == 0
+    assert out.count("finished before") == 2

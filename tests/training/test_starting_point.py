@@ -95,7 +95,7 @@ def assert_starts(prepared: Any, start: Path) -> None:
     assert all(torch.equal(t, saved[n]) for n, t in prepared.adapter.tensors().items())
 
 
-def test_it_begins_with_the_tensors_of_the_other_and_records_it(recipe: Recipe, first: Path):
+def test_it_begins_with_the_tensors_of_the_other_and_records_it(recipe, first):
     assert_starts(prepare(second(recipe, first)), first)
     reporter = Notes()
     outcome = run(second(recipe, first), reporter)
@@ -117,7 +117,7 @@ def test_a_published_one_is_found_by_its_name_and_its_version_recorded(recipe, f
     assert manifest.training["from"]["version"] == "v1"
 
 
-def test_with_other_labels_the_head_is_new(recipe: Recipe, first: Path, tmp_path: Path) -> None:
+def test_with_other_labels_the_head_is_new(recipe, first, tmp_path):
     rows = [(f"text {n}", f"class{n % 3}") for n in range(60)]
     source = write_tsv(tmp_path / "other.tsv", rows)
     reporter = Notes()
@@ -125,13 +125,13 @@ def test_with_other_labels_the_head_is_new(recipe: Recipe, first: Path, tmp_path
     assert any("a newly initialized head: the labels are others" in n for n in reporter.notes)
 
 
-def test_another_size_says_how_to_resize(recipe: Recipe, first: Path) -> None:
+def test_another_size_says_how_to_resize(recipe, first):
     with pytest.raises(MismatchError, match="cannot start from") as error:
         prepare(second(recipe, first, method="lora(rank=4)"))
     assert "adapterhub combine ADAPTER --rank" in str(error.value)
 
 
-def test_the_option_is_called_from_and_takes_the_method_of_the_adapter() -> None:
+def test_the_option_is_called_from_and_takes_the_method_of_the_adapter():
     words = ["from=helper", "backbone=b", "data.train=t", "output=o"]
     recipe = read(None, words)
     assert (recipe.from_, recipe.method) == ("helper", None)
@@ -140,9 +140,7 @@ def test_the_option_is_called_from_and_takes_the_method_of_the_adapter() -> None
 
 
 @pytest.mark.parametrize("derive", [second, on])
-def test_a_stopped_run_goes_on_and_one_on_another_adapter_is_another_run(
-    recipe: Recipe, lang: Path, derive: Any
-) -> None:
+def test_a_stopped_run_goes_on_and_one_on_another_adapter_is_another_run(recipe, lang, derive):
     train = {"max_steps": 8, "save_every": 2, "eval_every": 4}
     whole, stopped = (derive(recipe, lang, output=n, train=train) for n in ("whole", "stopped"))
     run(whole, Reporter())
@@ -155,7 +153,7 @@ def test_a_stopped_run_goes_on_and_one_on_another_adapter_is_another_run(
         run(derive(recipe, other, output="stopped", train=train), Reporter(), resume=True)
 
 
-def test_it_trains_on_a_frozen_adapter_and_records_it(recipe: Recipe, lang: Path) -> None:
+def test_it_trains_on_a_frozen_adapter_and_records_it(recipe, lang):
     """A run folder is enough to predict."""
     notes = Notes()
     below = prepare(on(recipe, lang)).adapter.on[0]
@@ -195,7 +193,7 @@ PAIRS = [(below, method) for below in BELOW for method in ON_TOP]
 
 
 @pytest.mark.parametrize(("below", "method"), PAIRS if ALL else [*PAIRS[::2], PAIRS[1]])
-def test_frozen_layers_are_kept_with_what_is_below(recipe: Recipe, below: str, method: str) -> None:
+def test_frozen_layers_are_kept_with_what_is_below(recipe, below, method):
     """Layers are recorded and replayed with the adapter below; a prompt's tokens are not rows."""
     lang = run(replace(recipe, method=below), Reporter()).folder
     losses = {}
@@ -210,7 +208,7 @@ def test_frozen_layers_are_kept_with_what_is_below(recipe: Recipe, below: str, m
     assert torch.allclose(losses["memory"], losses["off"], atol=0.02)
 
 
-def test_a_published_chain_is_found_by_name(recipe: Recipe, lang: Path) -> None:
+def test_a_published_chain_is_found_by_name(recipe, lang):
     ah.publish(lang)
     domain = run(on(recipe, "lang", output="domain", method="houlsby(size=4)"), Reporter()).folder
     assert str(Saved.at(domain).manifest.on[0]) == "lang@v1"
@@ -221,7 +219,7 @@ def test_a_published_chain_is_found_by_name(recipe: Recipe, lang: Path) -> None:
     assert predictions("task") == expected
 
 
-def test_a_fusion_has_them_as_its_sources(recipe: Recipe, lang: Path) -> None:
+def test_a_fusion_has_them_as_its_sources(recipe, lang):
     """One with sources of its own is on top: MAD-X with task adapters that are mixed."""
     other = run(replace(recipe, output=f"{recipe.output}-2", seed=3), Reporter()).folder
     spec = {"adapterfusion": {"adapters": [str(lang), str(other)]}}
@@ -242,7 +240,7 @@ def test_a_fusion_has_them_as_its_sources(recipe: Recipe, lang: Path) -> None:
     assert predictions("fused") == expected
 
 
-def test_starting_from_a_stacked_one_needs_the_same_foundation(recipe: Recipe, lang: Path) -> None:
+def test_starting_from_a_stacked_one_needs_the_same_foundation(recipe, lang):
     task = run(on(recipe, lang), Reporter()).folder
     again = second(recipe, task)
     with pytest.raises(MismatchError, match="other adapters are below it") as error:
@@ -251,7 +249,7 @@ def test_starting_from_a_stacked_one_needs_the_same_foundation(recipe: Recipe, l
     assert_starts(prepare(replace(again, on=(str(lang),))), task)
 
 
-def test_without_any_nothing_is_recorded(recipe: Recipe, lang: Path) -> None:
+def test_without_any_nothing_is_recorded(recipe, lang):
     assert starting_point(recipe) is None
     origins, _ = run_origins(recipe)
     assert (origins.start, origins.below, origins.copied) == (None, (), ())

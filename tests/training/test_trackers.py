@@ -74,7 +74,7 @@ def recipe(folder: Path, *trackers: str, backbone: str = "org/model") -> Recipe:
     return read(flags=flags | {"train": {"tracker": list(trackers)}})
 
 
-def test_losses_and_metrics_are_forwarded(tmp_path: Path) -> None:
+def test_losses_and_metrics_are_forwarded(tmp_path):
     reporter = start_trackers(recipe(tmp_path, "wandb"), Notes(), resume=False)
     (tmp_path / "mine").mkdir()
     reporter.start(9, 0)
@@ -90,7 +90,7 @@ def test_losses_and_metrics_are_forwarded(tmp_path: Path) -> None:
     assert logged == [(2, {**loss, "epoch": 0.5}), (2, {"eval/accuracy": 0.9})]
 
 
-def test_a_resumed_run_continues_the_tracked_one(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_tracked_one(tmp_path):
     plan = recipe(tmp_path, "wandb", "mlflow", "trackio")
     start_trackers(plan, Notes(), resume=True).close()  # nothing to resume yet
     (tmp_path / "mine").mkdir()
@@ -107,13 +107,13 @@ def test_a_resumed_run_continues_the_tracked_one(tmp_path: Path) -> None:
     assert mlflow == {"experiment_name": "adapterhub", "run_id": "m1"}
 
 
-def test_the_project_and_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_and_the_name_of_the_run(monkeypatch):
     assert TrackedRun("mine", "x").arguments("swanlab", True) == {"run_name": "mine"}
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     assert TrackedRun("mine", "x").arguments("wandb", True)["run_name"] == "theirs"
 
 
-def test_no_path_of_the_machine_is_sent(tmp_path: Path) -> None:
+def test_no_path_of_the_machine_is_sent(tmp_path):
     (tmp_path / "model").mkdir()
     sent = configuration(recipe(tmp_path, "wandb", backbone=str(tmp_path / "model")))
     assert sent["backbone"] == "model"
@@ -122,7 +122,7 @@ def test_no_path_of_the_machine_is_sent(tmp_path: Path) -> None:
     assert not [v for v in sent.values() if isinstance(v, str) and ("/" in v or "\\" in v)]
 
 
-def test_a_tracker_that_cannot_start_is_an_error_before_training(tmp_path, monkeypatch) -> None:
+def test_a_tracker_that_cannot_start_is_an_error_before_training(tmp_path, monkeypatch):
     def fail(self: Any) -> None:
         raise RuntimeError("no API key")
 
@@ -132,7 +132,7 @@ def test_a_tracker_that_cannot_start_is_an_error_before_training(tmp_path, monke
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_tracker_that_fails_later_is_noted_and_left_out(tmp_path, monkeypatch) -> None:
+def test_a_tracker_that_fails_later_is_noted_and_left_out(tmp_path, monkeypatch):
     notes = Notes()
     reporter = start_trackers(recipe(tmp_path, "wandb"), notes, resume=False)
 
@@ -147,7 +147,7 @@ def test_a_tracker_that_fails_later_is_noted_and_left_out(tmp_path, monkeypatch)
     assert "wandb gets no more values: ConnectionError: the network is gone" in note
 
 
-def test_unknown_and_missing_trackers_are_refused() -> None:
+def test_unknown_and_missing_trackers_are_refused():
     check_trackers(())
     check_trackers(["wandb", "mlflow"])
     for name, expected in (
