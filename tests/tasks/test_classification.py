@@ -17,6 +17,7 @@ from adapterhub.tasks import Setting, dump_task, parse_task
 from adapterhub.tasks.classification import Number, Scored, weighted_loss, weights_of
 from adapterhub.tasks.tagging import Sentence
 from tests.kit.data import sentences, write_tsv
+from tests.kit.session import succeeded
 
 
 def test_texts_and_pairs_are_one_row_each(backbones):
@@ -147,12 +148,11 @@ def test_training_uses_the_weights(adapterhub, backbone, tmp_path):
         "balanced": "classification(class_weights=balanced)",
         "one": "classification(class_weights={'neg': 0.0})",
     }.items():
-        code, _, err = adapterhub(
+        succeeded(adapterhub(
             "train", "--backbone", backbone, "--task", task, "--train", file, "--eval", file,
             "--output", tmp_path / name, "--quiet", "train.max_steps=4",
             "train.tensorboard=false", "train.report=false",
-        )  # fmt: skip
-        assert code == 0, err
+        ))  # fmt: skip
         tensors[name] = load_file(tmp_path / name / "adapter/adapter.safetensors")
     for key, tensor in tensors["none"].items():
         torch.testing.assert_close(tensors["even"][key], tensor, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ from adapterhub.pages.row_scores import read_predictions
 from adapterhub.tasks import TASKS, parse_task
 from tests.kit.data import json_lines
 from tests.kit.selection import ALL, cases_of
-from tests.kit.session import charts_drawn
+from tests.kit.session import charts_drawn, succeeded
 from tests.kit.task_cases import CASES
 
 # A chart shows a kind of outcomes, whatever the task: drawn for one task of each.
@@ -84,8 +84,7 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     check_report(run, manifest)
 
     def printed(*words):
-        code, out, err = adapterhub(*words)
-        assert code == 0, err
+        out = succeeded(adapterhub(*words))
         return out
 
     metrics = json.loads(printed("eval", run, "--data", file, "--json"))

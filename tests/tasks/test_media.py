@@ -22,6 +22,7 @@ from adapterhub.inference.open import Predictor
 from adapterhub.tasks import Setting, parse_task
 from tests.kit import media
 from tests.kit.data import json_lines, write_tsv
+from tests.kit.session import succeeded
 
 PICTURES, SOUNDS = parse_task("image-classification"), parse_task("audio-classification")
 CLASSES = {PICTURES: ("0", "1", "2"), SOUNDS: ("high", "low", "middle")}
@@ -159,17 +160,15 @@ def test_a_table_and_a_folder_predict_the_same(
     names = [NAMES[task].format(label, i) for label in CLASSES[task] for i in range(4)]
     table = write_tsv(folder / "some.tsv", [(n, n.split("/")[0]) for n in names], f"{key}\tlabel")
     run = tmp_path / "run"
-    code, out, err = adapterhub(
+    out = succeeded(adapterhub(
         "train", "--backbone", backbones(kind), "--task", alias, "--train", table, "--eval",
         folder, "--output", run, "--method", "lora", "train.epochs=1", "train.report=false",
         "train.tensorboard=false",
-    )  # fmt: skip
-    assert code == 0, err
+    ))  # fmt: skip
     assert f"adapterhub predict {run} {key.upper()}" in out
     outputs = []
     for words in ([folder / n for n in names], ["--data", folder], ["--data", table]):
-        code, out, err = adapterhub("predict", run, *words, "--json")
-        assert code == 0, err
+        out = succeeded(adapterhub("predict", run, *words, "--json"))
         rows = json_lines(out)
         assert all(row[key].endswith(n) for row, n in zip(rows, names, strict=True))
         outputs.append([row["scores"] for row in rows])
@@ -220,14 +219,12 @@ def test_only_the_beginning_of_long_sounds_is_heard(folders, backbones, tmp_path
 @pytest.mark.parametrize("kind", HEARING)
 def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, backbones, folders, tmp_path):
     run, tones = tmp_path / "run", folders[SOUNDS]
-    code, _, err = adapterhub(
+    succeeded(adapterhub(
         "train", "--backbone", backbones(kind), "--task", SOUNDS.name, "--train", tones, "--eval",
         tones, "--output", run, "--method", "lora", "dtype=bf16", "train.max_steps=1",
         "train.report=false", "train.tensorboard=false",
-    )  # fmt: skip
-    assert code == 0, err
-    code, out, err = adapterhub("predict", run, tones / "low/0.wav")
-    assert code == 0, err
+    ))  # fmt: skip
+    out = succeeded(adapterhub("predict", run, tones / "low/0.wav"))
     assert out.split()[0] in CLASSES[SOUNDS]
 
 

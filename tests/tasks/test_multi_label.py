@@ -16,6 +16,7 @@ from adapterhub.files.native import Saved
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multi_label import LabelledText, Labels
 from tests.kit.data import json_lines, write_json_lines, write_tsv
+from tests.kit.session import succeeded
 from tests.kit.task_cases import several
 
 TASK = parse_task("multi-label")
@@ -121,8 +122,7 @@ def test_the_problem_type_travels_with_the_adapter(backbone, adapterhub, tmp_pat
     """Merged and exported models say it, too."""
 
     def ok(*words):
-        code, out, err = adapterhub(*words)
-        assert code == 0, err
+        out = succeeded(adapterhub(*words))
         return out
 
     file, run = several(tmp_path), tmp_path / "run"

@@ -21,6 +21,7 @@ from adapterhub.tasks.seq2seq import LanguagePair
 from tests.kit import own_models
 from tests.kit.data import word_tokenizer, words_of, write_json_lines
 from tests.kit.own_models import PAIRS, SAVED, TRANSLATORS
+from tests.kit.session import succeeded
 
 
 def test_parallel_files_and_columns(tmp_path):
@@ -222,8 +223,7 @@ def test_a_run_records_its_languages(kind, tmp_path, adapterhub):
     assert names[1] in err
     assert "step" not in out + err
     file = write_json_lines(tmp_path / "spoken.jsonl", spoken)
-    code, out, err = adapterhub("train", file, *words, "--output", tmp_path / "run")
-    assert code == 0, err
+    succeeded(adapterhub("train", file, *words, "--output", tmp_path / "run"))
     opened = ah.open(tmp_path / "run")
     assert (opened.task.src_lang, opened.task.tgt_lang) == names[:2]
     text = PAIRS[0][0]

@@ -25,6 +25,7 @@ from adapterhub.tasks.speech_recognition import letter_ids
 from tests.kit import media, stand_ins
 from tests.kit.data import write_tsv
 from tests.kit.selection import long_table
+from tests.kit.session import succeeded
 
 TASK = parse_task("speech-recognition")
 ENGLISH = parse_task("speech-recognition(language=en, new_tokens=12)")
@@ -238,16 +239,14 @@ def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path
     """A run on four phrases ends without an error in any word; `predict` writes them."""
     run = tmp_path / "run"
     task = "speech-recognition(language=en)" if "whisper" in name else "asr"
-    code, _, err = adapterhub(
+    succeeded(adapterhub(
         "train", "--backbone", backbones(name), "--task", task, "--train", speech, "--eval", speech,
         "--output", run, "--method", "full", "train.max_steps=160", "train.eval_every=80",
         "train.learning_rate=3e-3", "train.report=false", "train.tensorboard=false", "--quiet",
-    )  # fmt: skip
-    assert code == 0, err
+    ))  # fmt: skip
     manifest = json.loads((run / "adapter/adapter.json").read_text())
     assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0}
-    code, out, err = adapterhub("predict", run, speech / "1.wav", speech / "2.wav")
-    assert code == 0, err
+    out = succeeded(adapterhub("predict", run, speech / "1.wav", speech / "2.wav"))
     assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"]
 
 

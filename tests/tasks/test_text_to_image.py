@@ -27,7 +27,7 @@ from adapterhub.tasks.text_to_image import TextToImage
 from tests.kit import pipelines
 from tests.kit.data import write_json_lines
 from tests.kit.runs import adapter_bytes, lines
-from tests.kit.session import refused
+from tests.kit.session import refused, succeeded
 
 MAKES = [kind for kind in pipelines.KINDS if kind != "DiTPipeline"]
 FLOW = ("StableDiffusion3Pipeline", "FluxPipeline")
@@ -219,8 +219,7 @@ def ok(adapterhub):
     """Return a function that runs a command, which ends well, and returns what it printed."""
 
     def run(*words):
-        code, out, err = adapterhub(*words)
-        assert code == 0, err
+        out = succeeded(adapterhub(*words))
         return out
 
     return run

@@ -28,6 +28,7 @@ from adapterhub.training.run import run
 from tests.kit.data import sentences, write_tsv
 from tests.kit.runs import adapter_bytes
 from tests.kit.selection import long_table
+from tests.kit.session import succeeded
 
 CLASSES = {"": Recipe, "data": DataOptions, "train": TrainOptions, "tasks.a": TaskOptions}
 
@@ -238,8 +239,7 @@ def test_each_command_takes_a_checkpoint_as_an_adapter(stopped, tmp_path, adapte
     assert str(place / "checkpoints" / "best") in " ".join(err.split())
     for checkpoint in ("best", "last"):
         (out := tmp_path / checkpoint).mkdir()
-        code, _, err = adapterhub(*taking(which, place / "checkpoints" / checkpoint, stopped, out))
-        assert code == 0, err
+        succeeded(adapterhub(*taking(which, place / "checkpoints" / checkpoint, stopped, out)))
 
 
 def test_python_takes_a_checkpoint_as_an_adapter(stopped):

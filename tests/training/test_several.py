@@ -28,7 +28,7 @@ from tests.kit.data import WORDS
 from tests.kit.processes import fork_command
 from tests.kit.runs import Notes, Ticks, adapter_bytes, forks, killed, quiet
 from tests.kit.selection import part_of
-from tests.kit.session import refused, wait_until
+from tests.kit.session import refused, succeeded, wait_until
 
 
 @pytest.fixture
@@ -176,16 +176,14 @@ def killed_at(staged: Path, output: Path, when: Path) -> None:
 
 @forks
 def test_killed_in_each_stage_and_resumed_gives_the_same_bytes(staged, adapterhub, tmp_path):
-    code, _, err = adapterhub("train", staged, "--quiet")
-    assert code == 0, err
+    succeeded(adapterhub("train", staged, "--quiet"))
     cut = tmp_path / "cut"
     killed_at(staged, cut, folder_of(cut / "domain", "last"))
     assert not (cut / "stages.json").exists()
     killed_at(staged, cut, folder_of(cut / "task", "last"))
     assert json.loads((cut / "stages.json").read_text()).keys() == {"domain"}
     before = (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns
-    code, out, err = adapterhub("train", "--resume", "--output", cut, "--quiet")
-    assert code == 0, err
+    out = succeeded(adapterhub("train", "--resume", "--output", cut, "--quiet"))
     assert "finished before" in out
     assert (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns == before, "not run again"
     assert tensors_of(cut) == tensors_of(tmp_path / "run")
@@ -198,15 +196,13 @@ def finished(staged, adapterhub, tmp_path):
     data = load_yaml(staged)
     first = tmp_path / "first.yaml"
     first.write_text(dump_yaml({**data, "stages": data["stages"][:1]}))
-    code, _, err = adapterhub("train", first, "--quiet")
-    assert code == 0, err
+    succeeded(adapterhub("train", first, "--quiet"))
     shutil.rmtree(tmp_path / "run" / "adapter")
     return tmp_path / "run"
 
 
 def test_stages_go_on_and_predict(staged, finished, adapterhub):
-    code, out, err = adapterhub("train", staged, "--resume", "--quiet")
-    assert code == 0, err
+    out = succeeded(adapterhub("train", staged, "--resume", "--quiet"))
     assert "finished before" in out
     code, out, err = adapterhub("predict", finished, "the movie was good")
     assert (code, err) == (0, "")
@@ -235,8 +231,7 @@ def test_a_finished_stage_that_changed_is_refused(staged, finished, adapterhub, 
 
 
 def test_the_dry_run_lists_all_stages_and_writes_nothing(staged, adapterhub, tmp_path):
-    code, out, err = adapterhub("train", staged, "--dry-run")
-    assert code == 0, err
+    out = succeeded(adapterhub("train", staged, "--dry-run"))
     for word in ("domain", "masked-lm", "task", "by the data", "lora(rank=2)"):
         assert word in out
     assert not (tmp_path / "run").exists()
@@ -265,14 +260,12 @@ def test_a_stage_may_be_on_top_of_an_earlier_one(staged, adapterhub, tmp_path):
     del options["stages"][1]["from"]
     options["stages"][1]["on"] = ["domain"]
     staged.write_text(dump_yaml(options))
-    code, _, err = adapterhub("train", staged, "--quiet")
-    assert code == 0, err
+    succeeded(adapterhub("train", staged, "--quiet"))
     run = tmp_path / "run"
     manifest = json.loads((run / "adapter" / "adapter.json").read_text())
     domain = hashlib.sha256((run / "domain" / "adapter" / "adapter.json").read_bytes())
     assert [each["digest"] for each in manifest["on"]] == [domain.hexdigest()]
-    code, out, err = adapterhub("predict", run, WORDS[0])
-    assert code == 0, err
+    succeeded(adapterhub("predict", run, WORDS[0]))
     code, out, _ = adapterhub("train", "--resume", "--output", run, "--quiet")
     assert code == 0
     assert out.count("finished before") == 2
