@@ -145,7 +145,6 @@ def test_training_uses_the_weights(adapterhub, backbone, tmp_path):
     for name, task in {
         "none": "classification",
         "even": "classification(class_weights={'pos': 1.0, 'neg': 1.0})",
-        "balanced": "classification(class_weights=balanced)",
         "one": "classification(class_weights={'neg': 0.0})",
     }.items():
         succeeded(adapterhub(
@@ -154,9 +153,7 @@ def test_training_uses_the_weights(adapterhub, backbone, tmp_path):
             "train.tensorboard=false", "train.report=false",
         ))  # fmt: skip
         tensors[name] = load_file(tmp_path / name / "adapter/adapter.safetensors")
-    for key, tensor in tensors["none"].items():
+    none = tensors["none"]
+    for key, tensor in none.items():
         torch.testing.assert_close(tensors["even"][key], tensor, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(tensors["balanced"][key], tensor, rtol=1e-4, atol=1e-5)
-    assert any(
-        not torch.allclose(tensors["one"][k], t, atol=1e-3) for k, t in tensors["none"].items()
-    )
+    assert not all(torch.allclose(tensors["one"][k], t, atol=1e-3) for k, t in none.items())

@@ -1,26 +1,56 @@
-"""Metrics worked by hand, and their limits."""
+"""Metrics worked by hand, and their limits; rankings beside those of their peers."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
 
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.data.text_pairs import Comparison, TextPair
 from adapterhub.errors import ConfigError, DataError
+from adapterhub.files.shown_table import ScoreError
+from adapterhub.pages.row_scores import (
+    EvaluatedRows,
+    PredictionFile,
+    difference,
+    grouped_columns,
+    outcomes_of,
+    row_scores,
+    score_error,
+    score_errors,
+)
+from adapterhub.tasks import parse_task
+from adapterhub.tasks.classification import Number
+from adapterhub.tasks.common.batches import relevance_loss
 from adapterhub.tasks.common.metrics import (
     answer_metrics,
     classification_metrics,
     entity_metrics,
     generation_metrics,
+    query_metrics,
+    ranked_gains,
+    ranking_metrics,
     regression_metrics,
     spoken,
     transcription_metrics,
 )
+from adapterhub.tasks.common.preference_pairs import Compared
+from adapterhub.tasks.embedding import _with_passages, nearest_passages
+from adapterhub.tasks.multiple_choice import Choice, Choices
+from tests.kit.data import read_error
 
 label = st.sampled_from(["no", "yes", "maybe"])
 number = st.floats(-1e6, 1e6)
@@ -137,3 +167,254 @@ def test_generated_texts():
     assert generation_metrics("exact", ["a", "b "], [" a", "c"]) == {"exact_match": 0.5}
     with pytest.raises(DataError):
         generation_metrics("exact", ["a"], [])
+
+
+def vectors(count: int, seed: int, name: str) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {f"{name} {i}": random.normal(size=6).astype(np.float32) for i in range(count)}
+
+
+def test_passages_are_ranked_by_cosine():
+    queries, passages = vectors(300, 0, "q"), vectors(30, 1, "p")
+    found = nearest_passages(queries, passages)
+    assert found.keys() == queries.keys()
+    for query in ("q 0", "q 299"):
+        cosine = {
+            name: vector @ queries[query] / np.linalg.norm(vector)
+            for name, vector in passages.items()
+        }
+        assert [*found[query].texts] == sorted(cosine, key=cosine.__getitem__, reverse=True)[:10]
+
+    passages = vectors(4, 0, "p")  # a query does not find itself
+    found = nearest_passages({"p 2": passages["p 2"]}, passages)["p 2"].texts
+    assert sorted(found) == ["p 0", "p 1", "p 3"]
+
+
+def test_the_metrics_are_those_of_sentence_transformers():
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    random = np.random.default_rng(3)
+    names = [f"p {i}" for i in range(40)]
+    relevant = {f"q {i}": set(random.choice(names, 1 + i % 3, False).tolist()) for i in range(25)}
+    queries, passages = vectors(25, 5, "q"), vectors(40, 6, "p")
+    found = nearest_passages(queries, passages, relevant)
+    metrics = ranking_metrics(
+        [found[q].ranked for q in relevant], [[1.0] * len(texts) for texts in relevant.values()]
+    )
+    texts = {name: name for name in (*queries, *passages)}
+    peer = InformationRetrievalEvaluator(
+        {q: texts[q] for q in queries}, {p: texts[p] for p in passages}, relevant,
+        mrr_at_k=[10], ndcg_at_k=[10], precision_recall_at_k=[1, 10], accuracy_at_k=[1],
+    )  # fmt: skip
+    rows = [
+        [{"corpus_id": name, "score": 1.0 - rank / 20} for rank, name in enumerate(found[q].texts)]
+        for q in queries
+    ]
+    expected = peer.compute_metrics(rows)
+    assert metrics == pytest.approx(
+        {
+            "recall@1": expected["recall@k"][1],
+            "recall@10": expected["recall@k"][10],
+            "mrr@10": expected["mrr@k"][10],
+            "ndcg@10": expected["ndcg@k"][10],
+        }
+    )
+
+
+def test_graded_relevance_is_the_gain():
+    gains = [[3.0, 0.0, 1.0, 2.0], [0.0, 1.0, 2.0, 0.0]]
+    scores = [[4.0, 3.0, 2.0, 1.0]] * 2
+    metrics = ranking_metrics(gains, gains)
+    assert metrics["ndcg@10"] == pytest.approx(ndcg_score(gains, scores, k=10))
+    assert metrics["mrr@10"] == pytest.approx((1 + 1 / 2) / 2)
+    assert metrics["recall@1"] == pytest.approx((1 / 3 + 0) / 2)
+
+
+@pytest.mark.parametrize("relevant", [[], [[1.0], [0.0]]])
+def test_each_query_needs_a_relevant_passage(relevant):
+    with pytest.raises(DataError, match="without a relevant passage"):
+        ranking_metrics([[1.0] for _ in relevant], relevant)
+
+
+def averaged(scores, gains):
+    """Average the metrics over the orders of all passages that keep the scores in order."""
+    rows = [
+        query_metrics([gains[i] for i in order], gains)
+        for order in itertools.permutations(range(len(scores)))
+        if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order))
+    ]
+    return np.mean(rows, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "gains"),
+    [
+        ([1, 1, 1, 1], [1, 0, 0, 0]),
+        ([1, 1, 1, 1], [0, 0, 1, 0.5]),
+        ([2, 1, 1, 1, 0], [0, 0, 1, 0, 1]),
+        ([2, 2, 1, 1, 0], [0, 0, 1, 0.5, 0]),
+        ([3, 3, 3, 2, 2, 2], [0, 1, 1, 0, 1, 0]),
+        ([0, 3, 1, 3, 2], [1, 0, 0, 0, 0.5]),
+        ([1, 1 + 1e-9, 1 - 1e-9, 1], [0, 1, 0, 0]),
+    ],
+)
+def test_ties_count_as_the_mean_over_their_orders(scores, gains):
+    rounded = [round(s, 6) for s in scores]
+    assert query_metrics(ranked_gains(scores, gains), gains) == pytest.approx(
+        averaged(rounded, gains)
+    )
+
+
+def test_ties_across_the_last_rank_count_as_the_mean_over_drawn_orders():
+    random = np.random.default_rng(0)
+    scores = np.repeat([3.0, 2.0, 1.0], [4, 15, 5])
+    gains = np.zeros(24)
+    gains[[2, 6, 9, 21]] = [0, 1, 0.5, 1]
+    drawn = []
+    for _ in range(4_000):
+        order = np.lexsort((random.random(24), -scores))
+        drawn.append(query_metrics(gains[order].tolist(), gains.tolist()))
+    found = query_metrics(ranked_gains(scores.tolist(), gains.tolist()), gains.tolist())
+    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.02)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_tells_nothing_apart_gets_chance(first):
+    """Wherever the relevant passage is in the file: seven passages, and one in forty texts."""
+    place = 0 if first else 6
+    task = parse_task("reranking")
+    examples = [Example(f"q {i}", f"p {i} {j}", float(j == place)) for i in range(5)
+                for j in range(7)]  # fmt: skip
+    metrics = task.metrics(examples, [Number(0.3)] * len(examples))
+    assert metrics["recall@1"] == pytest.approx(1 / 7)
+    assert metrics["mrr@10"] == pytest.approx(np.mean([1 / r for r in range(1, 8)]))
+    pairs = [TextPair(f"q {i}", f"p {i}") for i in range(40)]
+    one = np.ones(4, np.float32)
+    found = nearest_passages(
+        {e.text: one for e in pairs},
+        {e.pair: one for e in pairs},
+        {e.text: {e.pair} for e in pairs},
+    )
+    ranked = [near.ranked for near in found.values()]
+    assert ranking_metrics(ranked, [[1.0]] * 40)["recall@10"] == pytest.approx(10 / 40)
+    assert [found[e.text].right(e.pair) for e in pairs] == [pytest.approx(1 / 40)] * 40
+
+
+def test_confident_scores_are_no_ties():
+    task = parse_task("reranking")
+    examples = [Example("q", f"p {j}", float(j == 1)) for j in range(3)]
+    confident = [Number((1 + math.tanh(logit / 2)) / 2) for logit in (15.0, 16.0, 14.0)]
+    assert task.metrics(examples, confident)["recall@1"] == 1
+    assert task.metrics(examples, [Number(1.0), Number(1.0), Number(0.0)])["recall@1"] == 0.5
+
+
+@pytest.mark.parametrize("label", [0, 2])
+def test_choices_and_comparisons_that_are_equal_count_as_chance(label):
+    task = parse_task("multiple-choice")
+    examples = [Choices("t", ("a", "b", "c"), label)] * 4
+    even = Choice(0, "a", (1 / 3, 1 / 3, 1 / 3))
+    assert task.metrics(examples, [even] * 4)["accuracy"] == pytest.approx(1 / 3)
+    assert task.outcome(examples[0], even)["right"] == pytest.approx(1 / 3)
+    half = Choice(0, "a", (0.4, 0.2, 0.4))
+    assert task.metrics(examples, [half] * 4)["accuracy"] == pytest.approx(0.5)
+    for name in ("preference", "reward"):
+        task, pairs = parse_task(name), [Comparison("p", "c", "r")] * 4
+        margins = (0.0, 1e-9, 1.0, -1.0)
+        compared = [Compared(margin, 0.0, 0.1) for margin in margins]
+        assert task.metrics(pairs, compared)["accuracy"] == pytest.approx(0.5)
+        rights = [task.outcome(*each)["right"] for each in zip(pairs, compared, strict=True)]
+        assert rights == [0.5, 0.5, 1.0, 0.0]
+
+
+def test_the_interval_of_a_ranking_is_by_queries():
+    """It is that of the queries' own values, and a hundred passages each make it no surer."""
+    random = np.random.default_rng(2)
+    task = parse_task("reranking")
+    examples = [Example(f"q {i}", f"p {i} {j}", float(j == 3)) for i in range(25)
+                for j in range(100)]  # fmt: skip
+    predictions = [Number(p) for p in random.uniform(size=len(examples))]
+    metrics = task.metrics(examples, predictions)
+    file = outcomes_of(task, examples, predictions, (), 0)
+    found = score_errors(metrics, {"": EvaluatedRows(len(examples), file)})
+    for name, place in (("mrr@10", 2), ("ndcg@10", 3)):
+        own = [
+            query_metrics(
+                ranked_gains([p.value for p in predictions[n : n + 100]],
+                             [e.label for e in examples[n : n + 100]]),
+                [1.0],
+            )[place]
+            for n in range(0, 2500, 100)
+        ]  # fmt: skip
+        assert metrics[name] == pytest.approx(np.mean(own))
+        assert (found[name].rows, found[name].groups) == (2500, 25)
+        error = score_error(row_scores("texts")["mean score"], np.stack([own, np.ones(25)], 1))
+        assert found[name].low == pytest.approx(error.low)
+        assert found[name].high == pytest.approx(error.high)
+    assert found["mrr@10"].record()["groups"] == 25
+    assert "n = 2,500 in 25 groups" in str(found["mrr@10"])
+
+
+def test_the_interval_of_an_embedding_is_by_queries():
+    task = parse_task("embedding(loss_type=multiple-negatives)")
+    pairs = [TextPair(f"q {i // 3}", f"p {i}") for i in range(90)]
+    random = np.random.default_rng(4)
+    predictions = _with_passages(pairs, [random.normal(size=(2, 5)) for _ in pairs])
+    metrics = task.metrics(pairs, predictions)
+    file = outcomes_of(task, pairs, predictions, (), 0)
+    found = score_errors(metrics, {"": EvaluatedRows(90, file)})
+    assert [found[name].groups for name in metrics] == [30] * 4
+    assert found["mrr@10"].low < metrics["mrr@10"] < found["mrr@10"].high
+    # An older file has neither queries nor groups.
+    rows = [{k: v for k, v in row.items() if k not in ("query", "ranking", "group")}
+            for row in file.rows]  # fmt: skip
+    older = score_errors(metrics, {"": EvaluatedRows(90, replace(file, rows=rows))})
+    assert older["mrr@10"] == ScoreError(90)
+
+
+def test_rows_of_few_groups_are_less_sure():
+    """Of 200 rows in ten groups that are all right or all wrong, the interval is that of ten."""
+    right = [g % 2 == 0 for g in range(10)]
+    rows = [
+        {"label": "a", "prediction": "a" if right[i % 10] else "b", "score": 1.0}
+        for i in range(200)
+    ]
+    grouped = [row | {"group": i % 10} for i, row in enumerate(rows)]
+    score = row_scores("classes")["accuracy"]
+    alone, few = (score_error(score, grouped_columns(score, each)) for each in (rows, grouped))
+    ten = score_error(score, grouped_columns(score, rows[:10]))
+    assert few.low == pytest.approx(ten.low)
+    assert few.high - few.low > 3 * (alone.high - alone.low)
+
+
+def test_runs_are_compared_by_groups():
+    """A difference on one of ten contexts is no finding, however many questions are on it."""
+
+    def file(wrong):
+        rows = [{"label": "a", "prediction": "b" if i % 10 in wrong else "a", "score": 1.0,
+                 "group": i % 10} for i in range(300)]  # fmt: skip
+        return PredictionFile("classes", "", 0, "d", "accuracy", ("a", "b"), rows)
+
+    found = difference(file({0}), file({1}))
+    assert found.p is None
+    assert found.low < 0 < found.high
+
+
+def test_the_loss_is_the_binary_cross_entropy():
+    """That of sentence-transformers' BinaryCrossEntropyLoss, which is torch's with logits."""
+    logits, labels = torch.tensor([[2.0], [-1.0], [0.3]]), torch.tensor([1.0, 0.0, 0.5])
+    probabilities = torch.sigmoid(logits[:, 0])
+    expected = -(labels * probabilities.log() + (1 - labels) * (1 - probabilities).log()).mean()
+    found = relevance_loss(SimpleNamespace(logits=logits), {"labels": labels})
+    assert torch.allclose(found, expected)
+
+
+def test_columns_and_what_is_refused(tmp_path):
+    row = {"query": "q", "passage": "p", "score": 0.5}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    source = str(tmp_path / "a.jsonl")
+    (example,) = parse_task("reranking").read(source, DataOptions(), "train")
+    assert example == Example("q", "p", 0.5)
+    assert "not probabilities, such as 3.0" in read_error(
+        "reranking", tmp_path / "b.jsonl", json.dumps(row | {"score": 3})
+    )

@@ -223,13 +223,6 @@ def test_examples_that_cannot_be():
     assert parse_task("causal-lm(data=chat)").with_shots(CHATS, 3, seed=0)
     with pytest.raises(DataError, match="too few"):  # a chat of four messages is not one
         parse_task("causal-lm(data=chat)").with_shots(CHATS, 4, seed=0)
-    for spec, message in (
-        ("causal-lm(data=text, shots=2)", "raw text"),
-        ("seq2seq(shots=-1)", "shots is -1"),
-        ("seq2seq(examples=[[a]])", "not pairs"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            parse_task(spec)
 
 
 def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
@@ -246,11 +239,7 @@ def test_a_model_that_goes_on_is_stopped_between_examples(backbones):
 def printed(adapterhub):
     """Return a function that runs a command, which ends well, and returns what it printed."""
 
-    def run(*words):
-        out = succeeded(adapterhub(*words))
-        return out
-
-    return run
+    return lambda *words: succeeded(adapterhub(*words))
 
 
 def test_labels_of_several_tokens_are_learned_and_served(printed, backbones, tmp_path):

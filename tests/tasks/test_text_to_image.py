@@ -218,11 +218,7 @@ def asked(monkeypatch):
 def ok(adapterhub):
     """Return a function that runs a command, which ends well, and returns what it printed."""
 
-    def run(*words):
-        out = succeeded(adapterhub(*words))
-        return out
-
-    return run
+    return lambda *words: succeeded(adapterhub(*words))
 
 
 def test_captions(photos):

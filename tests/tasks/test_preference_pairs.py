@@ -1,8 +1,8 @@
-"""preference: the losses of trl, the reference, chats, and what is refused."""
+"""preference and reward: log probabilities, the reference, chats, losses and predictions."""
 
 from __future__ import annotations
 
-import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ import adapterhub as ah
 from adapterhub.adapters.route import only_foundations
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
+from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.common.preference_losses import Responses, orpo
-from adapterhub.tasks.preference import LABELS, REFERENCE, _log_probabilities
+from adapterhub.tasks.preference import _log_probabilities
 from tests.kit import tiny_models
 from tests.kit.data import word_tokenizer, write_json_lines
 
@@ -25,82 +25,28 @@ ROWS = [
 TOKENIZER = word_tokenizer("<s>", "")
 
 
-def models():
-    """Return a tiny model, and another one as its reference."""
+def tiny_llama():
     torch.manual_seed(0)
-    return [tiny_models.model("llama", "causal-lm").eval() for _ in range(2)]
+    return tiny_models.model("llama", "causal-lm").eval()
 
 
 def encoded(task):
     return task.encode(ROWS, Setting(TOKENIZER, 32, positions=64), labelled=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"beta": 0.7}, {"loss_type": "ipo", "beta": 0.3}])
-def test_the_loss_is_that_of_trl(options, tmp_path):
-    """On the same tokens, which trl gets with a mask of the responses."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trl = pytest.importorskip("trl")
-        datasets = pytest.importorskip("datasets")
-        model, reference = models()
-        for each in (model, reference):
-            for tensor in each.parameters():
-                tensor.data.add_(torch.randn_like(tensor) / 10)
-        task = parse_task({"preference": options})
-        rows = task.with_reference(reference, encoded(task), 2)
-        batch = rows.batch(range(len(ROWS)))
-        found = task.loss(rows)(model(**tokens_of(batch)), batch)
-        data = datasets.Dataset.from_list(
-            [{"prompt": r.text, "chosen": r.chosen, "rejected": r.rejected} for r in ROWS]
-        )
-        arguments = trl.DPOConfig(
-            str(tmp_path), report_to="none", bf16=False, use_cpu=True, disable_dropout=True,
-            gradient_checkpointing=False,
-            **{"loss_type": "sigmoid", "beta": 0.1, **options},
-        )  # fmt: skip
-        trainer = trl.DPOTrainer(
-            model, reference, args=arguments, train_dataset=data, processing_class=TOKENIZER
-        )
-        theirs = tokens_of(batch) | {"completion_mask": (batch[LABELS] >= 0).long()}
-        expected = trainer.compute_loss(trainer.model, theirs)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
-
-
 def tokens_of(batch):
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def test_smoothing_mixes_both_directions():
-    model, reference = models()
-    losses = {}
-    for smoothing in (0.0, 0.3):
-        task = parse_task(f"preference(label_smoothing={smoothing})")
-        rows = task.with_reference(reference, encoded(task), 4)
-        batch = rows.batch([0, 1, 2])
-        losses[smoothing] = task.loss(rows)(model(**tokens_of(batch)), batch)
-    policy, _ = _log_probabilities(model(**tokens_of(batch)), batch)
-    ratios = policy - batch[REFERENCE]
-    z = 0.1 * (ratios[:, 0] - ratios[:, 1])
-    assert torch.allclose(losses[0.3], losses[0.0] + 0.3 * z.mean(), atol=1e-6)
-
-
-def test_orpo_is_the_equation_of_the_paper():
-    """It reads no reference."""
-    policy, tokens = torch.tensor([[-2.0, -6.0], [-3.0, -1.0]]), torch.tensor([[2, 3], [3, 4]])
-    means = (policy / tokens).exp()
-    odds = means / (1 - means)
-    ratio = torch.log(odds[:, 0] / odds[:, 1])
-    expected = -means[:, 0].log() - 0.2 * torch.log(torch.sigmoid(ratio))
-    task = parse_task("preference(loss_type=orpo, beta=0.2)")
-    found = orpo(Responses(policy, policy, tokens), task)
-    assert torch.allclose(found, expected, atol=1e-6)
+def test_orpo_reads_no_reference():
+    task = parse_task("preference(loss_type=orpo)")
     assert not task.compares_with_reference
     rows = encoded(task)
-    assert task.with_reference(models()[0], rows, 4) is rows
+    assert task.with_reference(tiny_llama(), rows, 4) is rows
 
 
 def test_log_probabilities_are_of_the_responses_alone():
-    model, _ = models()
+    model = tiny_llama()
     task = parse_task("preference(template='{text} ')")
     batch = encoded(task).batch([0])
     policy, tokens = _log_probabilities(model(**tokens_of(batch)), batch)
@@ -116,7 +62,7 @@ def test_log_probabilities_are_of_the_responses_alone():
 
 @pytest.mark.parametrize("method", ["lora", "full", "prompt"])
 def test_the_reference_is_the_model_with_the_adapter_off(method):
-    model, _ = models()
+    model = tiny_llama()
     task = parse_task("preference")
     expected = task.with_reference(model, encoded(task), 4).rows
     adapter = ah.attach(model, method, name="a")
@@ -146,3 +92,40 @@ def test_chats(tmp_path):
             "chosen": "·x7 good </s>", "rejected": "·x7 bad </s>",
         }  # fmt: skip
     assert task.example(["a film"], choice.options).prompt == (("user", "a film"),)
+
+
+def test_the_loss_is_minus_the_log_of_the_probability_of_the_choice():
+    """P(chosen) = exp(s_c) / (exp(s_c) + exp(s_r)); trl's RewardTrainer has the same."""
+    scores = torch.tensor([[1.0, -0.5], [0.2, 2.0]])  # chosen, rejected
+    expected = -torch.log(scores.exp()[:, 0] / scores.exp().sum(1)).mean()
+    output = SimpleNamespace(logits=scores.T.reshape(4, 1))
+    loss = parse_task("reward").loss(None)
+    assert torch.allclose(loss(output, {}), expected)
+
+
+def test_a_prediction_is_the_reward_of_one_response(backbone):
+    model, tokenizer = ah.load_backbone(str(backbone), task="regression")
+    task, setting = parse_task("reward"), Setting(tokenizer, 32)
+    rows = task.encode(ROWS[:2], setting, labelled=True)
+    record = []
+    metrics = task.evaluate(model, rows, 2, record)
+    assert metrics["margin"] == pytest.approx(sum(c.margin for c in record) / 2)
+    for row, compared in zip(ROWS[:2], record, strict=True):
+        for response, reward in ((row.chosen, compared.chosen), (row.rejected, compared.rejected)):
+            example = task.example([row.text, response], DataOptions())
+            alone = task.encode([example], setting, labelled=False)
+            (prediction,) = task.predict(model, alone, 1)
+            ids = tokenizer(f"{row.text}\n{response}", return_tensors="pt")["input_ids"][:, :-1]
+            with torch.no_grad():
+                expected = model(ids).logits.item()
+            assert prediction.value == pytest.approx(expected, abs=1e-5)
+            assert prediction.value == pytest.approx(reward, abs=1e-5)
+
+
+def test_data_to_predict_on_has_one_response(tmp_path):
+    source = str(write_json_lines(tmp_path / "a.jsonl", [{"prompt": "p", "chosen": "c"}]))
+    options = DataOptions(text="prompt", label="chosen", pair="rejected")
+    rows = parse_task("reward").read(source, options, "eval", labelled=False)
+    assert rows == [Comparison("p", "c")]
+    with pytest.raises(DataError, match="response is missing"):
+        parse_task("reward").example(["a prompt"], DataOptions())
