@@ -130,13 +130,9 @@ def test_what_does_not_train_is_listed_at_the_first_step(tmp_path, trainee, offe
         fit(tmp_path, trainee=trainee(), data=data)
     assert list(error.value.offenders) == offenders
     assert data.collated <= 3
-
-
-def test_a_model_without_a_loss_is_an_error(tmp_path):
-    data = Data()
-    data.collate = lambda indices: {"x": data.x[indices]}  # type: ignore[method-assign]
+    data.collate = lambda indices: {"x": data.x[indices]}
     with pytest.raises(TrainingError, match="no loss"):
-        fit(tmp_path, data=data)
+        fit(tmp_path / "no loss", data=data)
 
 
 def test_out_of_memory_says_what_to_change(tmp_path):
@@ -156,20 +152,17 @@ def test_out_of_memory_says_what_to_change(tmp_path):
     assert error.value.hint.startswith("train.gradient_checkpointing=true"), "not half of 1"
 
 
-def test_bf16_computes_in_bf16_and_keeps_fp32_tensors(tmp_path):
+def test_bf16_and_fp16_keep_fp32_tensors_and_resume_exactly(tmp_path):
     seen: set[torch.dtype] = set()
     trainee = Learner()
     trainee.model.get_submodule("body.0").register_forward_hook(
         lambda module, inputs, output: seen.add(output.dtype)
     )
-    options = TrainOptions(epochs=1, mixed_precision="bf16", tensorboard=False)
-    fit(tmp_path, options, trainee=trainee)
+    half = {"mixed_precision": "bf16", "tensorboard": False}
+    fit(tmp_path / "bf16", TrainOptions(epochs=1, **half), trainee=trainee)
     assert seen == {torch.bfloat16}
     assert {t.dtype for t in trainee.tensors().values()} == {torch.float32}
     fit(tmp_path / "next", TrainOptions(epochs=1, tensorboard=False))
-
-
-def test_fp16_keeps_fp32_tensors_and_resumes_exactly(tmp_path):
     options = TrainOptions(epochs=2, mixed_precision="fp16", log_every=1, tensorboard=False)
     fit(tmp_path / "whole", options)
     with pytest.raises(TrainingError, match="stopped by a signal"):
@@ -326,6 +319,15 @@ def divided(prepared: PreparedRun, sizes: Sequence[int], world: int) -> list[tor
     return [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
 
 
+def assert_divided_alike(prepared: PreparedRun, *ways: tuple[Sequence[int], int]) -> None:
+    """A step is the same in batches of some sizes, in several processes, as in one batch."""
+    expected = divided(prepared, WHOLE, 1)
+    assert 0 < expected[0] < math.inf
+    for sizes, world in ways:
+        for found, wanted in zip(divided(prepared, sizes, world), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)
+
+
 def prepared_run(case: str, task: str, backbone: Path, folder: Path) -> PreparedRun:
     """Prepare a run on some rows, one of which has no labels where that is possible."""
     file = str(CASES[case].data(folder))
@@ -350,12 +352,8 @@ def test_a_step_is_the_same_however_its_rows_are_divided(name, backbones, tmp_pa
     case, task = TASKS[name]
     backbone = backbones(BACKBONES.get(name, CASES[case].backbone))
     prepared = prepared_run(case, task, backbone, tmp_path)
-    expected = divided(prepared, WHOLE, 1)
-    assert 0 < expected[0] < math.inf
     # Of three batches, two processes compute one twice.
-    for sizes, world in ((ONE_BY_ONE, 1), (UNEVEN, 2)):
-        for found, wanted in zip(divided(prepared, sizes, world), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)
+    assert_divided_alike(prepared, (ONE_BY_ONE, 1), (UNEVEN, 2))
 
 
 @pytest.mark.parametrize("name", ["causal-lm", "seq2seq", "masked-lm", "image-text-to-text"])
@@ -366,19 +364,14 @@ def test_the_loss_below_the_head_and_in_evaluation_is_divided_alike(
     monkeypatch.setattr(language_models, "_CHUNK", {"cpu": 300})
     case = CASES[name]
     prepared = prepared_run(name, case.task, backbones(case.backbone), tmp_path)
-    expected = divided(prepared, WHOLE, 1)
-    for found, wanted in zip(divided(prepared, UNEVEN, 1), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)
+    assert_divided_alike(prepared, (UNEVEN, 1))
     task, model = prepared.data.task, prepared.model
     losses = [task.evaluate(model, prepared.train, size)["loss"] for size in (1, ROWS)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_the_steps_of_a_mixture_are_divided_alike(backbone, tmp_path):
-    prepared = prepare(mixed_recipe(backbone, tmp_path))
-    expected = divided(prepared, WHOLE, 1)
-    for found, wanted in zip(divided(prepared, UNEVEN, 2), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=2e-3, atol=1e-5)
+    assert_divided_alike(prepare(mixed_recipe(backbone, tmp_path)), (UNEVEN, 2))
 
 
 class BertLearner(Learner):

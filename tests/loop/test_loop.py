@@ -158,11 +158,6 @@ def test_best_metric_option_wins_over_the_main_metric(tmp_path):
     assert again.best_step == result.best_step
 
 
-def test_unknown_metric_suggests_one(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
-        fit(tmp_path, evaluate=lambda: {"accuracy": 1.0}, metric="acuracy")
-
-
 def test_without_evaluation_the_last_tensors_are_the_result(tmp_path):
     trainee = Learner()
     result = fit(tmp_path, trainee=trainee, evaluation=False)
@@ -268,6 +263,8 @@ def test_killed_at_any_moment_and_resumed_gives_the_same_bytes(tmp_path):
 
 
 def test_resume_of_another_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
+        fit(tmp_path / "metric", evaluate=lambda: {"accuracy": 1.0}, metric="acuracy")
     fit(tmp_path)
     with pytest.raises(ConfigError) as error:
         fit(tmp_path, replace(OPTIONS, optimizer="adamw-8bit"), resume=True)
@@ -395,16 +392,14 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.time, "perf_counter", lambda: float(next(readings)))
 
 
-def test_time_is_training_or_other_work(ticking):
+def test_the_clock_of_a_run(ticking):
+    """Time is training or other work; speed is that since the last report; memory never falls."""
     progress = RunProgress()
     run_clock = RunClock(progress, CPU)
     run_clock.add_training()
     run_clock.add_other()
     run_clock.add_other()
     assert (progress.train_seconds, progress.other_seconds) == (1.0, 2.0)
-
-
-def test_speed_is_measured_since_the_last_report(ticking):
     progress = RunProgress(examples=100, train_seconds=50.0)
     run_clock = RunClock(progress, CPU)
     progress.examples += 8
@@ -412,14 +407,9 @@ def test_speed_is_measured_since_the_last_report(ticking):
     run_clock.restart_speed()
     progress.examples += 6
     timing = run_clock.timing()
-    assert timing.examples_per_second == 6.0
-    assert timing.seconds == 52.0
-
-
-def test_the_peak_memory_never_falls(ticking):
-    progress = RunProgress(peak_memory=1 << 60)
-    assert RunClock(progress, CPU).timing().peak_memory == 1 << 60
+    assert (timing.examples_per_second, timing.seconds) == (6.0, 52.0)
     assert 1_000_000 < peak_memory(CPU) < 1 << 50
+    assert RunClock(RunProgress(peak_memory=1 << 60), CPU).timing().peak_memory == 1 << 60
 
 
 LARGE = 3 << 29

@@ -265,21 +265,18 @@ def test_an_evaluation_is_the_same_however_its_rows_are_divided(
     assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)
 
 
-def test_pictures_get_the_dtype_of_a_model_whose_main_input_is_text(backbones):
-    model, _ = load_backbone(str(backbones("vlm-llava")), task="image-text-to-text", dtype="bf16")
-    assert model.main_input_name == "input_ids"
-    batch = {"pixel_values": torch.ones(1, 3, 16, 16), "loss.weights": torch.ones(1)}
-    moved = on_device(batch, model, torch.device("cpu"))
-    assert [t.dtype for t in moved.values()] == [torch.bfloat16, torch.float32]
-
-
-@pytest.mark.parametrize(("name", "value", "dtype"), [
-    ("pixel_values", torch.ones(1, 3, 16, 16), torch.bfloat16),
-    ("input_ids", torch.ones(1, 3, dtype=torch.long), torch.long),
-    ("labels", torch.ones(1), torch.float32),
-])  # fmt: skip
-def test_only_pictures_and_sounds_get_the_dtype_of_the_model(name, value, dtype):
-    model = transformers.ViTModel(media.vit_config()).to(torch.bfloat16)
-    moved = on_device({name: value}, model, torch.device("cpu"))
-    assert moved[name].dtype == dtype
-    assert on_device({name: value}, torch.nn.Linear(1, 1), torch.device("cpu")) == {name: value}
+def test_only_pictures_and_sounds_get_the_dtype_of_the_model(backbones):
+    """Also those of a model whose main input is text."""
+    vlm, _ = load_backbone(str(backbones("vlm-llava")), task="image-text-to-text", dtype="bf16")
+    assert vlm.main_input_name == "input_ids"
+    vit = transformers.ViTModel(media.vit_config()).to(torch.bfloat16)
+    batch = {
+        "pixel_values": torch.ones(1, 3, 16, 16), "loss.weights": torch.ones(1),
+        "labels": torch.ones(1), "input_ids": torch.ones(1, 3, dtype=torch.long),
+    }  # fmt: skip
+    for model in (vlm, vit):
+        moved = on_device(batch, model, torch.device("cpu"))
+        dtypes = {name: tensor.dtype for name, tensor in moved.items()}
+        assert dtypes == {n: t.dtype for n, t in batch.items()} | {"pixel_values": torch.bfloat16}
+    kept = on_device(batch, torch.nn.Linear(1, 1), torch.device("cpu"))
+    assert {n: t.dtype for n, t in kept.items()} == {n: t.dtype for n, t in batch.items()}

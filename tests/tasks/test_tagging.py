@@ -44,12 +44,8 @@ def test_lists_of_tokens_and_tags(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     options = DataOptions(text="tokens", label="tags")
     assert parse_task("tagging").read(str(tmp_path / "a.jsonl"), options, "train") == [TAGGED]
-    kinds = datasets.Features(
-        {
-            "tokens": datasets.List(datasets.Value("string")),
-            "tags": datasets.List(datasets.ClassLabel(names=["O", "B-x", "I-x"])),
-        }
-    )
+    texts, classes = datasets.Value("string"), datasets.ClassLabel(names=["O", "B-x", "I-x"])
+    kinds = datasets.Features({"tokens": datasets.List(texts), "tags": datasets.List(classes)})
     table = datasets.Dataset.from_dict({"tokens": [TAGGED.tokens], "tags": [[1, 2, 0]]}, kinds)
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: table)
     assert parse_task("tagging").read("acme/tags", options, "train") == [TAGGED]
@@ -76,11 +72,8 @@ def test_a_tag_is_on_the_first_piece_of_its_word(pieces):
 def test_entities_are_spans_of_the_text():
     sentence = Sentence("New  York, new York", ("New", "York", ",", "new", "York"))
     found = entities(sentence, ["B-x", "I-x", "O", "B-x", "B-x"])
-    assert [(e.kind, e.text, e.start, e.end) for e in found] == [
-        ("x", "New  York", 0, 9),
-        ("x", "new", 11, 14),
-        ("x", "York", 15, 19),
-    ]
+    places = {e.text: (e.kind, e.start, e.end) for e in found}
+    assert places == {"New  York": ("x", 0, 9), "new": ("x", 11, 14), "York": ("x", 15, 19)}
     assert [e.kind for e in entities(sentence, ["I-x", "I-y", "O", "O", "I-y"])] == ["x", "y", "y"]
     scored = entities(sentence, ["B-x", "I-x", "O", "O", "B-x"], [0.5, 1.0, 0.9, 0.9, 0.7])
     assert [each.score for each in scored] == [0.75, 0.7], "the means of their tags"
@@ -194,12 +187,11 @@ def test_conllu(tmp_path):
     source.write_text(CONLLU, encoding="utf-8")
     task, choice = parse_task("tagging").fitted(str(source), DataOptions(), "train")
     assert task.scheme == "plain"
-    assert task.read(str(source), choice.options, "train") == [
-        Sentence("De le chat", ("De", "le", "chat"), ("ADP", "DET", "NOUN")),
-        Sentence("Oui", ("Oui",), ("INTJ",)),
-    ]
-    options = DataOptions(label="deprel")
-    assert task.read(str(source), options, "eval")[0].tags == ("case", "det", "root")
+    first, second = task.read(str(source), choice.options, "train")
+    assert first == Sentence("De le chat", ("De", "le", "chat"), ("ADP", "DET", "NOUN"))
+    assert second == Sentence("Oui", ("Oui",), ("INTJ",))
+    others = task.read(str(source), DataOptions(label="deprel"), "eval")
+    assert others[0].tags == ("case", "det", "root")
 
 
 def test_plain_tags_are_scored_by_accuracy_and_macro_f1():

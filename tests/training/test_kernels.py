@@ -71,10 +71,12 @@ def choice(recipe: Recipe) -> KernelChoice:
     ],
 )
 def test_the_fastest_is_chosen(recipe, fastest, best, share, expected):
-    fastest(best, share)
-    chosen = choice(recipe())
+    timed = fastest(best, share)
+    chosen, count = choice(recipe()), len(timed)
     assert (chosen.dtype, chosen.attention) == expected
     assert chosen.dtype in chosen.note
+    assert choice(recipe()) == chosen, "it is measured once on a machine"
+    assert len(timed) == count
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,6 @@ def test_eager_attention_is_no_choice_where_its_scores_are_large(recipe, fastest
     monkeypatch.setattr(loading, "_MOST_SCORES", 0)
     assert {each.attention for each in fastest(USUAL)} <= {SDPA}
     choice(recipe())
-
-
-def test_it_is_measured_once_on_a_machine(recipe, fastest):
-    timed = fastest(Kernels("bf16", EAGER))
-    first = choice(recipe())
-    count = len(timed)
-    assert choice(recipe()) == first
-    assert len(timed) == count
 
 
 def test_short_runs_and_several_processes_are_not_measured(recipe, fastest, monkeypatch):

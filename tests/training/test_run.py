@@ -176,9 +176,6 @@ def test_it_is_ready_and_writes_nothing(recipe_with, tmp_path):
     assert prepared.adapter.metadata.task == "classification"
     assert prepared.model.config.use_cache is False
     assert not (tmp_path / "run").exists()
-
-
-def test_the_same_seed_gives_the_same_initial_tensors(recipe_with):
     first, second, other = (
         prepare(recipe_with(f"seed={seed}")).adapter.tensors() for seed in (5, 5, 6)
     )
@@ -378,6 +375,8 @@ def test_the_predictions_are_those_of_the_best_step(page):
     assert not (page.folder / PREDICTIONS).exists()
     (page.folder / PREDICTIONS).write_bytes(b"\xff")
     page.start(9, 2)
+    assert page.finish() == page.folder / PAGE, "the last page is always written"
+    assert "<h1>" in (page.folder / PAGE).read_text()
 
 
 def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
@@ -400,11 +399,6 @@ def test_pages_take_at_most_a_twentieth_of_the_time(page, monkeypatch):
     assert made[0] == 20
     assert 8 <= len(made) <= 10
     assert page.spent <= 0.05 * now[0]
-
-
-def test_the_last_page_is_always_written(page):
-    assert page.finish() == page.folder / PAGE
-    assert "<h1>" in (page.folder / PAGE).read_text()
 
 
 @pytest.mark.parametrize(
@@ -430,6 +424,11 @@ def test_one_class_for_every_row_of_the_best_step_is_remembered(page):
     page.latest.file = lambda step: same  # type: ignore[method-assign]
     evaluated(page, 4)
     assert page.only_class == "x"
+    assert one_class(None) == []
+    said = one_class("x" * 500)
+    assert "predicted as 'xxx" in said[0]
+    assert "class_weights=balanced" in said[1]
+    assert all(len(line) <= 67 for line in said)
 
 
 def history(*accuracies: float, every: float = 1.0) -> list[dict[str, float]]:
@@ -462,11 +461,3 @@ def test_the_best_evaluation_is_said_in_words(records, best, options, stopped, e
     said = verdict(records, best, TrainOptions(**options), "accuracy", stopped_early=stopped)
     assert said == expected
     assert all(len(line) <= 67 for line in said)  # 80 columns, less the name of the fact
-
-
-def test_one_class_for_every_row_is_said_with_what_may_help():
-    assert one_class(None) == []
-    said = one_class("x" * 500)
-    assert "predicted as 'xxx" in said[0]
-    assert "class_weights=balanced" in said[1]
-    assert all(len(line) <= 67 for line in said)

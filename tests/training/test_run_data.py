@@ -14,10 +14,10 @@ from adapterhub.recipe.recipe import Recipe, TrainOptions, read
 from adapterhub.tasks import parse_task
 from adapterhub.tasks.common.infer_task import OF_LANGUAGE_MODELS
 from adapterhub.training.run_data import RunData, check_recipe, placed, read_data
-from tests.kit.data import ODD_FILES
+from tests.kit.data import ODD_FILES, write_tsv
 
 
-def test_without_evaluation_data_rows_are_held_out(recipe_with):
+def test_without_evaluation_data_rows_are_held_out(recipe_with, tmp_path):
     data = read_data(recipe_with("data.eval=null"))
     assert (len(data.train), len(data.evaluation)) == (52, 12)
     held_out = (
@@ -26,18 +26,13 @@ def test_without_evaluation_data_rows_are_held_out(recipe_with):
     )
     assert held_out in data.notes
     assert not {e.text for e in data.train} & {e.text for e in data.evaluation}
-    assert (
-        read_data(recipe_with("data.eval=null"))
-        == data
-        != read_data(recipe_with("data.eval=null", "seed=1"))
-    )
-
-
-def test_rows_of_tasks_without_classes_are_held_out_by_row(recipe_with, tmp_path):
-    file = tmp_path / "n.csv"
-    file.write_text("text,score\n" + "".join(f"text number {i},{i}.5\n" for i in range(100)))
-    words = (f"data.train={file}", "data.eval=null", "task=regression")
-    data = read_data(recipe_with(*words))
+    assert read_data(recipe_with("data.eval=null")) == data
+    assert read_data(recipe_with("data.eval=null", "seed=1")) != data
+    # Those of tasks without classes are held out by row.
+    rows = [(f"text number {i}", f"{i}.5") for i in range(100)]
+    file = write_tsv(tmp_path / "n.tsv", rows, "text\tscore")
+    words = (f"data.train={file}", "task=regression")
+    data = read_data(recipe_with(*words, "data.eval=null"))
     assert (len(data.train), len(data.evaluation)) == (80, 20)
     assert "no evaluation data: 20 of 100 rows are held out" in data.notes
     assert data.options.label == "score"
