@@ -57,7 +57,7 @@ def test_a_batch_has_the_texts_of_all_columns(loaded):
     predicted = task.predict(model, rows, 1)
     assert [len(p.vectors) for p in predicted] == [2, 4]
     assert torch.allclose(torch.tensor(predicted[1].vectors), vectors[1], atol=1e-5)
-    normalized = parse_task("embedding")
+    normalized = parse_task("embedding(normalize=true)")
     rows = normalized.encode(PAIRS, Setting(tokenizer, 32), labelled=True)
     for one in normalized.predict(model, rows, 4):
         assert np.allclose(np.linalg.norm(one.vectors, axis=1), 1, atol=1e-5)
