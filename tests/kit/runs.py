@@ -194,24 +194,7 @@ def adapter_bytes(output: Path | str) -> bytes:
     return (Path(output) / "adapter" / "adapter.safetensors").read_bytes()
 
 
-# What a run says, and how it is stopped.
-
-
-class Notes(Reporter):
-    """Keeps the notes of a run; at a step, interrupts it or sends its process a signal."""
-
-    def __init__(self, stop_at: int | None = None, number: int | None = None) -> None:
-        self.notes: list[str] = []
-        self.stop_at, self.number = stop_at, number
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def advance(self, step: int) -> None:
-        if step == self.stop_at:
-            if self.number is None:
-                raise KeyboardInterrupt
-            os.kill(os.getpid(), self.number)
+# Processes that are killed.
 
 
 def quiet(recipe: Recipe) -> Reporter:
@@ -399,12 +382,12 @@ def in_processes(count, compute, *, in_step=False):
 
 
 class Notes(Reporter):
-    """Keeps the notes and losses of a run, and may stop it after a step."""
+    """Keeps the notes and losses of a run; may interrupt it after a step, or send it a signal."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
+    def __init__(self, stop_after: int | None = None, number: int | None = None) -> None:
         self.notes: list[str] = []
         self.losses: list[float] = []
-        self.stop_after = stop_after
+        self.stop_after, self.number = stop_after, number
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -414,7 +397,9 @@ class Notes(Reporter):
 
     def advance(self, step: int) -> None:
         if step - 1 == self.stop_after:
-            raise KeyboardInterrupt
+            if self.number is None:
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), self.number)
 
     def about(self, *texts: str) -> list[str]:
         """Return the notes with any of the texts."""

@@ -138,7 +138,7 @@ def test_a_streamed_run_resumes_in_the_middle_of_an_epoch(text, backbones, tmp_p
     record = Saved.at(whole.folder).manifest.training["data"]
     assert (record["train"], record["eval"]) == (30, 2)
     with pytest.raises(KeyboardInterrupt):
-        run(made("cut"), Notes(stop_at=9))
+        run(made("cut"), Notes(stop_after=8))
     cut = run(made("cut"), Reporter(), resume=True)
     assert adapter_bytes(tmp_path / "cut") == adapter_bytes(tmp_path / "whole")
     assert cut.metrics == whole.metrics

@@ -356,7 +356,7 @@ def test_a_run_reads_once_and_resumed_ends_with_the_same_bytes(name, recipe, mon
     monkeypatch.setattr(running, "calibrate_run", counted)
     cut = recipe("cut", *CASES[name])
     with pytest.raises(KeyboardInterrupt):
-        run(cut, Notes(stop_at=3))
+        run(cut, Notes(stop_after=2))
     parts = run(cut, Reporter(), resume=True)
     assert calls == [name] * (2 if name == "eva-ranks" else 1)  # the ranks have to be known
     assert adapter_bytes(whole.folder.parent) == adapter_bytes(parts.folder.parent)

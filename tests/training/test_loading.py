@@ -366,7 +366,7 @@ def test_the_choice_is_in_the_recipe_and_a_resumed_run_keeps_it(
     written = yaml.safe_load((tmp_path / "whole/recipe.yaml").read_text(encoding="utf-8"))
     assert (written["dtype"], written["attention"]) == ("bf16", "eager")
     with pytest.raises(KeyboardInterrupt):
-        run(recipe_of(*words), Notes(stop_at=5))
+        run(recipe_of(*words), Notes(stop_after=4))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     fastest(USUAL)
     run(recipe_of(*words), Reporter(), resume=True)

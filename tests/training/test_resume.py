@@ -281,7 +281,7 @@ METHODS = ("loreft(rank=2)", "alora(rank=2)")
 
 def trained(
     method: str, backbone: str, folder: Path, name: str, *words: str,
-    kill_at: int | None = None, resume: bool = False,
+    kill_after: int | None = None, resume: bool = False,
 ) -> list[float]:  # fmt: skip
     """Train on pairs of a prompt and a response; return the losses."""
     data = str(pairs(folder))
@@ -290,7 +290,7 @@ def trained(
     flags = {"backbone": backbone, "output": str(folder / name), "task": "causal-lm",
              "data": {"train": data, "eval": data}}  # fmt: skip
     recipe = read(None, list(words), flags)
-    reporter = Several([quiet(recipe), Notes(kill_at, signal.SIGKILL)])
+    reporter = Several([quiet(recipe), Notes(kill_after, signal.SIGKILL)])
     return [record["loss"] for record in run(recipe, reporter, resume=resume).result.history]
 
 
@@ -300,7 +300,7 @@ def test_killed_and_resumed_gives_the_same_bytes(method, backbones, tmp_path):
     train = partial(trained, method, str(backbones("llama")), tmp_path)
     losses = train("whole")
     assert losses[-1] < losses[0]
-    killed(lambda: train("cut", kill_at=5))
+    killed(lambda: train("cut", kill_after=4))
     assert (tmp_path / "cut" / "checkpoints" / "last" / "progress.json").is_file()
     train("cut", resume=True)
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")

@@ -375,7 +375,10 @@ def test_the_predictions_are_those_of_the_best_step(page):
     assert not (page.folder / PREDICTIONS).exists()
     (page.folder / PREDICTIONS).write_bytes(b"\xff")
     page.start(9, 2)
-    assert page.finish() == page.folder / PAGE, "the last page is always written"
+
+
+def test_the_last_page_is_always_written(page):
+    assert page.finish() == page.folder / PAGE
     assert "<h1>" in (page.folder / PAGE).read_text()
 
 

@@ -15,7 +15,7 @@ from adapterhub.errors import ConfigError, MismatchError, TrainingError
 from adapterhub.files.native import Saved
 from adapterhub.inference.open import open_adapter
 from adapterhub.inference.record import read_training_record
-from adapterhub.loop.report import Reporter, TrainingLine
+from adapterhub.loop.report import Reporter
 from adapterhub.recipe.recipe import Recipe, read
 from adapterhub.training.loading import run_origins, starting_point
 from adapterhub.training.run import prepare, run
@@ -145,7 +145,7 @@ def test_a_stopped_run_goes_on_and_one_on_another_adapter_is_another_run(recipe,
     whole, stopped = (derive(recipe, lang, output=n, train=train) for n in ("whole", "stopped"))
     run(whole, Reporter())
     with pytest.raises(KeyboardInterrupt):
-        run(stopped, Notes(stop_at=6))
+        run(stopped, Notes(stop_after=5))
     run(stopped, Reporter(), resume=True)
     assert adapter_bytes(stopped.output) == adapter_bytes(whole.output)
     other = run(replace(recipe, output=f"{recipe.output}-2", seed=3), Reporter()).folder
@@ -176,17 +176,6 @@ def test_it_trains_on_a_frozen_adapter_and_records_it(recipe, lang):
     assert predictions(outcome.folder.parent) == expected
 
 
-class Losses(Notes):
-    """Keeps the losses, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: list[float] = []
-
-    def trained(self, line: TrainingLine, timing: Any) -> None:
-        self.losses.append(line.loss)
-
-
 BELOW = ("pfeiffer(size=4)", "prefix", "lora", "bitfit", "prompt")
 ON_TOP = ("head", "lora(layers=top 1)")
 PAIRS = [(below, method) for below in BELOW for method in ON_TOP]
@@ -198,13 +187,13 @@ def test_frozen_layers_are_kept_with_what_is_below(recipe, below, method):
     lang = run(replace(recipe, method=below), Reporter()).folder
     losses = {}
     for where in ("off", "memory"):
-        notes = Losses()
-        train = {"frozen_cache": where, "max_steps": None, "epochs": 3, "batch_size": 16}
+        notes = Notes()
+        train = {"frozen_cache": where, "max_steps": None, "epochs": 2, "batch_size": 16}
         run(on(recipe, lang, output=where, method=method, train=train), notes)
         losses[where] = torch.tensor(notes.losses)
         about = [line for line in notes.notes if "frozen layer" in line]
         assert len(about) == (where != "off" and below != "prompt"), notes.notes
-    assert len(losses["off"]) == 12
+    assert len(losses["off"]) == 8
     assert torch.allclose(losses["memory"], losses["off"], atol=0.02)
 
 

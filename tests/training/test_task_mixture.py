@@ -224,7 +224,7 @@ def test_killed_and_resumed_gives_the_same_bytes(backbone, tmp_path, method):
         mixed_recipe(backbone, tmp_path / name, *words, tasks=tasks) for name in ("whole", "cut")
     )
     run(whole, quiet(whole))
-    killed(lambda: run(cut, Several([quiet(cut), Notes(4, signal.SIGKILL)])))
+    killed(lambda: run(cut, Several([quiet(cut), Notes(3, signal.SIGKILL)])))
     last = Path(cut.output, "checkpoints", "last", "progress.json")
     assert json.loads(last.read_text())["progress"]["step"] == 3
     run(cut, quiet(cut), resume=True)
