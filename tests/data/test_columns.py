@@ -168,6 +168,10 @@ def test_columns_that_are_given_are_taken_and_the_rest_is_guessed(tmp_path):
     assert (choice.options.text, choice.options.pair) == ("sentence2", None)
     with pytest.raises(DataError, match="columns not found"):
         chosen(source, text="sentence3").table.take(["sentence3"])
+    recorded = DataOptions(text="text")  # a column that later data lacks is not guessed
+    choice = choose_columns(source, recorded, "eval", WANTS["classes"])
+    with pytest.raises(DataError, match="columns not found"):
+        choice.table.take([choice.options.text_column])
 
 
 def test_a_template_is_taken_and_its_empty_cells_counted(tmp_path):
@@ -210,13 +214,6 @@ def test_recorded_columns_are_found_in_later_data(
     assert (options.text, options.pair, options.label if labelled else None) == expected
     if kinds == "t":
         assert "guessed: --text 0" in choice.notes
-
-
-def test_a_recorded_column_that_named_data_lacks_is_not_guessed(tmp_path):
-    source = write(tmp_path / "a.csv", ("sentence", "label"), "tb")
-    choice = choose_columns(source, DataOptions(text="text"), "eval", WANTS["classes"])
-    with pytest.raises(DataError, match="columns not found"):
-        choice.table.take([choice.options.text_column])
 
 
 CHOICES = {
@@ -281,12 +278,6 @@ def profile(*values, name="x"):
     return ColumnProfile(name, tuple(values))
 
 
-def test_empty_cells_are_left_out():
-    column = [None, "", " ", "a", 3]
-    table = Table("x", "row", ("a",), range(5), lambda name: column)
-    assert profile_of(table, "a").values == ("a", 3)
-
-
 KINDS = ("is_text", "is_class", "is_number", "is_words", "is_tags", "is_answers")
 CELLS = {
     "texts": (TEXTS, {"is_text"}),
@@ -311,12 +302,11 @@ def test_cells_are_recognized_by_their_look(case):
     values, expected = CELLS[case]
     found = profile(*values)
     assert {kind for kind in KINDS if getattr(found, kind)} == expected
-
-
-@pytest.mark.parametrize("values", [TEXTS, CLASSES, list("0123456789") * 4])
-def test_a_column_that_numbers_rows_is_nothing_to_learn(values):
-    found = profile(*values, name="doc_id")
+    found = profile(*values, name="doc_id")  # which numbers rows
     assert not any((found.is_text, found.is_class, found.is_number))
+    column = [None, "", " ", "a", 3]
+    table = Table("x", "row", ("a",), range(5), lambda name: column)
+    assert profile_of(table, "a").values == ("a", 3)
 
 
 def test_a_label_of_few_rows_may_be_anything_short():

@@ -256,19 +256,15 @@ def test_any_bytes_are_text_or_refused(data):
 
 
 TEXTS = {
-    "cp1252": [
-        "na\u00efve",
+    "cp1252": ["na\u00efve",
         "Das Caf\u00e9 war sch\u00f6n, gro\u00dfartig \u2013 \u201etoll\u201c!",
         "El ni\u00f1o comi\u00f3 una pi\u00f1a, \u00bfverdad? \u00a1S\u00ed!",
         "C\u2019est tr\u00e8s d\u00e9cevant. O\u00f9 \u00eates-vous ?",
-        "it costs 5 \u20ac or \u00a34",
-        "O servi\u00e7o n\u00e3o \u00e9 bom, cora\u00e7\u00e3o",
-        "smart \u2018quotes\u2019 and \u201cmore\u201d \u2014 here\u2026",
-    ],
+        "it costs 5 \u20ac or \u00a34", "O servi\u00e7o n\u00e3o \u00e9 bom, cora\u00e7\u00e3o",
+        "smart \u2018quotes\u2019 and \u201cmore\u201d \u2014 here\u2026"],
     "cp1250": [
         "Za\u017c\u00f3\u0142\u0107 g\u0119\u015bl\u0105 ja\u017a\u0144, prosz\u0119 bardzo",
-        "P\u0159\u00edli\u0161 \u017elu\u0165ou\u010dk\u00fd k\u016f\u0148",
-    ],
+        "P\u0159\u00edli\u0161 \u017elu\u0165ou\u010dk\u00fd k\u016f\u0148"],
     "cp1251": ["\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440! \u044d\u0442\u043e"],
     "koi8_r": ["\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440! \u044d\u0442\u043e"],
     "cp1253": ["\u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u03ba\u03cc\u03c3\u03bc\u03b5"],
@@ -276,7 +272,7 @@ TEXTS = {
     "shift_jis": ["これは日本語のテキストです。"],
     "gb18030": ["这是一部非常好的电影,我很喜欢它。"],
     "euc_kr": ["이 영화는 정말 재미있었습니다."],
-    "utf-16": ["na\u00efve \u65e5\u672c"],
+    "utf-16": ["na\u00efve 日本"],
     "utf-16-le": ["na\u00efve"],
     "utf-16-be": ["na\u00efve"],
 }  # fmt: skip

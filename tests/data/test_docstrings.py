@@ -104,23 +104,6 @@ def corpus_texts(stdlib, label):
     return [text for module in dict(docstrings._corpus(stdlib))[label] for text in module]
 
 
-def test_a_python_without_source_files_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="does not contain the source files") as caught:
-        load_docstrings()
-    assert caught.value.offenders == tuple(f"{label}: 0 docstrings" for label in PARTS)
-
-
-def test_missing_modules_are_skipped(monkeypatch):
-    gone = {"_pydatetime", "cgi", "cgitb", "mailcap", "nntplib", "telnetlib", "tomllib"}
-    names = {label: " ".join(set(names.split()) - gone) for label, names in PARTS.items()}
-    monkeypatch.setattr(docstrings, "PARTS", names)
-    monkeypatch.setattr(docstrings, "_corpus", docstrings._corpus.__wrapped__)
-    train, evaluation = load_docstrings()
-    assert len(train) > 1500
-    assert {e.label for e in evaluation} == set(PARTS)
-
-
 def test_the_corpus_is_independent_of_the_hash_seed_and_imports_none_of_its_modules(monkeypatch):
     """By default, with every third module: a new process reads all anew."""
     names = {label: names.split() for label, names in PARTS.items()}
@@ -140,3 +123,19 @@ def test_the_corpus_is_independent_of_the_hash_seed_and_imports_none_of_its_modu
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [data_hash(side) for side in load_docstrings()]
+
+
+def test_missing_modules_are_skipped_and_a_python_without_source_files_is_an_error(
+    tmp_path, monkeypatch
+):
+    gone = {"_pydatetime", "cgi", "cgitb", "mailcap", "nntplib", "telnetlib", "tomllib"}
+    names = {label: " ".join(set(names.split()) - gone) for label, names in PARTS.items()}
+    monkeypatch.setattr(docstrings, "PARTS", names)
+    monkeypatch.setattr(docstrings, "_corpus", docstrings._corpus.__wrapped__)
+    train, evaluation = load_docstrings()
+    assert len(train) > 1500
+    assert {e.label for e in evaluation} == set(PARTS)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="does not contain the source files") as caught:
+        load_docstrings()
+    assert caught.value.offenders == tuple(f"{label}: 0 docstrings" for label in PARTS)

@@ -49,6 +49,8 @@ def test_labels_keep_their_spelling(tmp_path):
     source = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     labels = [e.label for e in read_examples(source, DataOptions(), labelled=True)]
     assert labels == ["1", "01", "True", "1.5", "x"]
+    source = write(tmp_path / "a.csv", "text\none\ntwo\n")
+    assert read_texts(source, DataOptions()) == [Example("one"), Example("two")]
 
 
 def test_regression_labels_are_floats(tmp_path):
@@ -82,18 +84,10 @@ INVALID = [
 def test_an_invalid_row_is_reported_with_its_line(tmp_path, name, text, messages):
     found = "\n".join(offenders(write(tmp_path / name, text)))
     assert all(message in found for message in messages)
-
-
-def test_parquet_rows_without_a_value_are_reported(tmp_path):
     table = pyarrow.table({"text": ["a", None], "label": [float("nan"), 1.0]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     found = offenders(str(tmp_path / "a.parquet"))
     assert found == ["row 1: the label is empty", "row 2: 'text' is missing"]
-
-
-def test_an_unlabelled_text_needs_no_label_column(tmp_path):
-    source = write(tmp_path / "a.csv", "text\none\ntwo\n")
-    assert read_texts(source, DataOptions()) == [Example("one"), Example("two")]
 
 
 def write_rows(path, rows):

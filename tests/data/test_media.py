@@ -38,7 +38,7 @@ def told(source, **options):
     return str(error.value)
 
 
-def test_a_folder_and_a_table_are_the_same_data(folder):
+def test_a_folder_a_table_and_data_sets_are_the_same_data(folder, tmp_path, monkeypatch):
     files = read(folder)
     assert [f.label for f in files] == ["0"] * 3 + ["1"] * 3
     assert [f.name for f in files][:2] == ["0/0.png", "0/1.png"]
@@ -46,22 +46,12 @@ def test_a_folder_and_a_table_are_the_same_data(folder):
     table = read(write_tsv(folder / "all.tsv", rows, "image\tlabel"))
     assert table == files
     assert data_hash(table) == data_hash(files)
-    assert files[0].decoded(open_picture).size == (8, 8)
-
-
-def test_bytes_in_a_parquet_file_are_the_same_data(folder, tmp_path):
-    files = read(folder)
     cells = [{"bytes": (folder / f.name).read_bytes(), "path": f.name} for f in files]
     columns = {"image": cells, "label": [f.label for f in files]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
     packed = read(tmp_path / "all.parquet")
     assert packed == files
-    assert packed[0].decoded(open_picture).size == (8, 8)
-
-
-def test_pictures_of_a_data_set_of_the_hub(folder, monkeypatch):
-    files = read(folder)
-    cells = [{"bytes": (folder / f.name).read_bytes(), "path": None} for f in files]
+    assert packed[0].decoded(open_picture).size == files[0].decoded(open_picture).size == (8, 8)
     columns = {"image": cells, "label": [int(f.label) for f in files]}
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["0", "1"])}
     data = datasets.Dataset.from_dict(columns, datasets.Features(features))

@@ -110,7 +110,6 @@ def test_a_public_form_of_data_is_read_whole_or_refused(folder, shape):
 
 
 # Files, which are read and known by their content; numbers of tags, and marks of choices.
-# Files, which are read and known by their content; numbers of tags, and marks of choices.
 _NAMES_ALONE = {"img", "image", "audio", "choices", "answerKey", "answers", "conversations"}
 
 

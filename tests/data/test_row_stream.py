@@ -49,18 +49,18 @@ def texts(source, reader, turn):
     raise AssertionError
 
 
-def test_a_pass_has_every_row_once(source):
+def test_a_pass_has_every_row_once_from_several_shards_and_in_an_order_of_its_own(source):
     blocks = list(read_pass(source, 10))
     assert [len(block.table.lines) for block in blocks] == [10] * 6 + [4]
     found = [text for block in blocks for text in block.table.column("text")]
     assert len({*found}) == len(found) == sum(SIZES)
-
-
-def test_each_block_has_rows_of_several_shards_and_says_where_they_are(source):
     block = next(read_blocks(source, BlockReader(9, seed=1)))
     shards = Counter(str(place).split(" of ")[1] for place in block.table.lines)
     assert shards == {f"part-{n}.parquet": 3 for n in range(3)}
     assert list(block.table.lines)[:3] == [f"{n} of {next(iter(shards))}" for n in (1, 2, 3)]
+    orders = [texts(source, BlockReader(64, seed), turn) for seed in (0, 1) for turn in range(4)]
+    assert len({tuple(each) for each in orders}) > 2
+    assert len({frozenset(each) for each in orders}) == 1
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -70,12 +70,6 @@ def test_processes_have_different_rows_that_together_are_all(source, world):
         assert all(own)
         together = [text for each in own for text in each]
         assert len({*together}) == len(together) == sum(SIZES)
-
-
-def test_passes_and_seeds_have_orders_of_their_own(source):
-    one = [texts(source, BlockReader(64, seed), turn) for seed in (0, 1) for turn in range(4)]
-    assert len({tuple(each) for each in one}) > 2
-    assert len({frozenset(each) for each in one}) == 1
 
 
 @settings(max_examples=100 if ALL else 20)

@@ -169,93 +169,97 @@ def shared(question, answer):
     return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
 
 
+# Dialogues in one text, with a question and an answer.
+DIALOGUES = {
+    "HH": "\n\nHuman: {q}\n\nAssistant: {a}",
+    "HH in a line": "Human: {q} Assistant: {a}",
+    "User and Bot": "User: {q}\nBot: {a}",
+    "Q and A": "Q: {q}\nA: {a}",
+    "Question and Answer": "Question: {q} Answer: {a}",
+    "Alpaca": "### Instruction:\n{q}\n\n### Response:\n{a}",
+    "Guanaco": "### Human: {q}### Assistant: {a}",
+    "Llama 3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{q}<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{a}<|eot_id|>",
+    "Llama 2": "<s>[INST] {q} [/INST] {a} </s>",
+    "Zephyr": "<|user|>\n{q}</s>\n<|assistant|>\n{a}</s>",
+    "OASST": "<|prompter|>{q}<|endoftext|><|assistant|>{a}",
+    "Gemma": "<start_of_turn>user\n{q}<end_of_turn>\n<start_of_turn>model\n{a}",
+}
+
+
+TURNS = "\n\nHuman: hi\n\nAssistant: yes\n\nHuman: {q}\n\nAssistant: {a}"
+
+
+CHATML = (
+    "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n"
+    "<|im_start|>assistant\n{a}<|im_end|>\n"
+)
+
+
+def dialogue(text):
+    return responses(lambda q, a: text.format(q=q, a=a))
+
+
+def beside(**columns):
+    """Return rows of two answers beside other columns, in which {q} is the question."""
+    return lambda question: {
+        **{name: cell.replace("{q}", question) if isinstance(cell, str) else cell
+           for name, cell in columns.items()}, "chosen": GOOD, "rejected": BAD,
+    }  # fmt: skip
+
+
+def kind(question):
+    return said(question, system="be kind")
+
+
 # The rows of a question, and the prompt that they must have.
 FORMS = {
-    "HH": (responses(lambda q, a: f"\n\nHuman: {q}\n\nAssistant: {a}"), said),
-    "HH in a line": (responses(lambda q, a: f"Human: {q} Assistant: {a}"), said),
-    "HH of turns": (
-        responses(lambda q, a: f"\n\nHuman: hi\n\nAssistant: yes\n\nHuman: {q}\n\nAssistant: {a}"),
-        lambda q: said("hi", "yes", q),
-    ),
-    "Vicuna": (
-        responses(lambda q, a: f"A chat. USER: {q} ASSISTANT: {a}"),
-        lambda q: said(q, system="A chat."),
-    ),
-    "User and Bot": (responses(lambda q, a: f"User: {q}\nBot: {a}"), said),
-    "Q and A": (responses(lambda q, a: f"Q: {q}\nA: {a}"), said),
-    "Question and Answer": (responses(lambda q, a: f"Question: {q} Answer: {a}"), said),
-    "Alpaca": (responses(lambda q, a: f"### Instruction:\n{q}\n\n### Response:\n{a}"), said),
-    "Guanaco": (responses(lambda q, a: f"### Human: {q}### Assistant: {a}"), said),
-    "ChatML": (
-        responses(lambda q, a: f"<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n{q}"
-                  f"<|im_end|>\n<|im_start|>assistant\n{a}<|im_end|>\n"),
-        lambda q: said(q, system="be kind"),
-    ),
-    "Llama 3": (
-        responses(lambda q, a: "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
-                  f"{q}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{a}<|eot_id|>"),
-        said,
-    ),
-    "Llama 2": (responses(lambda q, a: f"<s>[INST] {q} [/INST] {a} </s>"), said),
-    "Zephyr": (responses(lambda q, a: f"<|user|>\n{q}</s>\n<|assistant|>\n{a}</s>"), said),
-    "OASST": (responses(lambda q, a: f"<|prompter|>{q}<|endoftext|><|assistant|>{a}"), said),
-    "Gemma": (
-        responses(lambda q, a: f"<start_of_turn>user\n{q}<end_of_turn>\n<start_of_turn>model\n{a}"),
-        said,
-    ),
+    **{name: (dialogue(text), said) for name, text in DIALOGUES.items()},
+    "HH of turns": (dialogue(TURNS), lambda q: said("hi", "yes", q)),
+    "Vicuna": (dialogue("A chat. USER: {q} ASSISTANT: {a}"), lambda q: said(q, system="A chat.")),
+    "ChatML": (dialogue(CHATML), kind),
     "a prompt beside a dialogue": (
-        lambda q: {"prompt": q, **FORMS["HH"][0](q), "score_chosen": 2}, said,
+        lambda q: {"prompt": q, **dialogue(DIALOGUES["HH"])(q), "score_chosen": 2}, said,
     ),
-    "a dialogue beside its prompt": (
-        lambda q: {"prompt": f"Human: {q}\n\nAssistant:", "chosen": GOOD, "rejected": BAD},
-        lambda q: f"Human: {q}\n\nAssistant:",
-    ),
-    "any other name": (lambda q: {"frage": q, "chosen": GOOD, "rejected": BAD, "id": 1}, str),
-    "a prompt in front, too": (
-        lambda q: {"prompt": q, **responses(lambda q, a: f"{q} {a}")(q)}, str,
-    ),
-    "a constant beside": (
-        lambda q: {"source": "web", "ask": q, "chosen": GOOD, "rejected": BAD}, str,
-    ),
-    "a label beside": (
-        lambda q: {"label": 1, "prompt": q, "chosen": GOOD, "rejected": BAD}, str,
-    ),
-    "an input": (
-        lambda q: {"instruction": "Say it.", "input": q, "chosen": GOOD, "rejected": BAD},
-        lambda q: f"Say it.\n\n{q}",
-    ),
-    "a context": (
-        lambda q: {"question": q, "context": "All of it.", "chosen": GOOD, "rejected": BAD},
-        lambda q: f"All of it.\n\n{q}",
-    ),
-    "a system message": (
-        lambda q: {"system": "be kind", "question": q, "chosen": GOOD, "rejected": BAD},
-        lambda q: said(q, system="be kind"),
-    ),
+    "a dialogue beside its prompt": (beside(prompt="Human: {q}\n\nAssistant:"),
+                                     "Human: {}\n\nAssistant:".format),
+    "any other name": (beside(frage="{q}", id=1), str),
+    "a prompt in front, too": (lambda q: {"prompt": q, **dialogue("{q} {a}")(q)}, str),
+    "a constant beside": (beside(source="web", ask="{q}"), str),
+    "a label beside": (beside(label=1, prompt="{q}"), str),
+    "an input": (beside(instruction="Say it.", input="{q}"), "Say it.\n\n{}".format),
+    "a context": (beside(question="{q}", context="All of it."), "All of it.\n\n{}".format),
+    "a system message": (beside(system="be kind", question="{q}"), kind),
     "lists": (responses(lists), said),
     "lists of ShareGPT": (responses(shared), said),
     "lists beside their prompt": (
         lambda q: {"prompt": q, "messages": lists(q, GOOD), **responses(lists)(q), "margin": 2},
         said,
     ),
-    "lists with a system message": (
-        lambda q: {"system": "be kind", **responses(lists)(q)}, lambda q: said(q, system="be kind"),
-    ),
+    "lists with a system message": (lambda q: {"system": "be kind", **responses(lists)(q)}, kind),
     "lists whose prompt has a system message": (
         lambda q: {"prompt": [{"role": "system", "content": "be kind"}, lists(q, "")[0]],
-                   **responses(lists)(q)},
-        lambda q: said(q, system="be kind"),
+                   **responses(lists)(q)}, kind,
     ),
     "lists of answers alone": (
         lambda q: {"prompt": lists(q, "")[:1], **responses(lambda q, a: lists(q, a)[1:])(q)}, said,
     ),
     "conversations": (
         lambda q: {"conversations": shared(q, "")[:1], "chosen": shared(q, GOOD)[1],
-                   "rejected": shared(q, BAD)[1]},
-        said,
+                   "rejected": shared(q, BAD)[1]}, said,
     ),
     "messages": (lambda q: {"ask": q, **responses(lambda q, a: lists(q, a)[1])(q)}, said),
 }  # fmt: skip
+
+
+DOUBTS = [
+    (responses(lambda q, a: f"{q}? {a}"), "expected: the column with the prompt .--text."),
+    (responses(lambda q, a: f"{a} {q}"), "--text COLUMN"),
+    (lambda q: {"one": q, "two": f"{q} now", "chosen": GOOD, "rejected": BAD}, "--text one"),
+    (lambda q: {"frage": q.split()[2] + "1", "chosen": GOOD, "rejected": BAD}, "--text frage"),
+    (lambda q: {"chosen": f"Human: {q}\n\nAssistant: yes\n\nHuman: so\n\nAssistant: {GOOD}",
+                "rejected": f"Human: {q}\n\nAssistant: {BAD}"}, "differ before their last turns"),
+]  # fmt: skip
 
 
 TEMPLATE = (
@@ -290,20 +294,7 @@ def test_prompts_are_found_and_answers_alone_are_compared(tmp_path, form):
                     assert text == f"{said_before}[assistant]"
 
 
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        (responses(lambda q, a: f"{q}? {a}"), "expected: the column with the prompt .--text."),
-        (responses(lambda q, a: f"{a} {q}"), "--text COLUMN"),
-        (lambda q: {"one": q, "two": f"{q} now", "chosen": GOOD, "rejected": BAD}, "--text one"),
-        (lambda q: {"frage": q.split()[2] + "1", "chosen": GOOD, "rejected": BAD}, "--text frage"),
-        (
-            lambda q: {"chosen": f"Human: {q}\n\nAssistant: yes\n\nHuman: so\n\nAssistant: {GOOD}",
-                       "rejected": f"Human: {q}\n\nAssistant: {BAD}"},
-            "differ before their last turns",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "problem"), DOUBTS)
 def test_prompts_that_are_in_doubt_are_refused(tmp_path, rows, problem):
     source = str(write_json_lines(tmp_path / "a.jsonl", map(rows, QUESTIONS)))
     with pytest.raises(DataError, match=problem):

@@ -99,17 +99,13 @@ def test_a_draw_and_its_rest_are_all_texts(tmp_path_factory, total, count, seed)
     assert set(again) <= set(rest)
 
 
-def test_draws_differ_by_their_seed(tmp_path):
+def test_draws_differ_by_their_seed_and_a_tenth_is_held_out(tmp_path):
     path = written(tmp_path, "txt", list(map(str, range(100))))
     stream = open_stream(str(path), DataOptions())
     first, again, other = (stream.drawn(50, seed) for seed in (0, 0, 1))
     assert list(first) == list(again) != list(other)
     assert len({data_hash(each) for each in (stream, first, again, other)}) == 3
-
-
-def test_held_out_texts_are_a_tenth(tmp_path):
-    path = written(tmp_path, "txt", list(map(str, range(100))))
-    train, held = open_stream(str(path), DataOptions()).held_out(0)
+    train, held = stream.held_out(0)
     assert (len(train), len(held)) == (90, 10)
     assert not {text.text for text in train} & {text.text for text in held}
     only = open_stream(str(written(tmp_path, "txt", ["one"])), DataOptions())

@@ -162,6 +162,39 @@ def test_what_diffusers_would_not_read_is_not_written(kind, spec, style, problem
     assert not (tmp_path / "x").exists()
 
 
+UNET = {"r": 2, "lora_alpha": 3, "rank_pattern": {"conv1": 4}, "alpha_pattern": {"proj_in": 8},
+        "target_modules": ["to_q", "conv1", "proj_in"]}  # fmt: skip
+
+
+BLOCK = {"r": 2, "target_modules": ["to_q", "add_k_proj", "to_add_out", "net.2", "proj_mlp"]}
+
+
+ENCODER = {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "fc2"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "options", "with_metadata"),
+    [(SD, "unet", UNET, True), *((kind, "transformer", BLOCK | {"lora_alpha": alpha}, alpha == 3)
+                                 for kind in (SD3, FLUX) for alpha in (2, 3))],
+)  # fmt: skip
+def test_files_that_diffusers_wrote(kind, part, options, with_metadata, tmp_path):
+    theirs = pipeline(kind=kind)
+    torch.manual_seed(2)
+    written = {}
+    for name, own in ((part, options), ("text_encoder", ENCODER)):
+        module = getattr(theirs, name)
+        module.add_adapter(peft.LoraConfig(init_lora_weights=False, **own))
+        written[f"{name}_lora_layers"] = peft.get_peft_model_state_dict(module)
+        if with_metadata:
+            written[f"{name}_lora_adapter_metadata"] = own
+    type(theirs).save_lora_weights(tmp_path, **written)
+    expected = picture(theirs)
+    here = pipeline(kind=kind)
+    assert difference(picture(here), expected) > 0.001
+    ah.load(here, tmp_path)
+    assert difference(picture(here), expected) <= ALMOST
+
+
 METADATA = {
     '{"unet.alpha_pattern": {"(a+)+b": 1}, "unet.lora_alpha": 2}': None,
     '{"unet.alpha_pattern": {"(": 1}, "unet.lora_alpha": 2}': "not a regular expression",
@@ -171,33 +204,6 @@ METADATA = {
     '["unet"]': "cannot be used",
     "{": "cannot be used",
 }
-
-
-@pytest.mark.parametrize("kind", ["StableDiffusion3Pipeline", "FluxPipeline"])
-@pytest.mark.parametrize("with_metadata", [True, False])
-def test_files_that_diffusers_wrote_for_transformers(kind, with_metadata, tmp_path):
-    theirs = pipeline(kind=kind)
-    options = {"r": 2, "lora_alpha": 3 if with_metadata else 2}
-    options["target_modules"] = ["to_q", "add_k_proj", "to_add_out", "net.2", "proj_mlp"]
-    torch.manual_seed(2)
-    theirs.transformer.add_adapter(peft.LoraConfig(init_lora_weights=False, **options))
-    text = {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "fc2"]}
-    theirs.text_encoder.add_adapter(peft.LoraConfig(init_lora_weights=False, **text))
-    recorded = {
-        "transformer_lora_adapter_metadata": options,
-        "text_encoder_lora_adapter_metadata": text,
-    }
-    type(theirs).save_lora_weights(
-        tmp_path,
-        transformer_lora_layers=peft.get_peft_model_state_dict(theirs.transformer),
-        text_encoder_lora_layers=peft.get_peft_model_state_dict(theirs.text_encoder),
-        **(recorded if with_metadata else {}),
-    )
-    expected = picture(theirs)
-    here = pipeline(kind=kind)
-    assert difference(picture(here), expected) > 0.001
-    ah.load(here, tmp_path)
-    assert difference(picture(here), expected) <= ALMOST
 
 
 def test_alphas_and_embedders_in_files_of_a_flux(tmp_path):
@@ -235,28 +241,6 @@ def test_alphas_and_embedders_in_files_of_a_flux(tmp_path):
     save_file(state | {f"{last}.alpha": torch.tensor(1.0)}, tmp_path / FILE)
     with pytest.raises(MismatchError, match="alphas that the conversion of diffusers loses"):
         ah.load(pipe, tmp_path)
-
-
-def test_a_file_of_diffusers_with_its_metadata(tmp_path):
-    theirs = pipeline()
-    config = peft.LoraConfig(
-        r=2, lora_alpha=3, target_modules=["to_q", "conv1", "proj_in"], init_lora_weights=False,
-        rank_pattern={"conv1": 4}, alpha_pattern={"proj_in": 8},
-    )  # fmt: skip
-    torch.manual_seed(2)
-    theirs.unet.add_adapter(config)
-    state = peft.get_peft_model_state_dict(theirs.unet)
-    known = {n: v for n, v in config.to_dict().items() if n in ("r", "lora_alpha")}
-    known |= {"rank_pattern": {"conv1": 4}, "alpha_pattern": {"proj_in": 8}}
-    known |= {"target_modules": ["to_q", "conv1", "proj_in"]}
-    diffusers.StableDiffusionPipeline.save_lora_weights(
-        tmp_path, unet_lora_layers=state, unet_lora_adapter_metadata=known
-    )
-    expected = picture(theirs)
-    here = pipeline()
-    assert difference(picture(here), expected) > 0.01
-    ah.load(here, tmp_path)
-    assert difference(picture(here), expected) <= ALMOST
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

@@ -175,34 +175,6 @@ def test_no_token_follows_a_redirect_to_another_host(folder, monkeypatch):
             assert not any("authorization" in {k.lower() for k in h} for _, h in other.requests)
 
 
-def test_a_server_that_goes_away_in_the_middle_is_tried_again(folder, tmp_path):
-    cuts = []
-
-    def answer(handler):
-        if handler.path.endswith(".safetensors") and not cuts:
-            cuts.append(1)
-            handler.send_response(200)
-            handler.send_header("content-length", "1000")
-            handler.end_headers()
-            handler.wfile.write(b"x" * 10)
-            handler.wfile.flush()
-            handler.connection.close()
-            return True
-        return False
-
-    with web_servers.python(folder.root, answer) as url:
-        registry = registry_at(url)
-        registry.get(registry.resolve("polite"), tmp_path / "mine")
-        assert cuts
-
-
-def test_a_server_that_is_gone(folder):
-    with web_servers.python(folder.root) as url:
-        pass
-    with pytest.raises(RegistryError, match="cannot be reached"):
-        names(registry_at(url))
-
-
 def test_a_name_with_a_million_versions_ends(folder, monkeypatch):
     monkeypatch.setattr(http_storage, "_MOST_PROBED", 100)
     file = folder.root / BACKBONE / "polite" / "names.json"

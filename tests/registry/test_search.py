@@ -23,6 +23,8 @@ def test_the_fields_of_a_query_are_keywords(tmp_path):
         ah.search(registry=tmp_path / "missing")
     with pytest.raises(TypeError, match="colour"):
         ah.search(registry=registry, colour="red")
+    with pytest.raises(ConfigError, match="https"):
+        ah.search(hub="ftp://h.org")
 
 
 def test_an_empty_result_is_explained(tmp_path):
@@ -55,11 +57,3 @@ def test_an_empty_result_is_explained(tmp_path):
         "no adapter has task=x; tasks here: classification (2), regression (1)",
         "no adapter has method=y; methods here: lora (2), mam (1)",
     ]
-
-
-def test_a_hub_is_searched_by_its_url(hub, tmp_path):
-    folder = registries.write_sample(tmp_path / "made")
-    entry = ah.push(folder, f"{hub.address}/acme/polite", peft=False)
-    assert ah.search(hub=hub.address) == ah.search("poli", hub=f"{hub.address}/") == [entry]
-    with pytest.raises(ConfigError, match="https"):
-        ah.search(hub="ftp://h.org")

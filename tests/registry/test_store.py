@@ -93,20 +93,17 @@ class Published(WebsiteRegistry):
 
 
 @contextmanager
-def on_web_server(folder):
-    """Python's own server, which sends no tags and no errors of its own."""
+def on_web_server(folder, serve=web_servers.python):
+    """Python's own server, which sends no tags and no errors of its own, or nginx."""
     folder.mkdir()
-    with web_servers.python(folder) as address:
+    with serve(folder) as address:
         yield Published(address, folder)
 
 
-@contextmanager
 def on_nginx(folder):
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed")
-    folder.mkdir()
-    with web_servers.nginx(folder) as address:
-        yield Published(address, folder)
+    return on_web_server(folder, web_servers.nginx)
 
 
 @contextmanager
