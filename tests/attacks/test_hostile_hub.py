@@ -369,7 +369,7 @@ def test_a_lie_about_a_locked_version_does_not_last(hub, home):
     assert sync({name: pinned}, home / "adapters") == [name]
 
 
-def test_a_version_is_resolved_without_the_manifests_of_all_others(hub, home):
+def test_the_number_of_requests_is_bounded_whatever_a_hub_has(hub, home):
     made = hub.repositories["acme/polite"]
     made.tags |= {f"v{number}": made.tags["v1"] for number in range(2, 2000)}
     for reference in (hub.reference, f"{hub.address}/acme/polite"):
@@ -380,6 +380,12 @@ def test_a_version_is_resolved_without_the_manifests_of_all_others(hub, home):
     with pytest.warns(UserWarning, match="1899 older versions"):
         assert len(HubStore(hub.address).versions("acme/polite")) == 100
     assert len(hub.requests) <= 103
+    hub.requests.clear()
+    items = [{"id": f"evil/a{number}", "siblings": []} for number in range(1000)]
+    hub.attack = on("^/api/models[?]", body(items))
+    with pytest.warns(UserWarning, match="900 more repositories match"):
+        assert HubStore(hub.address).search(Query()) == []
+    assert len(hub.requests) <= 101
 
 
 FOREIGN = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"x" * 99}
@@ -449,14 +455,6 @@ def test_a_search_survives_what_anyone_can_publish(hub, home):
     assert [entry.reference for entry in found] == [f"{hub.address}/acme/polite@v1"]
     hub.attack = on("^/api/models[?]", flood)
     refused(lambda: HubStore(hub.address).search(Query()), home, seconds=20)
-
-
-def test_a_search_makes_a_bounded_number_of_requests(hub, home):
-    items = [{"id": f"evil/a{number}", "siblings": []} for number in range(1000)]
-    hub.attack = on("^/api/models[?]", body(items))
-    with pytest.warns(UserWarning, match="900 more repositories match"):
-        assert HubStore(hub.address).search(Query()) == []
-    assert len(hub.requests) <= 101
 
 
 WRITES = {"create": "/api/repos/create", "preupload": "/preupload/", "commit": "/commit/",

@@ -313,14 +313,24 @@ def test_a_broken_version_denies_no_other(registry):
             registry.resolve("polite", backbone=backbone)
 
 
-def test_a_version_of_another_backbone_is_not_listed(registry, tmp_path):
+def test_a_version_of_another_backbone_is_not_listed_and_stray_files_are_reported(
+    registry, tmp_path
+):
     """A yank or tag of it would change the folder of the other backbone."""
+    home = registry.root / BACKBONE / "polite"
+    (home / "v1" / "adapter.bin").write_bytes(b"x")
+    (home / "v02").mkdir()
+    (home / "setup.py").write_text("x")
+    (home / ".hidden").write_text("x")
     other = registries.write_sample(tmp_path / "other", 7, backbone="other/gpt")
-    shutil.copytree(other, registry.root / BACKBONE / "polite" / "v3")
+    shutil.copytree(other, home / "v3")
+    reported = {problem.partition(": ")[0] for problem in registry.verify()}
+    strays = ("setup.py", "v02", "v1/adapter.bin", "v3")
+    found = {f"{BACKBONE}/polite/{name}" for name in strays}
+    assert reported == found | {f"{BACKBONE}/index.json"}  # polite has changed
     assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
     with pytest.raises(FileError, match="backbone 'other/gpt'"):
         registry.resolve("polite", "v3")
-    assert any("polite/v3: " in problem for problem in registry.verify())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
@@ -333,17 +343,6 @@ def test_hostile_folder_names(registry):
         registry.resolve("souund")
     registry.verify()
     registry.gc()
-
-
-def test_stray_files_are_reported(registry):
-    home = registry.root / BACKBONE / "polite"
-    (home / "v1" / "adapter.bin").write_bytes(b"x")
-    (home / "v02").mkdir()
-    (home / "setup.py").write_text("x")
-    (home / ".hidden").write_text("x")
-    assert [problem.partition(": ")[0] for problem in registry.verify()] == [
-        f"{BACKBONE}/polite/{name}" for name in ("setup.py", "v02", "v1/adapter.bin")
-    ]
 
 
 def test_a_version_that_changed_since_the_last_search_is_reported(registry):
@@ -455,15 +454,14 @@ def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock
     assert after == registry.search(Query(all_versions=True)) != before
 
 
-def test_folders_that_did_not_change_are_not_read_again(registry, monkeypatch):
+def test_folders_that_did_not_change_are_not_read_again_unless_there_is_no_cache(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr(local, "_TICK", 0)
     expected = listed(registry)
-    monkeypatch.setattr(LocalRegistry, "contents", lambda self, path: pytest.fail("read a folder"))
-    assert listed(registry) == expected
-
-
-def test_without_a_cache_searches_work(registry, tmp_path, monkeypatch):
-    expected = listed(registry)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalRegistry, "contents", lambda self, path: pytest.fail("read a folder"))
+        assert listed(registry) == expected
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("no folder")
     assert listed(registry) == expected
@@ -472,13 +470,6 @@ def test_without_a_cache_searches_work(registry, tmp_path, monkeypatch):
     registry._cache_path().mkdir(parents=True)
     assert listed(registry) == expected
     assert registry.verify() == []
-
-
-def test_the_highest_version_number_is_not_exceeded(registry, tmp_path):
-    home = registry.root / BACKBONE / "polite"
-    shutil.copytree(home / "v1", home / "v999999999")
-    with pytest.raises(RegistryError, match="no version number is left"):
-        registry.put(registries.write_sample(tmp_path / "made", 8), Publication("polite"))
 
 
 def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
@@ -492,6 +483,15 @@ def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
 
 
 DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "a-.", "com0")
+
+
+def test_names_in_a_lock_file_differ_in_more_than_case(registry, tmp_path):
+    pins = {name: pin("polite", registry.root)[1] for name in ("polite", "Polite")}
+    write_lock(tmp_path / "adapterhub.lock", pins)
+    with pytest.raises(FileError, match="not a lock file"):
+        read_lock(tmp_path / "adapterhub.lock")
+    with pytest.raises(ConfigError, match="same name"):
+        with_pins({"polite": pins["polite"]}, [("Polite", pins["Polite"])])
 
 
 @long_table("name", DEVICES, parts=4)
@@ -511,16 +511,6 @@ def test_names_that_a_file_system_changes_are_refused(registry, tmp_path, name):
         read_lock(lock)
     assert not (registry.root / BACKBONE / name).exists()
     assert not (registry.root / BACKBONE / "fine").exists()
-
-
-def test_names_in_a_lock_file_differ_in_more_than_case(registry, tmp_path):
-    lock = tmp_path / "adapterhub.lock"
-    pins = {name: pin("polite", registry.root)[1] for name in ("polite", "Polite")}
-    write_lock(lock, pins)
-    with pytest.raises(FileError, match="not a lock file"):
-        read_lock(lock)
-    with pytest.raises(ConfigError, match="same name"):
-        with_pins({"polite": pins["polite"]}, [("Polite", pins["Polite"])])
 
 
 SHARED = [
@@ -584,6 +574,9 @@ def test_the_number_of_a_deleted_version_is_not_used_again(registry, tmp_path):
         shutil.rmtree(version)
     assert registry.put(fifth, Publication("polite")).version == "v5"
     assert registry.put(third, Publication("polite", "v9")).version == "v9"
+    shutil.copytree(home / "v9", home / "v999999999")
+    with pytest.raises(RegistryError, match="no version number is left"):
+        registry.put(registries.write_sample(tmp_path / "made", 8), Publication("polite"))
 
 
 def test_a_registry_of_an_earlier_release_is_read_and_continued(registry, tmp_path):
