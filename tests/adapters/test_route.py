@@ -12,6 +12,7 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.route import adapters, disabled
+from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
 from tests.kit import tiny_models
 from tests.kit.tiny_models import logits
@@ -175,3 +176,11 @@ def two():
 def test_logits_of_another_batch_are_not_split(two):
     with ah.route(two, ["a", "b"]) as routed, pytest.raises(AttachError, match="has 2"):
         routed.split(torch.zeros(3, 3))
+
+
+def test_an_error_inside_closes_the_route(two):
+    ah.activate(two, "a")
+    with pytest.raises(ZeroDivisionError), ah.route(two, ["a", "b"]):
+        raise ZeroDivisionError
+    assert get_state(two).routes == []
+    assert get_state(two).compositions == (("a",),)
