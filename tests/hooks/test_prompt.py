@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModel, DynamicCache, Qwen2VLTextConfig
+from transformers import AutoModel, Qwen2VLTextConfig
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES, Family, Stack
-from adapterhub.errors import AdapterhubError, SiteError
+from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import AppliedModules, BatchPlan
 from adapterhub.hooks.prompt import (
     PromptedInputs,
@@ -19,7 +19,6 @@ from adapterhub.hooks.prompt import (
     arranged,
     gathered,
     pad_left,
-    past_length,
 )
 from tests.kit import tiny_models
 
@@ -168,16 +167,6 @@ def test_positions_that_count_from_padding_are_written_out():
     first = tiny_models.PAD + 1
     assert inputs["position_ids"][1].tolist() == list(range(first, first + LENGTH + 6))
     assert inputs["position_ids"][0, -2:].tolist() == [tiny_models.PAD] * 2
-
-
-def test_a_cache_without_the_prompt_is_refused():
-    cache = DynamicCache()
-    cache.update(torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 5, 8), 0)
-    assert past_length(cache) == 5
-    assert past_length(None) == 0
-    root, slot = stack("llama")
-    with pytest.raises(AdapterhubError):
-        PromptedInputs(tiny_models.batch(2, 6) | {"past_key_values": cache}, slot).extend(root)
 
 
 @pytest.fixture
