@@ -9,16 +9,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adapterhub import status
-from adapterhub.status import (
-    Display,
-    StatusBar,
-    StatusLines,
-    counting,
-    doing,
-    paused,
-    reading,
-    showing,
-)
 
 
 class Clock:
@@ -39,9 +29,9 @@ def clock(monkeypatch):
 
 
 def test_nothing_is_shown_without_a_display(capsys):
-    with doing("loading"), counting(3, "predicting") as done:
+    with status.doing("loading"), status.counting(3, "predicting") as done:
         done(3)
-    display = Display()
+    display = status.Display()
     display.update(display.begin("x", 3), 1)
     display.end(0)
     display.close()
@@ -50,8 +40,12 @@ def test_nothing_is_shown_without_a_display(capsys):
 
 def test_lines_tell_stages_and_work_every_ten_seconds(clock):
     lines = []
-    display = StatusLines(lines.append)
-    with showing(display), doing("evaluating"), counting(2000, "predicting") as done:
+    display = status.StatusLines(lines.append)
+    with (
+        status.showing(display),
+        status.doing("evaluating"),
+        status.counting(2000, "predicting") as done,
+    ):
         for _ in range(20):
             clock.now += 4
             done(100)
@@ -60,9 +54,12 @@ def test_lines_tell_stages_and_work_every_ten_seconds(clock):
 
 def test_lines_without_stages_tell_only_long_work(clock):
     lines = []
-    with showing(StatusLines(lines.append, stages=False)), doing("loading torch"):
+    with (
+        status.showing(status.StatusLines(lines.append, stages=False)),
+        status.doing("loading torch"),
+    ):
         clock.now += 60
-        with counting(10, "predicting") as done:
+        with status.counting(10, "predicting") as done:
             done(5)
     assert lines == []
 
@@ -74,8 +71,8 @@ def terminal():
 def test_a_bar_shows_the_stage_and_leaves_no_trace(clock, monkeypatch):
     console = terminal()
     monkeypatch.setattr(status, "_new_progress", lambda: Progress(console=console, transient=True))
-    display = StatusBar()
-    with showing(display), doing("loading torch"):
+    display = status.StatusBar()
+    with status.showing(display), status.doing("loading torch"):
         assert display._progress.live.is_started
         assert [task.description for task in display._progress.tasks] == ["loading torch"]
     assert not display._progress.live.is_started
@@ -88,7 +85,7 @@ def test_a_bar_shows_the_stage_and_leaves_no_trace(clock, monkeypatch):
 
 def test_a_bar_is_shown_only_when_the_work_is_long(clock):
     progress = Progress(console=terminal())
-    with showing(StatusBar(progress)), counting(4, "predicting") as done:
+    with status.showing(status.StatusBar(progress)), status.counting(4, "predicting") as done:
         done(1)
         assert not progress.tasks[0].visible
         clock.now += 2
@@ -102,7 +99,7 @@ def test_an_error_leaves_a_clean_terminal(error):
     progress = Progress(console=terminal())
 
     def batches():
-        with counting(9, "predicting") as done:
+        with status.counting(9, "predicting") as done:
             for _ in range(9):
                 yield 1
                 done(1)
@@ -110,7 +107,7 @@ def test_an_error_leaves_a_clean_terminal(error):
     left = batches()
 
     def evaluate():
-        with showing(StatusBar(progress)), doing("evaluating"):
+        with status.showing(status.StatusBar(progress)), status.doing("evaluating"):
             for _ in left:
                 raise error
 
@@ -122,10 +119,10 @@ def test_an_error_leaves_a_clean_terminal(error):
 
 def test_a_stage_that_ends_late_does_not_remove_another():
     progress = Progress(console=terminal())
-    with showing(StatusBar(progress)):
-        late = counting(3, "generating")
+    with status.showing(status.StatusBar(progress)):
+        late = status.counting(3, "generating")
         late.__enter__()
-        with doing("saving"):
+        with status.doing("saving"):
             late.__exit__(None, None, None)
             assert [task.description for task in progress.tasks] == ["saving"]
 
@@ -144,9 +141,9 @@ def test_the_line_fits_a_terminal(total):
 def test_an_evaluation_takes_the_place_of_the_bar_of_the_run(clock):
     progress = Progress(console=terminal())
     run = progress.add_task("loss 0.5", total=100)
-    with showing(StatusBar(progress, behind=run)), doing("evaluating"):
+    with status.showing(status.StatusBar(progress, behind=run)), status.doing("evaluating"):
         assert [task.visible for task in progress.tasks] == [True]
-        with counting(40, "predicting") as done:
+        with status.counting(40, "predicting") as done:
             clock.now += 2
             done(10)
             assert [(t.description, t.visible) for t in progress.tasks] == [
@@ -159,12 +156,12 @@ def test_an_evaluation_takes_the_place_of_the_bar_of_the_run(clock):
 def test_another_library_has_the_terminal_while_it_is_paused(monkeypatch):
     console = terminal()
     monkeypatch.setattr(status, "_new_progress", lambda: Progress(console=console, transient=True))
-    display = StatusBar()
-    with showing(display):
-        with paused():  # nothing is shown yet
+    display = status.StatusBar()
+    with status.showing(display):
+        with status.paused():  # nothing is shown yet
             assert display._progress is None
-        with doing("loading a backbone"):
-            with paused():
+        with status.doing("loading a backbone"):
+            with status.paused():
                 assert not display._progress.live.is_started
             assert display._progress.live.is_started
 
@@ -174,8 +171,8 @@ def test_a_file_is_read_with_a_stage_and_a_hub_dataset_without(tmp_path, monkeyp
     lines = []
     (tmp_path / "a\x1b.csv").write_text("")
     monkeypatch.chdir(tmp_path)
-    with showing(StatusLines(lines.append)):
+    with status.showing(status.StatusLines(lines.append)):
         for source in ("a\x1b.csv", "glue"):
-            with reading(source):
+            with status.reading(source):
                 pass
     assert lines == ["reading a\\u001b.csv ..."]

@@ -20,14 +20,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 import adapterhub as ah
 from adapterhub.anatomy.backbone import Backbone, local_name
 from adapterhub.backbones import find
-from adapterhub.backbones.find import (
-    PackagedBackbone,
-    find_backbone,
-    is_hub_id,
-    is_local_name,
-    recorded_folder,
-    remember_folder,
-)
 from adapterhub.config.user_folders import state_folder
 from adapterhub.errors import BackboneError, MismatchError
 from adapterhub.files.native import Saved
@@ -55,7 +47,7 @@ def package(monkeypatch, tmp_path):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(name.encode())
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES}
-    packaged = PackagedBackbone("acme_tiny", "model", digests, "tiny")
+    packaged = find.PackagedBackbone("acme_tiny", "model", digests, "tiny")
     monkeypatch.setitem(find.PACKAGED, "acme/tiny", packaged)
     monkeypatch.syspath_prepend(tmp_path)
     yield folder
@@ -68,17 +60,17 @@ def test_a_hub_id_is_downloaded_at_a_revision(monkeypatch, tmp_path):
     monkeypatch.setattr(
         find, "snapshot_download", lambda name, **options: calls.append((name, options)) or folder
     )
-    assert find_backbone("acme/other", "v1") == (folder, COMMIT)
+    assert find.find_backbone("acme/other", "v1") == (folder, COMMIT)
     ((name, options),) = calls
     assert (name, options["revision"]) == ("acme/other", "v1")
     assert "*.gguf" in options["ignore_patterns"]
 
 
 def test_a_folder_and_a_packaged_backbone_are_found_offline(offline, package, tmp_path):
-    assert find_backbone(str(tmp_path)) == (tmp_path, None)
-    assert find_backbone("acme/tiny") == (package, None)
+    assert find.find_backbone(str(tmp_path)) == (tmp_path, None)
+    assert find.find_backbone("acme/tiny") == (package, None)
     with pytest.raises(BackboneError, match="Hub is unreachable"):
-        find_backbone("acme/tiny", "v1")
+        find.find_backbone("acme/tiny", "v1")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +89,7 @@ def test_a_package_with_other_files_is_refused(offline, package, name, change):
         (package / name).write_text("{}")
         problem = "unexpected"
     with pytest.raises(BackboneError, match="does not contain the files of acme/tiny") as error:
-        find_backbone("acme/tiny")
+        find.find_backbone("acme/tiny")
     (offender,) = error.value.offenders
     assert offender.startswith(f"{name}: {problem}")
     assert "--force-reinstall acme-tiny" in error.value.hint
@@ -114,16 +106,16 @@ def test_every_bit_of_the_packaged_configuration_counts(offline, monkeypatch, tm
     shutil.copytree(
         Path(spec.origin).parent, package, ignore=lambda _, names: {"model.safetensors"} & {*names}
     )
-    packaged = PackagedBackbone("acme_copy", "model", files, "tiny")
+    packaged = find.PackagedBackbone("acme_copy", "model", files, "tiny")
     monkeypatch.setitem(find.PACKAGED, "acme/copy", packaged)
     monkeypatch.syspath_prepend(tmp_path)
-    assert find_backbone("acme/copy") == (package / "model", None)
+    assert find.find_backbone("acme/copy") == (package / "model", None)
     for name in files:
         path = package / "model" / name
         data = path.read_bytes()
         path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
         with pytest.raises(BackboneError, match="does not contain"):
-            find_backbone("acme/copy")
+            find.find_backbone("acme/copy")
         path.write_bytes(data)
     assert len(files) == 12
 
@@ -140,16 +132,16 @@ def test_every_bit_of_the_packaged_configuration_counts(offline, monkeypatch, tm
     ],
 )  # fmt: skip
 def test_a_backbone_that_does_not_exist_is_named(backbone, problem, hint, offline, monkeypatch):
-    missing = PackagedBackbone("no_such_package", "model", {}, "tiny")
+    missing = find.PackagedBackbone("no_such_package", "model", {}, "tiny")
     monkeypatch.setitem(find.PACKAGED, "acme/missing", missing)
     with pytest.raises(BackboneError, match=re.escape(problem)) as error:
-        find_backbone(backbone)
+        find.find_backbone(backbone)
     assert hint in (error.value.hint or "")
 
 
 def test_the_form_of_a_hub_id():
-    assert all(map(is_hub_id, ["bert-base-uncased", "google/bert_uncased.v2"]))
-    assert not any(map(is_hub_id, ["", ".", "./bert", "a/b/c", "a\\b", "/bert", "a b"]))
+    assert all(map(find.is_hub_id, ["bert-base-uncased", "google/bert_uncased.v2"]))
+    assert not any(map(find.is_hub_id, ["", ".", "./bert", "a/b/c", "a\\b", "/bert", "a b"]))
 
 
 NAME = "bert--0123456789ab"
@@ -160,13 +152,13 @@ def records() -> list[Path]:
 
 
 def test_a_folder_is_found_by_the_name_of_the_backbone(tmp_path, monkeypatch):
-    assert recorded_folder(NAME) is None
+    assert find.recorded_folder(NAME) is None
     monkeypatch.chdir(tmp_path)
-    remember_folder(NAME, Path("bert"))
-    assert recorded_folder(NAME) == str(tmp_path / "bert")
-    assert recorded_folder("bert--ba9876543210") is None
-    remember_folder(NAME, tmp_path / "moved")
-    assert recorded_folder(NAME) == str(tmp_path / "moved")
+    find.remember_folder(NAME, Path("bert"))
+    assert find.recorded_folder(NAME) == str(tmp_path / "bert")
+    assert find.recorded_folder("bert--ba9876543210") is None
+    find.remember_folder(NAME, tmp_path / "moved")
+    assert find.recorded_folder(NAME) == str(tmp_path / "moved")
     assert len(records()) == 1
     assert [p.name for p in records()[0].parent.iterdir()] == [records()[0].name]
 
@@ -177,33 +169,33 @@ def test_a_folder_is_found_by_the_name_of_the_backbone(tmp_path, monkeypatch):
      b'{"folder": "relative", "name": "bert--0123456789ab"}', b'{"folder": "/x", "name": "y"}'],
 )  # fmt: skip
 def test_a_damaged_record_is_ignored_and_replaced(tmp_path, data):
-    remember_folder(NAME, tmp_path)
+    find.remember_folder(NAME, tmp_path)
     records()[0].write_bytes(data)
-    assert recorded_folder(NAME) is None
-    remember_folder(NAME, tmp_path)
-    assert recorded_folder(NAME) == str(tmp_path)
+    assert find.recorded_folder(NAME) is None
+    find.remember_folder(NAME, tmp_path)
+    assert find.recorded_folder(NAME) == str(tmp_path)
 
 
 def test_a_pipe_or_link_is_not_read_and_a_state_that_cannot_be_written_is_no_error(
     tmp_path, monkeypatch
 ):
-    remember_folder(NAME, tmp_path)
+    find.remember_folder(NAME, tmp_path)
     (path,) = records()
     path.rename(tmp_path / "other.json")
     path.symlink_to(tmp_path / "other.json")
-    assert recorded_folder(NAME) is None
+    assert find.recorded_folder(NAME) is None
     path.unlink()
     os.mkfifo(path)
-    assert recorded_folder(NAME) is None
+    assert find.recorded_folder(NAME) is None
     monkeypatch.setenv("ADAPTERHUB_STATE", str(tmp_path / "other.json"))
-    remember_folder(NAME, tmp_path)
-    assert recorded_folder(NAME) is None
+    find.remember_folder(NAME, tmp_path)
+    assert find.recorded_folder(NAME) is None
 
 
 def test_the_oldest_go_first(tmp_path, monkeypatch):
     monkeypatch.setattr(find, "MOST_FOLDERS", 3)
     for number in range(5):
-        remember_folder(f"n{number}--0123456789ab", tmp_path)
+        find.remember_folder(f"n{number}--0123456789ab", tmp_path)
         os.utime(max(records(), key=lambda p: p.stat().st_mtime_ns), ns=(number, number))
     left = sorted(json.loads(p.read_bytes())["name"][:2] for p in records())
     assert left == ["n2", "n3", "n4"]
@@ -211,8 +203,8 @@ def test_the_oldest_go_first(tmp_path, monkeypatch):
 
 def test_several_writers(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: remember_folder(NAME, tmp_path / str(n % 3)), range(200)))
-    assert recorded_folder(NAME) in {str(tmp_path / str(n)) for n in range(3)}
+        list(pool.map(lambda n: find.remember_folder(NAME, tmp_path / str(n % 3)), range(200)))
+    assert find.recorded_folder(NAME) in {str(tmp_path / str(n)) for n in range(3)}
     assert len([*records()[0].parent.iterdir()]) == 1
 
 
@@ -247,7 +239,7 @@ def named(name, commit=None):
 )
 def test_the_name_is_valid_on_any_machine(path, name):
     assert Backbone.of(named(path, COMMIT)).name_and_revision(fingerprint) == (name, COMMIT)
-    assert is_local_name(name) == (not is_hub_id(name))
+    assert find.is_local_name(name) == (not find.is_hub_id(name))
 
 
 def test_a_folder_in_the_working_directory_is_not_a_hub_id(backbone, monkeypatch, tmp_path):
@@ -292,7 +284,7 @@ def test_a_model_without_weights_has_a_local_name():
     def missing():
         raise BackboneError("no weights")
 
-    assert is_local_name(local_name("tiny-bert", missing))
+    assert find.is_local_name(local_name("tiny-bert", missing))
 
 
 def test_the_origin_is_the_folder_as_long_as_it_exists(backbone, tmp_path):

@@ -17,14 +17,6 @@ import adapterhub as ah
 from adapterhub.adapters.state import find_state, new_state
 from adapterhub.backbones import checkpoint, fingerprint
 from adapterhub.backbones.checkpoint import named_tensors
-from adapterhub.backbones.fingerprint import (
-    BackboneIdentity,
-    Vocabulary,
-    config_differences,
-    function_config,
-    identity_of_files,
-    identity_of_model,
-)
 from adapterhub.errors import BackboneError
 from tests.kit import tiny_models
 from tests.kit.own_models import quantize
@@ -72,7 +64,7 @@ def test_every_model_class_of_a_checkpoint_has_its_fingerprint(task, backbone):
 def test_names_of_2019_and_buffers_of_2020_change_nothing(tmp_path):
     """Checkpoints have `gamma` and `beta`, and constants that the model computes."""
     tensors = load_file(saved("bert", tmp_path, "features") / "model.safetensors")
-    expected = identity_of_files(tmp_path)
+    expected = fingerprint.identity_of_files(tmp_path)
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"
@@ -85,7 +77,7 @@ def test_names_of_2019_and_buffers_of_2020_change_nothing(tmp_path):
     save_file(
         {f"bert.{n}": t for n, t in old.items()}, tmp_path / "model.safetensors", {"format": "pt"}
     )
-    found = identity_of_files(tmp_path)
+    found = fingerprint.identity_of_files(tmp_path)
     assert (found.fingerprint, found.parts) == (expected.fingerprint, expected.parts)
 
 
@@ -101,26 +93,28 @@ def test_the_definition_is_frozen():
     """Adapters of every past release must still match their backbones."""
     size = {"hidden_size": 96, "intermediate_size": 160, "vocab_size": 500}
     model = deterministic(tiny_models.model("bert", "features", **size))
-    identity = identity_of_model(model, named_tensors(model), vocabulary=Vocabulary(500, 490))
+    identity = fingerprint.identity_of_model(
+        model, named_tensors(model), vocabulary=fingerprint.Vocabulary(500, 490)
+    )
     assert identity.fingerprint == GOLDEN
     assert identity.parts["body"].values == GOLDEN_BODY
     assert sorted(identity.parts) == ["body", "embedding", "pooler"]
     record = json.loads(json.dumps(identity.record()))
-    assert BackboneIdentity.from_record(identity.fingerprint, record) == identity
+    assert fingerprint.BackboneIdentity.from_record(identity.fingerprint, record) == identity
 
 
 def test_a_quantized_load_has_the_identity_of_its_files(tmp_path):
-    expected = identity_of_files(saved("llama", tmp_path, "features"))
+    expected = fingerprint.identity_of_files(saved("llama", tmp_path, "features"))
     model = quantize(transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float16))
     named = named_tensors(model)
-    found = identity_of_model(model, named, origin=tmp_path)
+    found = fingerprint.identity_of_model(model, named, origin=tmp_path)
     assert (found.fingerprint, found.parts) == (expected.fingerprint, expected.parts)
     with pytest.raises(BackboneError, match="quantized"):
-        identity_of_model(model, named)
+        fingerprint.identity_of_model(model, named)
     with torch.no_grad():
         model.embed_tokens.weight.add_(1)
     with pytest.raises(BackboneError, match="quantized"):
-        identity_of_model(model, named, origin=tmp_path)
+        fingerprint.identity_of_model(model, named, origin=tmp_path)
 
 
 def test_equal_files_are_enough(tmp_path, monkeypatch):
@@ -196,13 +190,13 @@ def test_attached_adapters_do_not_change_the_identity():
 @long_table("architecture", tiny_models.ARCHITECTURES, 4)
 def test_it_is_the_same_in_files_and_for_every_task(architecture, tmp_path):
     model = tiny_models.usual_model(architecture)
-    expected = function_config(model.config)
+    expected = fingerprint.function_config(model.config)
     assert json.loads(json.dumps(expected)) == expected
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoConfig.from_pretrained(tmp_path, num_labels=7)
-    assert function_config(loaded) == expected
+    assert fingerprint.function_config(loaded) == expected
     base = tiny_models.model(architecture, "features", **tiny_models.NO_DROPOUT)
-    assert config_differences(expected, function_config(base.config)) == []
+    assert fingerprint.config_differences(expected, fingerprint.function_config(base.config)) == []
     assert not {"vocab_size", "pad_token_id", "use_cache"} & expected.keys()
     assert len(expected) > 4
 
@@ -210,7 +204,7 @@ def test_it_is_the_same_in_files_and_for_every_task(architecture, tmp_path):
 def test_only_fields_that_both_have_are_compared():
     before = {"a": 1, "rope": {"theta": 1.0, "type": "default"}, "old": 3}
     now = {"a": 2, "rope": {"theta": 2.0, "factor": 8}, "new": 4}
-    assert config_differences(before, now) == [
+    assert fingerprint.config_differences(before, now) == [
         "a: 2, trained with 1",
         "rope.theta: 2.0, trained with 1.0",
     ]
@@ -221,13 +215,13 @@ def test_the_fields_that_count():
     plain = transformers.LlamaConfig(max_position_embeddings=64)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     dynamic = transformers.LlamaConfig(max_position_embeddings=64, rope_parameters=rope)
-    assert "max_position_embeddings" not in function_config(plain)
-    assert function_config(dynamic)["max_position_embeddings"] == 64
-    gemma = function_config(transformers.CONFIG_MAPPING["gemma4_text"]())
+    assert "max_position_embeddings" not in fingerprint.function_config(plain)
+    assert fingerprint.function_config(dynamic)["max_position_embeddings"] == 64
+    gemma = fingerprint.function_config(transformers.CONFIG_MAPPING["gemma4_text"]())
     assert (gemma["head_dim"], gemma["per_layer_config"]["05"]) == (256, {"head_dim": 512})
     llava = transformers.LlavaConfig()
     llava.text_config.rms_norm_eps = 0.5
-    assert function_config(llava)["text_config"]["rms_norm_eps"] == 0.5
+    assert fingerprint.function_config(llava)["text_config"]["rms_norm_eps"] == 0.5
 
 
 @pytest.fixture

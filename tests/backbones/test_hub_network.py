@@ -13,14 +13,6 @@ from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.utils import _http as hub_http
 
 from adapterhub.backbones import hub_network
-from adapterhub.backbones.hub_network import (
-    ForbiddenAddressError,
-    HubNetwork,
-    Reach,
-    guarded_hub,
-    reach_of,
-    url_origin,
-)
 from adapterhub.errors import BackboneError
 from tests.kit import fake_hub
 
@@ -33,7 +25,7 @@ def test_the_origin_of_a_url():
         ("http://localhost:80/x", "http://localhost"),
         ("https://[::1]:8443/x", "https://[::1]:8443"),
     ]
-    assert [(url, url_origin(url)) for url, _ in origins] == origins
+    assert [(url, hub_network.url_origin(url)) for url, _ in origins] == origins
 
 
 WITHOUT_ORIGIN = (
@@ -47,10 +39,11 @@ WITHOUT_ORIGIN = (
 
 @pytest.mark.parametrize("url", WITHOUT_ORIGIN, ids=lambda url: ascii(url[:40]))
 def test_a_text_without_an_origin(url):
-    with pytest.raises(ForbiddenAddressError):
-        url_origin(url)
+    with pytest.raises(hub_network.ForbiddenAddressError):
+        hub_network.url_origin(url)
 
 
+Reach = hub_network.Reach
 REACHES = {
     Reach.PUBLIC: ["8.8.8.8", "2606:4700::1111"],
     Reach.LOOPBACK: ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "localhost",
@@ -64,7 +57,9 @@ REACHES = {
 
 @pytest.mark.parametrize("reach", REACHES)
 def test_the_reach_of_an_address(reach):
-    assert {host: reach_of(host) for host in REACHES[reach]} == dict.fromkeys(REACHES[reach], reach)
+    assert {host: hub_network.reach_of(host) for host in REACHES[reach]} == dict.fromkeys(
+        REACHES[reach], reach
+    )
 
 
 PUBLIC, PRIVATE, LOCAL = "https://8.8.8.8", "https://10.0.0.1", "http://127.0.0.1:8000"
@@ -88,8 +83,8 @@ PUBLIC, PRIVATE, LOCAL = "https://8.8.8.8", "https://10.0.0.1", "http://127.0.0.
     ],
 )
 def test_where_a_redirect_may_lead(base, url, allowed):
-    with contextlib.nullcontext() if allowed else pytest.raises(ForbiddenAddressError):
-        HubNetwork(base).check(url)
+    with contextlib.nullcontext() if allowed else pytest.raises(hub_network.ForbiddenAddressError):
+        hub_network.HubNetwork(base).check(url)
 
 
 def connect(network, url, host, address):
@@ -102,7 +97,7 @@ def connect(network, url, host, address):
     callback("connection.connect_tcp.started", {"host": host, "port": 443})
     try:
         callback("connection.connect_tcp.complete", {"return_value": stream})
-    except ForbiddenAddressError:
+    except hub_network.ForbiddenAddressError:
         assert closed
     return bool(closed)
 
@@ -136,7 +131,7 @@ CDN, STORE = "cdn.example.org", "store.lan"
     ],
 )  # fmt: skip
 def test_the_address_of_the_peer_counts(hub, connections, reach):
-    network = HubNetwork(f"https://{hub}")
+    network = hub_network.HubNetwork(f"https://{hub}")
     for host, address, closed in connections:
         found = connect(network, f"https://{host}/x", host, address)
         assert closed in (None, found), (host, address)
@@ -155,8 +150,8 @@ def hub(monkeypatch):
 
 def test_the_session_is_guarded_inside_and_as_before_outside(hub):
     factory = hub_http._GLOBAL_CLIENT_FACTORY
-    with guarded_hub(hub.address):
-        with guarded_hub(hub.address):
+    with hub_network.guarded_hub(hub.address):
+        with hub_network.guarded_hub(hub.address):
             inner = get_session()
         assert get_session() is inner
         assert hub_network._check_response in inner.event_hooks["response"]
@@ -175,7 +170,7 @@ def test_the_users_own_session_is_used(hub):
 
     set_client_factory(factory)
     try:
-        with guarded_hub(hub.address):
+        with hub_network.guarded_hub(hub.address):
             assert get_session() is made[-1]
         assert hub_http._GLOBAL_CLIENT_FACTORY is factory
     finally:
@@ -187,9 +182,9 @@ def test_threads_share_one_guard(hub):
 
     def work():
         for _ in range(20):
-            with guarded_hub(hub.address):
+            with hub_network.guarded_hub(hub.address):
                 pass
-        with guarded_hub(hub.address):
+        with hub_network.guarded_hub(hub.address):
             barrier.wait(10)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -203,5 +198,5 @@ def test_threads_share_one_guard(hub):
 
 @pytest.mark.parametrize("endpoint", ["ftp://x", "https://me:pw@h.org", "x"])
 def test_an_endpoint_without_an_origin_is_an_error(endpoint):
-    with pytest.raises(BackboneError, match="HF_ENDPOINT"), guarded_hub(endpoint):
+    with pytest.raises(BackboneError, match="HF_ENDPOINT"), hub_network.guarded_hub(endpoint):
         pass
