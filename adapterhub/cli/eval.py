@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import print_facts, print_json, say, shown_score
+from adapterhub.cli._format import print_facts, print_json, print_table, say, shown_score
 from adapterhub.cli._options import (
     as_json_option,
     backbone_place_option,
@@ -18,14 +19,19 @@ from adapterhub.cli._options import (
     require_signature_option,
     text_column_option,
 )
+from adapterhub.cli.compare import difference_lines
 from adapterhub.data.examples import classes_in, notes_on_scores
 from adapterhub.errors import ConfigError
+from adapterhub.files.shown_table import ShownTable
 from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from adapterhub.data.options import DataOptions
+    from adapterhub.inference.open import EvaluationResult, Predictor
     from adapterhub.inference.record import TrainingRecord
-    from adapterhub.tasks import Prediction, Task
+    from adapterhub.tasks import Task
 
 
 @click.command("eval")
@@ -46,6 +52,11 @@ if TYPE_CHECKING:
     help="Few-shot examples: per label, or in all where answers are generated.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
+@click.option(
+    "--against-backbone",
+    is_flag=True,
+    help="Also evaluate with the adapter off, and test the difference.",
+)
 @backbone_place_option
 @registry_option
 @require_signature_option
@@ -61,6 +72,7 @@ def command(
     examples: str | None,
     shots: int | None,
     seed: int,
+    against_backbone: bool,
     as_json: bool,
     **columns: Any,
 ) -> None:
@@ -69,6 +81,9 @@ def command(
     ADAPTER is a run folder, an adapter folder or a published name. Without it, --backbone and
     --task evaluate a language model that was not trained for the task (zero-shot); --examples and
     --shots put labelled examples in front of each prompt (few-shot), never a row's own.
+
+    --against-backbone shows what an adapter adds to its backbone, or what it makes it forget on
+    other data.
     """
     from adapterhub.backbones.torch_free_checks import check_backbone_options
     from adapterhub.inference.record import LONGEST_UNRECORDED, read_training_record
@@ -80,6 +95,7 @@ def command(
         _refuse_shots(examples, shots)
     else:
         record = _untrained(backbone, task)
+        _refuse_against(against_backbone)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
     with reading(data):
@@ -98,18 +114,67 @@ def command(
         opened = open_backbone(str(backbone), prompted, max_length or LONGEST_UNRECORDED)
         if opened.task != prompted and opened.task.model_note:
             say(opened.task.model_note, err=True)
-    predicted: list[Prediction] = []
-    with doing("evaluating"):
-        metrics = opened.evaluate(rows, record=predicted, places=choice.places(len(rows)))
-        errors = opened.errors(metrics, rows, predicted)
+    scored, bare = _evaluate(opened, rows, choice.places(len(rows)), against_backbone)
     for note in notes_on_scores(len(rows), classes_in(rows, opened.task.labels(rows))):
         say(note, err=True)
+    if bare is not None:
+        _show_both(scored, bare, Path(str(reference)).name, as_json)
+    else:
+        _show(scored, as_json)
+
+
+def _show(scored: EvaluationResult, as_json: bool) -> None:
+    """Print the scores."""
     if as_json:
-        intervals = {name: [e.low, e.high] for name, e in errors.items() if e.interval}
-        print_json({"examples": len(rows), **metrics, "intervals": intervals})
+        print_json({"examples": scored.examples, **_json(scored)})
         return
-    scores = {name: shown_score(value, errors.get(name)) for name, value in metrics.items()}
-    print_facts({"examples": f"{len(rows):,}", **scores}, width=12)
+    errors = scored.errors
+    scores = {name: shown_score(value, errors.get(name)) for name, value in scored.metrics.items()}
+    print_facts({"examples": f"{scored.examples:,}", **scores}, width=12)
+
+
+def _evaluate(
+    opened: Predictor, rows: Sequence[Any], places: Sequence[str], against_backbone: bool
+) -> tuple[EvaluationResult, EvaluationResult | None]:
+    """Evaluate with the adapter, and without it if required."""
+    if against_backbone:
+        opened.check_without_adapter()
+    with doing("evaluating"):
+        scored = opened.scored(rows, places)
+    if not against_backbone:
+        return scored, None
+    with doing("evaluating the backbone"), opened.without_adapter():
+        return scored, opened.scored(rows, places)
+
+
+def _json(scored: EvaluationResult) -> dict[str, Any]:
+    intervals = {name: [e.low, e.high] for name, e in scored.errors.items() if e.interval}
+    return {**scored.metrics, "intervals": intervals}
+
+
+def _show_both(scored: EvaluationResult, bare: EvaluationResult, name: str, as_json: bool) -> None:
+    """Print the scores with and without the adapter, and their difference."""
+    from dataclasses import asdict
+
+    from adapterhub.pages.row_scores import difference
+
+    found = None
+    if scored.outcomes is not None and bare.outcomes is not None:
+        found = difference(bare.outcomes, scored.outcomes)
+    if as_json:
+        both = {**_json(scored), "backbone": _json(bare)}
+        change = {**asdict(found), "significant": found.is_significant} if found else None
+        print_json({"examples": scored.examples, **both, "difference": change})
+        return
+    rows = [
+        [metric, *(shown_score(s.metrics[metric], s.errors.get(metric)) for s in (bare, scored))]
+        for metric in scored.metrics
+        if metric in bare.metrics
+    ]
+    counts = ["examples", *(f"{each.examples:,}" for each in (bare, scored))]
+    print_table(ShownTable(["", "backbone", name], [counts, *rows], numbers=True))
+    for line in difference_lines(name, "backbone", found) if found else ():
+        say(line)
 
 
 def _with_shots(
@@ -120,6 +185,14 @@ def _with_shots(
     if not examples or not shots:
         raise _shots_error("--examples and --shots go together")
     return task.with_shots(task.read(examples, options, "train"), shots, seed)
+
+
+def _refuse_against(against_backbone: bool) -> None:
+    if against_backbone:
+        raise ConfigError(
+            "--against-backbone has no adapter to compare with the backbone",
+            expected="adapterhub eval ADAPTER --data FILE --against-backbone",
+        )
 
 
 def _refuse_shots(examples: str | None, shots: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.activation import text_positions
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
-from adapterhub.adapters.route import activate, only_foundations
+from adapterhub.adapters.route import activate, adapters, only_foundations
 from adapterhub.adapters.state import find_state
 from adapterhub.anatomy.backbone import Backbone
 from adapterhub.backbones.checkpoint import stored_quantization
@@ -34,7 +35,12 @@ from adapterhub.files.shown_table import ScoreError
 from adapterhub.inference.embed import embed
 from adapterhub.inference.inputs import empty_error, empty_inputs, examples_of
 from adapterhub.inference.record import LONGEST_UNRECORDED, TrainingRecord, training_record
-from adapterhub.pages.row_scores import EvaluatedRows, outcomes_of, score_errors
+from adapterhub.pages.row_scores import (
+    EvaluatedRows,
+    PredictionFile,
+    outcomes_of,
+    score_errors,
+)
 from adapterhub.registry.pull import Fetched, pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
@@ -47,6 +53,16 @@ from adapterhub.training.loading import make_ready
 if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """An evaluation: metrics, the errors of scores, and outcomes by example if the task has any."""
+
+    examples: int
+    metrics: dict[str, float]
+    errors: dict[str, ScoreError]
+    outcomes: PredictionFile | None
 
 
 @dataclass(frozen=True)
@@ -318,6 +334,31 @@ class Predictor:
             with only_foundations(self.model):
                 encoded = self.task.with_reference(self.model, encoded, batch_size)
         return self.task.evaluate(self.model, encoded, batch_size, record)
+
+    def scored(self, examples: Sequence[Any], places: Sequence[str] = ()) -> EvaluationResult:
+        """Evaluate, and keep the errors of the scores and the outcome of each example."""
+        predicted: list[Prediction] = []
+        metrics = self.evaluate(examples, record=predicted, places=places)
+        errors = self.errors(metrics, examples, predicted)
+        outcomes = outcomes_of(self.task, examples, predicted, self.setting.labels, 0)
+        return EvaluationResult(len(examples), metrics, errors, outcomes)
+
+    def check_without_adapter(self) -> None:
+        """Check that the backbone can do the task with the adapter off.
+
+        Raises:
+            ConfigError: the adapter has the trained head that the task requires.
+        """
+        if any(adapter.head for adapter in adapters(self.model).values() if adapter.active):
+            raise ConfigError(
+                f"the backbone alone has no trained head for {self.task.name}",
+                expected="an adapter of a language model, or another task that needs no head",
+                hint="adapterhub compare RUN OTHER_RUN, with an adapter of --method head",
+            )
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Switch the adapter off in a block; the adapters below it, if any, still apply."""
+        return only_foundations(self.model)
 
     def errors(
         self, metrics: Mapping[str, float], examples: Sequence[Any], record: Sequence[Prediction]

@@ -2,7 +2,10 @@
 
 import json
 
-from tests.kit.data import sentences, write_tsv
+import pytest
+
+from tests.kit.data import sentences, write_json_lines, write_tsv
+from tests.kit.server import CAUSAL, write_adapter
 from tests.kit.session import refused, succeeded
 from tests.kit.task_cases import classes
 
@@ -25,3 +28,35 @@ def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_pa
 def test_a_missing_column_of_new_data(adapterhub, trained, tmp_path):
     file = write_tsv(tmp_path / "new.tsv", sentences(4), header="sentence\tlabel")
     refused(adapterhub("eval", trained, "--data", file), "'text'", "'sentence'")
+
+
+@pytest.mark.parametrize("method", ["lora(rank=2)", "full"])
+def test_an_adapter_against_its_backbone(adapterhub, backbones, tmp_path, method):
+    folder = write_adapter(backbones("llama"), tmp_path / "tuned", method, CAUSAL)
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"the {word} was", "completion": "very good"} for word in ("movie", "plot")]
+    write_json_lines(file, rows * 4)
+    words = ("--data", file, "--text", "prompt", "--label", "completion")
+    place = ("--backbone", backbones("llama"))
+    both = json.loads(
+        succeeded(adapterhub("eval", folder, *words, *place, "--against-backbone", "--json"))
+    )
+    alone = json.loads(succeeded(adapterhub("eval", folder, *words, *place, "--json")))
+    bare = json.loads(
+        succeeded(adapterhub("eval", *place, "--task", "causal-lm", *words, "--json"))
+    )
+    assert both["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert both["backbone"]["loss"] == pytest.approx(bare["loss"], rel=1e-5)
+    assert both["loss"] != pytest.approx(bare["loss"], rel=1e-3)
+    assert both["difference"]["score"]
+    out = succeeded(adapterhub("eval", folder, *words, *place, "--against-backbone"))
+    assert "tuned - backbone: " in out
+
+
+def test_a_comparison_with_the_backbone_is_refused_where_there_is_none(
+    adapterhub, backbones, trained, tmp_path
+):
+    words = ("--data", classes(tmp_path), "--against-backbone")
+    refused(adapterhub("eval", trained, *words), "no trained head for classification")
+    refused(adapterhub("eval", "--backbone", backbones("llama"), "--task", "causal-lm", *words),
+            "no adapter to compare")  # fmt: skip
