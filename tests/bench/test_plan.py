@@ -121,8 +121,8 @@ def test_the_time_of_a_step_is_that_of_its_whole_batch(study, tmp_path):
     accumulated = replace(context.recipe.train, gradient_accumulation=8)
     other = replace(context, recipe=replace(context.recipe, train=accumulated))
 
-    def fastest(each: TaskContext) -> float:  # of five: other processes may be running
-        return min(_step_time(group, each, engine.loader, tmp_path).step for _ in range(5))
+    def fastest(each: TaskContext) -> float:  # of three: other processes may be running
+        return min(_step_time(group, each, engine.loader, tmp_path).step for _ in range(3))
 
     assert fastest(other) > 1.5 * fastest(context)
 

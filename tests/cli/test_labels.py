@@ -11,7 +11,7 @@ from tests.kit.data import json_lines, sentences, write_json_lines, write_tsv
 from tests.kit.session import refused, succeeded
 
 NAMES = {"0": "bad film", "1": "good film"}
-LEARN = ("train.epochs=8", "train.learning_rate=5e-3", "train.tensorboard=false")
+LEARN = ("train.epochs=1", "train.tensorboard=false")
 
 
 def rows(values):
