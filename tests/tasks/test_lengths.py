@@ -1,11 +1,12 @@
-"""Rows under a limit, from one encoding without a limit; and what truncation removes."""
+"""Rows under a limit, from one encoding without a limit; what truncation removes; rows as text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -13,6 +14,13 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.status import Display, showing
 from adapterhub.tasks import TASKS, Setting, parse_task
 from adapterhub.tasks.common.base import encode_whole, longest_row, lost_tokens, truncate
+from adapterhub.tasks.common.preview import (
+    learned_line,
+    removed_text,
+    tags_line,
+    token_texts,
+    tokens_line,
+)
 from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
 from adapterhub.tasks.tagging import Sentence
@@ -137,3 +145,42 @@ def test_the_numbers_of_one_text(backbone):
     texts, targets = lost_tokens(whole, encoded)
     assert (texts.cut, targets.cut, targets.longest, targets.lost) == (0, 1, 9, 6)
     assert [len(row["labels"]) for row in encoded.rows] == [3, 2]
+
+
+def test_special_tokens_and_tags_are_shown(backbone):
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    ids = tokenizer("the movie")["input_ids"]
+    assert tokens_line(ids, tokenizer) == "[CLS] the movie [SEP]"
+    tags = tags_line(ids, [-100, 0, 1, -100], ("O", "B-x"), tokenizer)
+    assert tags == "[CLS] the/O movie/B-x [SEP]"
+
+
+def test_bytes_are_words_and_characters():
+    inner = Tokenizer(models.BPE({"Ġgood": 0, "Ã": 1, "©": 2, "Ã©": 3, "Ċ": 4, "a": 5}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel()
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    assert token_texts([0, 3, 4, 5, 1], tokenizer) == ["▁good", "é", "\\n", "a", "Ã"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"), [([-100, -100, 0, 1], "·x2 {} {}"), ([0, -100, 1], "{} · {}"), ([], "")]
+)
+def test_ignored_positions_are_dots(labels, text):
+    tokenizer = word_tokenizer()
+    words = ("the", "movie")
+    ids = [
+        label if label < 0 else tokenizer.convert_tokens_to_ids(words[label]) for label in labels
+    ]
+    assert learned_line(ids, tokenizer) == text.format(*words)
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone"),
+    [("the movie", "was good"), ("was good", "the movie"), ("the good", "movie was"),
+     ("movie was", "the ... good")],
+)  # fmt: skip
+def test_removed_tokens_are_found_anywhere(kept, gone):
+    tokenizer = word_tokenizer()
+    whole = tokenizer("the movie was good")["input_ids"]
+    assert removed_text(whole, tokenizer(kept)["input_ids"], tokenizer) == gone

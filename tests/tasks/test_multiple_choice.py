@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 
 import adapterhub as ah
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.multiple_choice import Choices
 
@@ -45,8 +44,3 @@ def test_examples_with_different_numbers_of_choices_are_predicted(backbones):
         assert len(prediction.scores) == len(example.choices)
         assert prediction.text == example.choices[prediction.index]
         assert prediction.scores[prediction.index] == max(prediction.scores)
-
-
-def test_a_text_needs_two_choices():
-    with pytest.raises(DataError, match="two or more choices"):
-        parse_task("multiple-choice").example(["what", "a"], DataOptions())

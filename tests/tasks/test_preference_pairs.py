@@ -11,7 +11,6 @@ import adapterhub as ah
 from adapterhub.adapters.route import only_foundations
 from adapterhub.data.options import DataOptions
 from adapterhub.data.text_pairs import Comparison
-from adapterhub.errors import DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks.preference import _log_probabilities
 from tests.kit import tiny_models
@@ -127,5 +126,3 @@ def test_data_to_predict_on_has_one_response(tmp_path):
     options = DataOptions(text="prompt", label="chosen", pair="rejected")
     rows = parse_task("reward").read(source, options, "eval", labelled=False)
     assert rows == [Comparison("p", "c")]
-    with pytest.raises(DataError, match="response is missing"):
-        parse_task("reward").example(["a prompt"], DataOptions())

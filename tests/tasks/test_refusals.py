@@ -8,7 +8,7 @@ import pytest
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import parse_task
 from tests.kit.data import read_error
 
@@ -120,6 +120,21 @@ def test_options(spec, expected):
 )  # fmt: skip
 def test_data(tmp_path, spec, file, text, expected):
     assert expected in read_error(spec, tmp_path / file, text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "options", "expected"),
+    [
+        ("classification", ["one"], {"pair": "other"}, "second text is missing"),
+        ("multiple-choice", ["what", "a"], {}, "two or more choices"),
+        ("unified-qa(form=multiple-choice)", ["Who?", "x"], {}, "two or more"),
+        ("question-answering", ["what"], {}, "needs a context"),
+        ("reward", ["a prompt"], {}, "response is missing"),
+    ],
+)
+def test_fields_of_the_command_line(spec, fields, options, expected):
+    with pytest.raises(DataError, match=expected):
+        parse_task(spec).example(fields, DataOptions(**options))
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "span-corruption"])

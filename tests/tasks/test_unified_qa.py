@@ -77,5 +77,3 @@ def test_examples_of_the_command_line():
     choice = parse_task("unified-qa(form=multiple-choice)")
     assert choice.fields(options) == 0
     assert choice.example(["Who?", "x", "y"], options).text == r"who? \n (a) x (b) y"
-    with pytest.raises(DataError, match="two or more"):
-        choice.example(["Who?", "x"], options)
