@@ -112,10 +112,9 @@ def _refuse_unpaired(table: Table, columns: Mapping[str, str]) -> None:
         f"{table.source} has unpaired preferences (KTO): {judged[0]!r} says which of the responses "
         f"in {answer!r} are good, and the bad ones would be learned, too",
         offenders=first_few(table.samples()),
-        expected="good responses alone, without that column; or a chosen and a rejected response "
-        "to each prompt",
-        hint=f"keep the rows whose {judged[0]} is true, and delete that column; --task "
-        "preference for pairs, --task classification to learn the column",
+        expected="a loss for rated responses, or good responses alone, without that column",
+        hint="--task 'preference(loss_type=kto)'; or delete the rows whose "
+        f"{judged[0]} is false, and that column; --task classification learns the column",
     )
 
 
