@@ -509,7 +509,7 @@ CASES |= {f"{CARD} is a {kind}": (in_place_of(CARD, kind), CARD) for kind in LIN
 CASES[f"{MANIFEST} is a link to itself"] = in_place_of(MANIFEST, "link to itself"), "has no adapter"
 
 
-@long_table("name", CASES, parts=6)
+@long_table("name", CASES, parts=3)
 def test_a_hostile_adapter_is_refused(saved: Path, model, canary: Path, name: str) -> None:
     attack, named = CASES[name]
     attack(saved)
