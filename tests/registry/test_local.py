@@ -10,7 +10,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
@@ -72,6 +72,16 @@ def test_invalid_names_and_tags_are_refused(registry, tmp_path, name, tag):
     with pytest.raises(ConfigError):
         registry.put(registries.write_sample(tmp_path / "made"), Publication(name, tags=(tag,)))
     assert not [path for path in registry.root.rglob("*") if path.is_dir()]
+
+
+def test_names_that_differ_in_case_only_are_refused_and_stamps_follow_changes(registry, tmp_path):
+    stamps = [registry.stamp(PATH)]  # of nothing
+    entry = put(registry, tmp_path)
+    stamps += [registry.stamp(PATH)]
+    registry.tag(entry, "best")
+    assert len({*stamps, registry.stamp(PATH)}) == 3
+    with pytest.raises(RegistryError, match="only in case"):
+        put(registry, tmp_path, "Polite")
 
 
 def test_the_default_is_in_the_users_data_folder(monkeypatch, tmp_path):
