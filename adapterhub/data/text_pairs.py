@@ -254,8 +254,8 @@ def read_comparisons(
         named = zip(
             (comparison.text, comparison.chosen, comparison.rejected), columns, strict=False
         )
-        named = [pair for pair in named if not (rated and pair[1] == options.pair)]
-        refuse(*(text_problem(text, name, allow_empty=not labelled) for text, name in named))
+        read = [pair for pair in named if not (rated and pair[1] == options.pair)]
+        refuse(*(text_problem(text, name, allow_empty=not labelled) for text, name in read))
         if marks and not _is_liked(marks[0]):
             return replace(comparison, chosen="", rejected=comparison.chosen)
         return comparison

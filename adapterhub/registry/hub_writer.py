@@ -179,11 +179,12 @@ class HubWriter:
             return RegistryError(
                 f"{address}: your token lacks the permission", hint="use a token with write access"
             )
-        if status in (409, 412):
-            return RegistryError(f"{address} was changed by another writer", hint="try again")
         message = str(error.server_message or "")[:_MOST_CHARACTERS]
         if echoes(message, self._token):
             message = "its message repeats your token, and is not shown"
+        if status in (409, 412):
+            why = f" ({message})" if message else ""
+            return RegistryError(f"{address} was changed by another writer{why}", hint="try again")
         return RegistryError(
             f"{address}: the hub answered {status}" + f": {message}" * bool(message)
         )
