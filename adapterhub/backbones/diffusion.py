@@ -196,7 +196,7 @@ def check_trainable(pipeline: Any) -> None:
         raise BackboneError(
             f"the {type(model).__name__} of this {type(pipeline).__name__} reads "
             f"{model.config.in_channels} channels, and its VAE has {given}",
-            expected="a pipeline that makes pictures of prompts alone, and edits or fills none",
+            expected="a pipeline that makes images of prompts alone, and edits or fills none",
             hint="ah.attach(pipe, ...) in a training loop of your own",
         )
 

@@ -339,7 +339,7 @@ def _package_problems(folder: Path, expected: Mapping[str, str]) -> Iterator[str
 
 
 ENCODER, LANGUAGE_MODEL, SEQ2SEQ = "encoder", "language model", "text to text"
-PICTURES, PICTURES_WITH_TEXT, SOUND, SPEECH = "pictures", "pictures with text", "sound", "speech"
+PICTURES, PICTURES_WITH_TEXT, SOUND, SPEECH = "pictures", "images with text", "sound", "speech"
 
 
 class GoodBackbone(NamedTuple):

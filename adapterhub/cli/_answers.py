@@ -78,7 +78,7 @@ class Shape:
             )
         if self.is_picture and not makes:
             raise ConfigError(
-                f"--output {self.output}: {task.name} makes no pictures",
+                f"--output {self.output}: {task.name} makes no images",
                 expected="a table: .csv, .tsv, .jsonl or .parquet",
             )
         if self.output and typed:

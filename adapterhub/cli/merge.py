@@ -123,7 +123,7 @@ def _merge_pipeline(
         print_json({"output": output, **found})
         return
     for stage, far in found.items():
-        say(f"{stage:8} a picture of 0 to 1    max |difference| {far:.2e}")
+        say(f"{stage:8} an image of 0 to 1    max |difference| {far:.2e}")
     say(f"DiffusionPipeline.from_pretrained({output!r})")
 
 

@@ -244,11 +244,11 @@ def file_bytes(source: str) -> bytes:
         raise DataError(f"{source} is not a complete gzip file: {error}") from error
 
 
-_PICTURE = "--task image-classification, and a folder or a table with the names of pictures"
+_PICTURE = "--task image-classification, and a folder or a table with the names of images"
 _BINARY = {
-    b"\x89PNG": ("a PNG picture", _PICTURE),
-    b"\xff\xd8\xff": ("a JPEG picture", _PICTURE),
-    b"GIF89a": ("a GIF picture", _PICTURE),
+    b"\x89PNG": ("a PNG image", _PICTURE),
+    b"\xff\xd8\xff": ("a JPEG image", _PICTURE),
+    b"GIF89a": ("a GIF image", _PICTURE),
     b"PK\x03\x04": ("a zip archive", "unzip it, and give a file in it"),
     b"\xd0\xcf\x11\xe0": ("an Office file", "save the sheet as CSV (UTF-8), and give that file"),
     b"%PDF": ("a PDF file", "the text of it, as .txt"),
@@ -269,7 +269,7 @@ def check_is_text(data: bytes, source: str) -> None:
     begins = (found for start, found in _BINARY.items() if data.startswith(start))
     what, hint = next(begins, ("", ""))
     if data[:4] == b"RIFF" and data[8:12] in (b"WAVE", b"WEBP"):
-        what, hint = "a sound or a picture", "a folder or a table with the names of files"
+        what, hint = "audio or an image", "a folder or a table with the names of files"
     if data[8:10] == b'{"' and len(data) > 10 and b"\0" in data[:8]:
         what, hint = "a file of tensors", "a file of data; --backbone FOLDER for a model"
     if what:

@@ -83,8 +83,8 @@ def chat_choice(source: str, options: DataOptions, split: str) -> ColumnChoice |
     beside = options.pair or next((n for n in table.columns if n.lower() in _PICTURES), None)
     chosen = replace(options, text=column, pair=beside)
     keep_table(table, source, chosen, split)
-    where = f"pictures from {beside!r}" if beside else "pictures in the messages"
-    about = f"read as chats with pictures: messages from {column!r}, {where}"
+    where = f"images from {beside!r}" if beside else "images in the messages"
+    about = f"read as chats with images: messages from {column!r}, {where}"
     notes = (f"{table.shown_source}: {table.described()}", *table.notes, about)
     return ColumnChoice(chosen, table, notes)
 
@@ -187,13 +187,13 @@ def _placed(parsed: Parsed, beside: list[object]) -> tuple[list[Turn], list[obje
     """
     places = sum(part is None for _, parts in parsed for part in parts)
     if places > len(beside):
-        raise ValueError(f"the messages have {places} places for pictures, and {len(beside)} are "
+        raise ValueError(f"the messages have {places} places for images, and {len(beside)} are "
                          "given")  # fmt: skip
     first = [None] * (len(beside) - places)
     if first:
         user = next((parts for role, parts in parsed if role == "user"), None)
         if user is None:
-            raise ValueError("no message of the user is there for the pictures")
+            raise ValueError("no message of the user is there for the images")
         user[:0] = first
     rest, cells = iter(beside), []
     for _, parts in parsed:
@@ -221,7 +221,7 @@ def _answer(turns: list[Turn], *, labelled: bool) -> str | None:
     del turns[-1]
     texts = [part for part in parts if part]
     if len(texts) < len(parts):
-        raise ValueError("the answer has a picture")
+        raise ValueError("the answer has an image")
     if labelled and not texts:
         raise ValueError(EmptyCell("the answer is empty"))
     return " ".join(texts) if labelled else None

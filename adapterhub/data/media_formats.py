@@ -151,7 +151,7 @@ def open_sound(data: bytes) -> Sound:
         import soundfile
     except ImportError:
         raise ConfigError(
-            "sounds need the library soundfile, which is not installed",
+            "audio files need the library soundfile, which is not installed",
             hint='pip install "adapterhub[audio]"',
         ) from None
     try:

@@ -261,7 +261,7 @@ SAMPLES = {
         "drawings with captions", "adapterhub train PATH/train --backbone ID", folder=_squares
     ),
     "tones": Sample(
-        "sounds, one folder for each kind",
+        "recordings, one folder for each kind",
         "adapterhub train PATH/train --eval PATH/eval --backbone ID",
         folder=_tones,
     ),

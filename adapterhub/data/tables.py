@@ -434,7 +434,7 @@ def read_folder(source: str) -> Table:
         raise DataError(
             f"the folder {source} has no images and no audio",
             expected=f"files that end in .txt, {', '.join(MEDIA_SUFFIXES)}, in one folder for each "
-            "class; pictures with captions in the folder itself",
+            "class; images with captions in the folder itself",
         )
     columns: dict[str, list[object]] = {
         "file": [name.as_posix() for name in names],

@@ -66,7 +66,7 @@ def _far(found: Tensor, expected: Tensor, tolerance: float | None) -> float:
     limit = _TOLERANCE if tolerance is None else tolerance
     if not far <= limit:
         raise MergeError(
-            f"a picture of the merged pipeline differs by {far:.2e}",
+            f"an image of the merged pipeline differs by {far:.2e}",
             expected=f"at most {limit:.2e} of values between 0 and 1",
             hint="--tolerance, or --base-dtype fp32",
         )

@@ -276,7 +276,7 @@ def _row(name: str, number: int, row: Any) -> str:
         raise DataError(
             f"{name}, row {number}: {error}",
             expected="texts, numbers, lists and mappings",
-            hint="files of images and sounds by their paths, or a datasets.Dataset with them",
+            hint="image and audio files by their paths, or a datasets.Dataset with them",
         ) from None
 
 

@@ -596,12 +596,12 @@ def _losses(predictions: PredictionFile) -> list[Section]:
 def _pictures(predictions: PredictionFile) -> list[Section]:
     rows = predictions.rows
     losses = [float(row["loss"]) for row in rows]
-    chart = Chart("Loss of each picture", Markup(histogram_chart(losses, "loss")))
+    chart = Chart("Loss of each image", Markup(histogram_chart(losses, "loss")))
     made = [row for row in rows if row[PICTURE]]
     shown = [Shown(row["texts"], picture=row[PICTURE]) for row in made[:WORST]]
     note = f"What the adapter makes of prompts of the evaluation, at step {predictions.step:,}."
     gallery = [Section("pictures", "Pictures", note, examples=shown)] if shown else []
-    return [Section("quality", "Loss of the pictures", charts=[chart]), *gallery]
+    return [Section("quality", "Loss of the images", charts=[chart]), *gallery]
 
 
 def _worst(shown: list[Shown], wrong: int, total: int, what: str) -> Section:

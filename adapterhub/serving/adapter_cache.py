@@ -582,7 +582,7 @@ class ServedModels:
     def _planned(self, pulled: PulledAdapter, name: str) -> PlannedAdapter:
         if pulled.record.kind == TEXT_TO_IMAGE:
             raise ServingError(
-                f"{pulled.reference} makes pictures, which this server does not answer with",
+                f"{pulled.reference} makes images, which this server does not answer with",
                 hint='adapterhub predict ADAPTER "a prompt" --output picture.png',
             )
         if reason := _apart(pulled):

@@ -45,7 +45,7 @@ class FrozenEncoders(Speedup):
 
     def said(self) -> str:
         """Report which encodings are computed once."""
-        what = "each prompt and each picture" if self.kept.prompts else "each picture"
+        what = "each prompt and each image" if self.kept.prompts else "each image"
         return f"{what}: encoded once, and kept in memory; {self.off} encodes them at each step"
 
 

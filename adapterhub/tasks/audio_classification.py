@@ -46,10 +46,10 @@ class AudioClassification(SoundTask, MediaClassification):
         {"label": "dog", "scores": {"dog": 0.981, "rain": 0.019}}
     """
 
-    seconds: float = option(30.0, "longest sound; of longer ones, the beginning is heard")
+    seconds: float = option(30.0, "longest recording; of longer ones, only the beginning is read")
 
     name = "audio-classification"
-    summary = "one class per sound"
+    summary = "one class per recording"
     columns = WANTS["sounds"]
 
     def __post_init__(self) -> None:
@@ -69,6 +69,6 @@ class AudioClassification(SoundTask, MediaClassification):
         most, longest = self.most_seconds(data.setting), max(each.seconds for each in long)
         limit = "seconds of the task" if most == self.seconds else "the backbone hears no more"
         return (
-            f"of {len(long):,} of {len(data.examples):,} sounds only the first {most:g} seconds "
-            f"are heard ({limit}); the longest has {longest:,.1f}",
+            f"of {len(long):,} of {len(data.examples):,} recordings only the first {most:g} seconds "
+            f"are read ({limit}); the longest has {longest:,.1f}",
         )

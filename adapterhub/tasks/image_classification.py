@@ -48,7 +48,7 @@ class ImageClassification(MediaClassification):
     """
 
     name = "image-classification"
-    summary = "one class per picture"
+    summary = "one class per image"
     columns = WANTS["pictures"]
     input_name = "image"
 

@@ -81,11 +81,11 @@ class ImageTextToText(Generation, WritesTexts):
     template: str | None = option(
         None, "the prompt, with {image} and {text} (null: the processor's chat template)"
     )
-    tokens: int = option(4096, "longest row of picture and texts; longer ones are refused")
-    pixels: int | None = option(None, "scale larger pictures down to so many pixels (null: never)")
+    tokens: int = option(4096, "longest row of image and texts; longer ones are refused")
+    pixels: int | None = option(None, "scale larger images down to so many pixels (null: never)")
 
     name = "image-text-to-text"
-    summary = "pictures with text to text: questions on pictures, captions"
+    summary = "images with text to text: questions about images, captions"
     decodes = True
     input_name = "image"
     pair_name = "question"
@@ -109,7 +109,7 @@ class ImageTextToText(Generation, WritesTexts):
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(
                 f"{model.name_or_path} writes with a decoder of its own",
-                expected="a backbone that reads pictures among the tokens of a text, such as "
+                expected="a backbone that reads images among the tokens of a text, such as "
                 "LLaVA, SmolVLM or Qwen2-VL",
             )
         return self
@@ -134,7 +134,7 @@ class ImageTextToText(Generation, WritesTexts):
         _, choice = super().fitted(source, options, split, labelled=labelled)
         if choice.options.pair is not None:
             return self, choice
-        asked = f"no column of questions: {self.prompt!r} is asked of each picture"
+        asked = f"no column of questions: {self.prompt!r} is asked of each image"
         return self, ColumnChoice(choice.options, choice.table, (*choice.notes, asked))
 
     def read(
@@ -204,12 +204,12 @@ class ImageTextToText(Generation, WritesTexts):
                 f"{len(long):,} of {len(rows):,} rows are longer than {most:,} tokens",
                 offenders=first_few([f"{_told(r)}: {self.size(r):,} tokens" for r in long]),
                 expected=f"rows of which the backbone reads all: {reads:,} tokens at most",
-                hint=f"{larger}smaller pictures: pixels=200000 in the options of the task",
+                hint=f"{larger}smaller images: pixels=200000 in the options of the task",
             )
         named = [row for row in rows if prompts.placeholder in row["texts"].answer]
         if named:
             raise DataError(
-                f"{len(named):,} answers have {prompts.placeholder}, which stands for a picture",
+                f"{len(named):,} answers have {prompts.placeholder}, which stands for an image",
                 offenders=first_few([_told(row) for row in named]),
                 hint="take it out of the answers",
             )
@@ -345,7 +345,7 @@ class PicturePrompts:
         if placeholder is None or self.tokenizer is None:
             raise ConfigError(
                 f"{type(processor).__name__} has no image token",
-                expected="a backbone that reads pictures among the tokens of a text, such as "
+                expected="a backbone that reads images among the tokens of a text, such as "
                 "HuggingFaceTB/SmolVLM-256M-Instruct or Qwen/Qwen2-VL-2B-Instruct",
             )
         self.placeholder, self.chat, self.given = placeholder, None, template
@@ -468,7 +468,7 @@ class PicturePrompts:
             if _for_each_token(encoded[name], len(ids)):
                 raise ConfigError(
                     f"{type(self.processor).__name__} returns {name}, with a value for each token",
-                    expected="a backbone whose pictures are tokens of the text",
+                    expected="a backbone whose images are tokens of the text",
                 )
         kept = len(without_end(ids, self.tokenizer))
         return {name: list(encoded[name][0][:kept]) for name in TOKENS & encoded.keys()}

@@ -82,7 +82,7 @@ class SpeechRecognition(Generation, SoundTask):
     """
 
     new_tokens: int = option(128, "longest written text of an encoder-decoder, in tokens")
-    seconds: float = option(30.0, "longest sound; longer ones are refused")
+    seconds: float = option(30.0, "longest recording; longer ones are refused")
     language: str | None = option(
         None, "language of the texts, such as en, for backbones with several"
     )
@@ -170,7 +170,7 @@ class SpeechRecognition(Generation, SoundTask):
         larger = f", or --task 'speech-recognition(seconds={needed})'" if heard >= needed else ""
         why = "the backbone hears no more" if heard <= self.seconds else "seconds of the task"
         raise DataError(
-            f"{len(long):,} of {len(examples):,} sounds are longer than {most:g} seconds ({why})",
+            f"{len(long):,} of {len(examples):,} recordings are longer than {most:g} seconds ({why})",
             offenders=first_few([f"{e.name}: {e.seconds:,.1f} seconds" for e in long]),
             hint=f"split these files, with the text of each part{larger}",
         )

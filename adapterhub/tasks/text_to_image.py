@@ -78,7 +78,7 @@ class Picture(Prediction):
         return {"png": coded, "width": size[0], "height": size[1]}
 
     def __str__(self) -> str:
-        return f"{self.image.width} x {self.image.height}" if self.image else "no picture"
+        return f"{self.image.width} x {self.image.height}" if self.image else "no image"
 
 
 @register_task
@@ -112,7 +112,7 @@ class TextToImage(MediaTask):
     """
 
     name = "text-to-image"
-    summary = "pictures of prompts, by a pipeline of diffusers"
+    summary = "images of prompts, by a pipeline of diffusers"
     lower_is_better = frozenset({"loss"})
     measures = ("loss",)
     outcomes = "pictures"
@@ -130,11 +130,11 @@ class TextToImage(MediaTask):
     snr_gamma: float = option(
         0.0, "limit of the signal-to-noise ratio in the loss (5 is usual); 0: no weights", least=0
     )
-    prior: str = option("", "prompt of the pictures that prior preservation keeps; none: without")
-    prior_pictures: int = option(100, "pictures of the prior that are made before", least=1)
+    prior: str = option("", "prompt of the images that prior preservation keeps; none: without")
+    prior_pictures: int = option(100, "images of the prior that are made before", least=1)
     prior_weight: float = option(1.0, "weight of the prior in the loss", least=0)
-    samples: int = option(2, "pictures that an evaluation makes for the report", least=0)
-    steps: int = option(25, "steps of removing noise for a picture", least=1)
+    samples: int = option(2, "images that an evaluation makes for the report", least=0)
+    steps: int = option(25, "steps of removing noise for an image", least=1)
     guidance: float = option(0.0, "strength of the prompt; 0: as the pipeline does", least=0)
 
     @classmethod
@@ -241,7 +241,7 @@ class TextToImage(MediaTask):
         if self.resolution % least:
             near = max(round(self.resolution / least), 1) * least
             raise ConfigError(
-                f"resolution={self.resolution}, and this pipeline makes pictures of whole squares "
+                f"resolution={self.resolution}, and this pipeline makes images of whole squares "
                 f"of {least} pixels",
                 expected=f"a multiple of {least}",
                 hint=f"resolution={near}",

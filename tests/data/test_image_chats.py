@@ -144,14 +144,14 @@ def test_other_tables_are_no_chats(row, pictures):
 
 FINE = ROWS["OpenAI"]["messages"]
 WRONG = {
-    "the messages have 2 places for pictures, and 1 are given": {
+    "the messages have 2 places for images, and 1 are given": {
         "messages": FINE, "images": ["0.png"]},
     "the chat has no image": {"messages": [turn("user", text("hi")),
                                              turn("assistant", text("ho"))], "images": []},
     "the last message is of the role 'user'": {"messages": FINE[:1], "images": ["0.png", "1.png"]},
     "the answer is empty": {"messages": [FINE[0], turn("assistant")],
                             "images": ["0.png", "1.png"]},
-    "the answer has a picture": {"messages": [FINE[0], turn("assistant", PLACE)],
+    "the answer has an image": {"messages": [FINE[0], turn("assistant", PLACE)],
                                  "images": ["0.png", "1.png", "2.png"]},
     "no message of the user is in front of": {
         "messages": [FINE[0], FINE[1], FINE[1]], "images": ["0.png", "1.png"]},

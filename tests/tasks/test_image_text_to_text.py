@@ -300,7 +300,7 @@ def test_chats_with_several_pictures_are_those_of_the_processor(name, chats, loa
     template = media.TEMPLATE.replace("IMAGE", "<image>") if name == "llava" else None
     model, processor = loaded(name, template)
     task, choice = TASK.fitted(str(chats), DataOptions(), "train")
-    assert choice.notes[-1].startswith("read as chats with pictures: messages from 'conversations'")
+    assert choice.notes[-1].startswith("read as chats with images: messages from 'conversations'")
     found = task.read(str(chats), choice.options, "train")
     data = task.encode(found, Setting(processor, 512), labelled=True)
     first = data.rows[0]["texts"]

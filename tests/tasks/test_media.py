@@ -202,7 +202,7 @@ def test_only_the_beginning_of_long_sounds_is_heard(folders, backbones, tmp_path
     assert data.batch([0, 1])["input_values"].shape == (2, 3200)
     assert data.lengths == [10] * 12
     assert data.task.remarks(data) == (
-        "of 12 of 12 sounds only the first 0.2 seconds are heard (seconds of the task); the "
+        "of 12 of 12 recordings only the first 0.2 seconds are read (seconds of the task); the "
         "longest has 0.3",
     )
     whole = encoded(SOUNDS, "wav2vec2", folders)

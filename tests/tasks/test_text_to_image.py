@@ -311,7 +311,7 @@ def test_from_a_folder_to_a_picture(photos, trained, tmp_path, adapterhub, ok, a
     ok("predict", run, "a b", "--output", picture)
     made_here = Image.open(picture)
     assert made_here.size == (8, 8)
-    refused(adapterhub("serve", run, "--check"), "makes pictures")
+    refused(adapterhub("serve", run, "--check"), "makes images")
 
     del asked[:]
     (tmp_path / "red-2.png").write_bytes(b"")
@@ -414,7 +414,7 @@ def test_frozen_encoders_compute_once_in_a_run(method, trained, monkeypatch):
     assert "encoded once" not in said
     before = len(calls)
     on, said = trained("on", task, method, "--epochs", "2")
-    what = "each prompt and each picture" if method == UNET else "each picture"
+    what = "each prompt and each image" if method == UNET else "each image"
     line = f"{what}: encoded once, and kept in memory; train.frozen_cache=off encodes them"
     assert line in said
     assert before > 10

@@ -59,7 +59,7 @@ def _tasks(table: Table, profiles: Profiles, options: DataOptions) -> Iterator[t
     pictures = [p for p in profiles.values() if p.is_files and _ends(p) <= {*PICTURE_SUFFIXES}]
     talked = [name for name in CHAT_COLUMNS if name in profiles and profiles[name].is_list]
     if pictures and talked:
-        yield "image-text-to-text", f"pictures in {pictures[0].name!r} beside chats"
+        yield "image-text-to-text", f"images in {pictures[0].name!r} beside chats"
     chats = recognize_format(table) if options.text is None and options.label is None else None
     if chats is not None:
         yield "causal-lm", chats.name
@@ -106,14 +106,14 @@ def _files(profiles: Profiles) -> Iterator[tuple[str, str]]:
         ends = _ends(profile)
         answers = _named(profiles, (("answer",),)) if "question" in profiles else None
         if ends <= {*PICTURE_SUFFIXES} and answers and answers.texts:
-            yield "image-text-to-text", f"pictures in {profile.name!r} with questions and answers"
+            yield "image-text-to-text", f"images in {profile.name!r} with questions and answers"
         if ends <= {*PICTURE_SUFFIXES}:
-            yield "image-classification", f"pictures in {profile.name!r}"
+            yield "image-classification", f"images in {profile.name!r}"
         if ends <= {*SOUND_SUFFIXES}:
             spoken = _named(profiles, names.TRANSCRIPTS)
             words = spoken is not None and spoken.is_text
             task = "speech-recognition" if words else "audio-classification"
-            yield task, f"sounds in {profile.name!r}"
+            yield task, f"audio files in {profile.name!r}"
 
 
 def _ends(profile: ColumnProfile) -> set[str]:
