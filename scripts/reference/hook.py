@@ -9,12 +9,14 @@ returns the pages' paths and texts, in the order of the navigation. It may have 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -22,7 +24,9 @@ from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parents[2]
-_FETCHED = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(https?://[^\"]*)\"")
+_FETCHED = re.compile(
+    r"<(?:script|link(?! rel=.canonical)|img|iframe)[^>]*(?:src|href)=\"(https?://[^\"]*)\""
+)
 _log = logging.getLogger("mkdocs.hooks.reference")  # its warnings are errors, as those of mkdocs
 _pages: dict[str, str] = {}
 _assets: dict[str, Path] = {}
@@ -88,6 +92,31 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     _rendered.append(page.file.src_uri)
     if len(_rendered) % _EVERY == 0:
         _log.info("rendered %s pages, up to %s", len(_rendered), _rendered[-1])
+
+
+def on_post_template(output_content: str, *, template_name: str, config: MkDocsConfig) -> str:
+    """Let the links of 404.html work from a file, and at any path of a server.
+
+    A server sends this page for missing paths of any depth, so its links need the path of the site.
+    """
+    if template_name != "404.html":
+        return output_content
+    root = urlsplit(config.site_url or "").path.rstrip("/") + "/"
+    page = re.sub(rf'((?:href|src)="){re.escape(root)}', r"\1", output_content)
+    page = page.replace('href=""', 'href="."')
+    base = f"location.protocol === 'file:' ? '.' : {json.dumps(root)}"
+    script = (
+        "<script>document.head.appendChild(Object.assign(document.createElement('base'), "
+        f"{{href: new URL({base}, location.href).href}}))</script>"
+    )
+    config_of = re.compile(
+        r'(<script id="__config" type="application/json">.*?</script>)', re.DOTALL
+    )
+    relative = (
+        "<script>{const c = document.getElementById('__config'); c.textContent = JSON.stringify("
+        "{...JSON.parse(c.textContent), base: document.baseURI})}</script>"
+    )
+    return config_of.sub(rf"\1{relative}", page.replace("<head>", f"<head>{script}", 1))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
