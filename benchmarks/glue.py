@@ -16,7 +16,8 @@ from pathlib import Path
 import records
 
 BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"
-METHODS = ("head", "lora", "pfeiffer", "mam", "full")
+WORDS = "bag of words"
+METHODS = (WORDS, "head", "lora", "pfeiffer", "mam", "full")
 PAIR = ["--text", "sentence1", "--pair", "sentence2"]
 TASKS = {
     "sst2": [
@@ -43,9 +44,15 @@ def command(task: str, method: str, data: str, out: str) -> list[str]:
 
 def run(task: str, method: str, data: str, out: str) -> None:
     """Train one adapter and write its record."""
-    name = f"{task}-{method}"
+    name = name_of(task, method)
+    start, method = (records.run_words, "head") if method == WORDS else (records.run, method)
     shown = command(task, method, "GLUE", "runs")
-    records.run(name, command(task, method, data, out), shown, Path(out) / name)
+    start(name, command(task, method, data, out), shown, Path(out) / name)
+
+
+def name_of(task: str, method: str) -> str:
+    """Return the name of a record."""
+    return f"{task}-{method.replace(' ', '-')}"
 
 
 def table() -> str:
@@ -54,7 +61,7 @@ def table() -> str:
         row(task, method, record)
         for task in TASKS
         for method in METHODS
-        if (record := records.read(f"{task}-{method}"))
+        if (record := records.read(name_of(task, method)))
     ]
     return records.markdown(COLUMNS, rows)
 

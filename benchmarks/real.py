@@ -115,10 +115,16 @@ MULTI30K = {
     "eval_target": "multi30k/val.de.gz",
 }
 GSM8K = {"train": "gsm8k/train.jsonl", "eval": "gsm8k/test.jsonl"}
+WORDS = "bag-of-words"
 SCRATCH = ("train.learning_rate=0.001", "train.batch_size=64", "train.schedule=cosine")
 RUNS = {
-    **{f"cola-{m}": Run("cola", m, COLA, ("matthews", "accuracy")) for m in ("lora", "pfeiffer")},
-    **{f"rte-{m}": Run("rte", m, RTE, ("accuracy",)) for m in ("lora", "pfeiffer")},
+    **{
+        f"{task}-{m.replace(' ', '-')}": Run(task, m, files, scores)
+        for task, files, scores in (
+            ("cola", COLA, ("matthews", "accuracy")), ("rte", RTE, ("accuracy",)),
+        )
+        for m in ("bag of words", "lora", "pfeiffer")
+    },
     "wnut17-lora": Run("wnut17", "lora", WNUT17, ("f1", "precision", "recall")),
     "squad-pfeiffer": Run(
         "squad", "pfeiffer", SQUAD, ("exact_match", "f1", "has_answer_f1"),
@@ -144,7 +150,8 @@ def command(name: str, data: str, out: str) -> list[str]:
         for key, path in run.data.items()
     }
     return [
-        "adapterhub", "train", f"recipes/{run.recipe}.yaml", f"method={run.method}",
+        "adapterhub", "train", f"recipes/{run.recipe}.yaml",
+        f"method={'head' if name.endswith(WORDS) else run.method}",
         *(f"data.{key}={path}" for key, path in files.items()),
         *(option.replace("OUT", out) for option in run.options),
         f"output={out}/{name}",
@@ -181,7 +188,8 @@ def main() -> None:
         if (make := RUNS[name].stand_in) is not None:
             make(Path(options.data), out)
         executed = command(name, options.data, options.out)
-        records.run(name, executed, command(name, "DATA", "runs"), out / name)
+        start = records.run_words if name.endswith(WORDS) else records.run
+        start(name, executed, command(name, "DATA", "runs"), out / name)
     print(table())
 
 

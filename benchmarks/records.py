@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,39 @@ def run(name: str, command: list[str], shown: list[str], folder: Path) -> None:
     write(name, record)
 
 
+def run_words(name: str, command: list[str], shown: list[str], folder: Path) -> None:
+    """Score a bag of words on the rows of a training command, and write its record.
+
+    The arguments are those of `run`. The baseline is a linear model on words and pairs of words,
+    weighted by TF-IDF, as in the reports of runs.
+    """
+    from adapterhub.pages.row_scores import row_scores
+    from adapterhub.recipe.recipe import read as read_recipe
+    from adapterhub.training.run_data import read_data
+    from adapterhub.training.word_baseline import predict_by_words
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "recipe.yaml"
+    words = [word for word in command[2:] if not word.startswith("output=")]
+    subprocess.run([sys.executable, "-m", "adapterhub", "recipe", *words, "--save", str(file)],
+                   check=True)  # fmt: skip
+    start = time.perf_counter()
+    data = read_data(read_recipe(file))
+    kind = data.task.outcomes
+    columns = predict_by_words(kind, data.train, data.evaluation)
+    assert columns is not None
+    rows = [
+        {"label": example.label, **{key: values[n] for key, values in columns.items()}}
+        for n, example in enumerate(data.evaluation)
+    ]
+    scores = {
+        metric: float(score.summarize(score.columns(rows).sum(0)))
+        for metric, score in row_scores(kind).items()
+    }
+    write(name, {"command": [*shown[:2], "(a bag of words on the same rows)", *shown[2:]],
+                 "metrics": scores, "seconds": time.perf_counter() - start})  # fmt: skip
+
+
 def write(name: str, record: dict[str, Any]) -> None:
     """Write a record."""
     RESULTS.mkdir(exist_ok=True)
@@ -71,6 +105,8 @@ def parameters(manifest: dict[str, Any]) -> dict[str, int]:
 
 def cost(record: dict[str, Any]) -> tuple[str, str, str, str]:
     """Return the last cells of every table: trained, adapter, time, peak memory."""
+    if "parameters" not in record:  # a baseline without an adapter
+        return ("", "", f"{record['seconds'] / 60:.1f} min", "")
     return (
         f"{sum(record['parameters'].values()):,}",
         f"{record['adapter_bytes'] / 1e6:.2f} MB",
