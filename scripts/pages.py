@@ -11,6 +11,8 @@ A page is run from top to bottom, all in one folder:
 - `python`: runs in one namespace per page. If it prints, a block `text title="output"` follows,
   which must match (`...` stands for anything); in `text title="output, numbers vary"`, the words;
   in `text title="output, a model's words"`, the number of lines, and the labels before a colon.
+- `console title="another terminal"`: a server that runs until the end of the page; the next block
+  runs when it has printed its address.
 - any language with a title (`yaml title="recipe.yaml"`): is written to that file, or added to it
   (`python title="tests/test_x.py, at the end"`).
 - `<!-- setup` up to `-->`: Python that runs but is not shown, for data that a reader has, or to
@@ -19,6 +21,9 @@ A page is run from top to bottom, all in one folder:
 
 A page with the line `<!-- in a copy of the repository -->` is run in one: `make` runs there with
 this environment, and blocks may write and extend source files.
+
+A page with the line `<!-- in a clone -->` finds there the folders of a clone that readers use:
+`registry`, `benchmarks`, `examples` and `recipes`.
 
 A page with the line `<!-- on trained weights -->` finds the models of `make real-models` as
 `build/models`, and as `data` the folder of data sets that ADAPTERHUB_DATA names.
@@ -40,6 +45,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,7 +54,9 @@ from pathlib import Path
 SHOWN = {"text", "json", "toml", "yaml", "ini"}
 NOT_RUN = ("pip install", "make ", "git clone", "cd ")  # the reader's machine is set up by these
 IN_COPY = "<!-- in a copy of the repository -->"
+IN_CLONE = "<!-- in a clone -->"
 ON_TRAINED_WEIGHTS = "<!-- on trained weights -->"
+ANOTHER_TERMINAL = "another terminal"
 _ROOT = Path(__file__).resolve().parents[1]  # a working directory changes
 _AT_THE_END = ", at the end"
 _NOT_COPIED = (".*", "build", "dist", "runs", "out", "shared", "*.egg-info", "__pycache__")
@@ -135,14 +143,20 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
     done: list[Done] = []
     if IN_COPY in text:
         folder = copy_of_repository(folder)
+    if IN_CLONE in text:
+        for name in ("registry", "benchmarks", "examples", "recipes"):
+            (folder / name).symlink_to(_ROOT / name)
     if ON_TRAINED_WEIGHTS in text:
         (folder / "build").symlink_to(_ROOT / "build")
         (folder / "data").symlink_to(Path(os.environ.get("ADAPTERHUB_DATA", "data")).resolve())
-    with _in_folder(folder, quick):
+    with _in_folder(folder, quick), contextlib.ExitStack() as running:
         for block in blocks(text):
             start = time.perf_counter()
             try:
-                outputs = _run(block, page, namespace, quick, done)
+                if block.title == ANOTHER_TERMINAL:
+                    outputs = [running.enter_context(_server(each)) for each in block.commands]
+                else:
+                    outputs = _run(block, page, namespace, quick, done)
             except (Exception, SystemExit) as error:
                 raise RuntimeError(f"{page}:{block.line}: {error}") from error
             done.append(Done(outputs, time.perf_counter() - start))
@@ -260,6 +274,33 @@ def _command(command: str, quick: bool) -> str:
     return result.stdout
 
 
+@contextlib.contextmanager
+def _server(command: str) -> Iterator[str]:
+    """Run a server in the block, and yield the lines up to its address.
+
+    Raises:
+        RuntimeError: it ends without having printed an address.
+    """
+    process = subprocess.Popen(
+        _words(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines: list[str] = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if re.search(r"https?://|\bport \d", line):
+                break
+        else:
+            raise RuntimeError(f"{command} ended:\n{''.join(lines)}")
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield "".join(lines)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
 def _words(command: str) -> list[str]:
     """Split a command into words as a shell does, which also lists the files of a pattern."""
     words: list[str] = []
@@ -299,7 +340,7 @@ def with_outputs(text: str, done: list[Done]) -> str:
     def filled(match: re.Match[str]) -> str:
         block, result = _block(text, match), next(results)
         shown, seconds = match["text"], match["time"] or ""
-        if block.kind == "console" and not block.title:
+        if block.kind == "console" and block.title in ("", ANOTHER_TERMINAL):
             pairs = zip(block.commands, result.outputs, strict=True)
             output = "".join(f"$ {command}\n{shortened(out)}" for command, out in pairs)
             shown = textwrap.indent(output, match["indent"])
