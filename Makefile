@@ -13,7 +13,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/test_families.py tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_cells.py
 
-.PHONY: quickstart test docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger timm oldest newest bench-speed check lint types venv clean
+.PHONY: quickstart test docs-outputs docs-test test-all real-models real-test mutants fast docs build release-check catalogue matrix interchange sweep threads trl torchao liger timm oldest newest bench-speed check lint types venv clean
 
 # Trains, evaluates and uses an adapter: about two minutes on two cores, after installation.
 quickstart: .venv/.installed
@@ -55,6 +55,12 @@ fast: venv
 # The documentation, in build/site: every warning is an error, and nothing is fetched. A minute or two.
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
+
+# Runs the commands of these pages in full, and writes what they print into them: half an hour.
+OUTPUTS := $(addprefix docs/guides/,bench data images lm-eval modules multi-task predict quantization \
+	registry registry-site reports serve signatures streaming tasks text-to-image)
+docs-outputs: venv
+	for page in $(OUTPUTS); do $(PY) scripts/pages.py $$page.md --write || exit 1; done
 
 # The sdist and the wheel, in dist/, and what is in them.
 build: venv

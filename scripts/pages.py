@@ -1,7 +1,8 @@
 """Run the code blocks of pages of documentation, and write the outputs into them.
 
     python scripts/pages.py docs/start.md              # run its blocks in an empty folder
-    python scripts/pages.py docs/start.md --write      # and write what they print, and their times
+    python scripts/pages.py docs/start.md --write      # and write what they print, their times,
+                                                       # the version and the machine
     python scripts/pages.py docs/start.md --quick      # little data, few steps; the tests do this
 
 A page is run from top to bottom, all in one folder:
@@ -38,6 +39,7 @@ import glob
 import io
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -354,6 +356,18 @@ def with_outputs(text: str, done: list[Done]) -> str:
     return _FENCE.sub(filled, text)
 
 
+_SIGNED = re.compile(r"\n\*The outputs on this page .*\*\n\Z")
+
+
+def signed(text: str) -> str:
+    """Return a page that ends with the version and the machine that printed its outputs."""
+    from adapterhub import __version__
+
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+    line = f"*The outputs on this page were printed by adapterhub {__version__} on {machine}.*"
+    return f"{_SIGNED.sub('', text).rstrip()}\n\n{line}\n"
+
+
 def shortened(output: str) -> str:
     """Return the first and last lines of an output that is long."""
     lines = [line.rstrip() for line in output.strip("\n").splitlines()]
@@ -376,7 +390,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         done = run_page(options.page.name, text, Path(folder), options.quick)
     if options.write:
-        options.page.write_text(with_outputs(text, done), encoding="utf-8")
+        options.page.write_text(signed(with_outputs(text, done)), encoding="utf-8")
     if options.record:
         options.record.write_text(json.dumps([vars(one) for one in done]), encoding="utf-8")
     print(f"{len(done)} blocks, {sum(one.seconds for one in done):.0f} s")

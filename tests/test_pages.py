@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -16,6 +18,7 @@ import notebooks
 import pages
 import pytest
 
+from adapterhub import __version__
 from adapterhub.data.docstrings import load_docstrings
 from tests.kit import processes, stand_ins
 
@@ -97,6 +100,8 @@ def test_outputs_are_written_below_their_commands(tmp_path: Path) -> None:
         '```python title="x.py"\none = 1\n```\n```python title="x.py, at the end"\ntwo = 2\n```\n'
     )
     pages.run_page("page", titled, tmp_path)
+    signed = pages.signed(pages.signed("# A\n\ntext\n"))
+    assert signed.count(f"printed by adapterhub {__version__} on") == 1
     assert (tmp_path / "x.py").read_text() == "one = 1\n\ntwo = 2\n"
 
 
@@ -249,3 +254,24 @@ def test_cleaning_removes_what_differs_between_two_runs() -> None:
     (output,) = left.outputs
     assert output.execution_count is None
     assert output.data["text/plain"] == "1"
+
+
+def test_a_server_runs_until_the_end_of_a_page(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    page = (
+        "<!-- in a clone -->\n\n"
+        '```console title="another terminal"\n'
+        f"$ python -m http.server {port} --bind 127.0.0.1\n```\n"
+        f"```console\n$ curl -s http://127.0.0.1:{port}/recipes/cola.yaml\n```\n"
+    )
+    done = pages.run_page("page", page, tmp_path)
+    assert f"port {port}" in done[0].outputs[0]
+    assert "method: lora" in done[1].outputs[0]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=5)
+    with pytest.raises(RuntimeError, match=r"page:2: python -c 'print\(1\)' ended"):
+        pages.run_page(
+            "page", "```console title=\"another terminal\"\n$ python -c 'print(1)'\n```\n", tmp_path
+        )

@@ -192,7 +192,9 @@ def test_long_sounds_are_refused(speech, loaded):
     _, whisper = loaded("speech-whisper")
     files = files_of(speech)
     long = dataclasses.replace(files[1], seconds=1.2)
-    with pytest.raises(DataError, match=r"1 of 2 recordings are longer than 1 seconds \(the backbone"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 recordings are longer than 1 seconds \(the backbone"
+    ):
         ENGLISH.encode([files[0], long], Setting(whisper, 128), labelled=False)
     _, ctc = loaded("speech-ctc")
     short = dataclasses.replace(TASK, seconds=0.5)
